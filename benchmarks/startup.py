@@ -1,0 +1,150 @@
+"""CPU seconds per worker from launch to 8 workers registered, and seconds until a killed worker is back.
+
+Beside us: ``dask scheduler`` with ``dask worker --nworkers 8``, and dask-mpi with nannies, both as installed
+by default. One JSON line per figure; the median of ``--runs`` runs, all cases in turn in each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from _trees import Cost, Tree
+
+BIN = Path(sys.executable).parent
+WORKERS = 8
+MPIRUN = [str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str(WORKERS + 1)]
+MANY, ONE = f"{WORKERS} workers, 1 + {WORKERS} ranks", f"{WORKERS} workers, one rank"
+REGISTERED = b"Register worker addr"
+WAIT = "import time; time.sleep(600)\n"
+
+
+def environment(**more: str) -> dict[str, str]:
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**os.environ, **root, **more}
+
+
+@contextmanager
+def tree() -> Iterator[Tree]:
+    t = Tree()
+    try:
+        yield t
+    finally:
+        t.end()
+
+
+def ours(command: str, *options: str) -> Cost:
+    """``hpcgpu launch`` or ``run``, as users type it, TLS and dashboard as by default."""
+    with tree() as t, tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(WAIT)
+        gpus = ["--gpus", f"sim:{WORKERS}x16MiB"]
+        t.start([str(BIN / "hpcgpu"), command, *gpus, *options, str(script)], environment())
+        return t.wait_for(b"workers on 1 node ready", 1)
+
+
+def dask_worker(*options: str, **more: str) -> Cost:
+    with tree() as t, tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/scheduler.json"
+        env = environment(**more)
+        scheduler = ["--no-dashboard"] if "--no-dashboard" in options else []
+        t.start([str(BIN / "dask"), "scheduler", "--port", "0", "--scheduler-file", file, *scheduler], env)
+        workers = [str(BIN / "dask"), "worker", "--scheduler-file", file, "--nworkers", str(WORKERS), "--nthreads", "1"]
+        t.start([*workers, "--local-directory", folder, *options], env)
+        return t.wait_for(REGISTERED, WORKERS)
+
+
+def dask_mpi(*options: str) -> Cost:
+    with tree() as t, tempfile.TemporaryDirectory() as folder:
+        run = [str(BIN / "dask-mpi"), "--scheduler-file", f"{folder}/scheduler.json", "--nthreads", "1"]
+        t.start([*MPIRUN, *run, "--local-directory", folder, *options], environment())
+        return t.wait_for(REGISTERED, WORKERS)
+
+
+CASES: list[tuple[str, str, Callable[[], Cost]]] = [
+    (MANY, "hpcgpu", lambda: ours("launch", "--launcher", "mpirun")),
+    (MANY, "hpcgpu without TLS", lambda: ours("launch", "--launcher", "mpirun", "--no-security")),
+    (ONE, "hpcgpu", lambda: ours("run")),
+    (ONE, "hpcgpu without TLS", lambda: ours("run", "--no-security")),
+    (MANY, "dask worker nanny", dask_worker),
+    (MANY, "dask-mpi Nanny", lambda: dask_mpi("--worker-class", "distributed.Nanny")),
+    (MANY, "dask worker nanny, no dashboard", lambda: dask_worker("--no-dashboard")),
+    (MANY, "dask worker nanny, fork", lambda: dask_worker(DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD="fork")),
+    (MANY, "dask-mpi Worker (no nanny)", lambda: dask_mpi("--worker-class", "distributed.Worker")),
+]
+
+
+RESTART = """
+import os, signal, sys, time
+from distributed import Client, LocalCluster
+if __name__ == "__main__":
+    two = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    cluster = LocalCluster(**two) if sys.argv[1] == "nanny" else None
+    client = Client(cluster) if cluster else Client()
+    client.wait_for_workers(2)
+    pids = client.run(os.getpid)
+    victim = sorted(pids)[0]
+    start = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    there = lambda dask_scheduler: list(dask_scheduler.workers)
+    while victim in (now := client.run_on_scheduler(there)) or len(now) < 2:
+        time.sleep(0.002)
+    print("restart_s", time.monotonic() - start, flush=True)
+    client.close()
+    if cluster:
+        cluster.close()
+"""
+
+
+def restart(who: str) -> float:
+    """Seconds from SIGKILL of a worker until another has registered in its place."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(RESTART)
+        run = [str(BIN / "hpcgpu"), "run", "--gpus", "sim:2x16MiB"] if who == "hpcgpu" else [sys.executable]
+        argv = [*run, str(script), who]
+        said = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=True, timeout=120).stdout
+    return float(said.split("restart_s")[1])
+
+
+def imported() -> float:
+    """Milliseconds of ``import hpcgpu``, Python's own start left out."""
+    code = "import time; s = time.perf_counter(); import hpcgpu; print((time.perf_counter() - s) * 1000)"
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def report(case: str, who: str, measure: str, values: list[float], unit: str) -> None:
+    figure = {"case": case, "who": who, "measure": measure, "value": round(statistics.median(values), 4), "unit": unit}
+    print(json.dumps({"bench": "startup", **figure, "runs": len(values)}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    costs: dict[tuple[str, str], list[Cost]] = {(case, who): [] for case, who, _ in CASES}
+    restarts: dict[str, list[float]] = {"hpcgpu": [], "nanny": []}
+    for _ in range(runs):
+        for case, who, start in CASES:
+            costs[case, who].append(start())
+        for who, values in restarts.items():
+            values.append(restart(who))
+    for (case, who), found in costs.items():
+        report(case, who, "cpu_s_per_worker", [c.cpu_s / WORKERS for c in found], "s")
+        report(case, who, "wall_s", [c.wall_s for c in found], "s")
+        report(case, who, "uss_mib", [c.uss_mib for c in found], "MiB")
+    for who, values in restarts.items():
+        report("2 workers", who, "restart_s", values, "s")
+    report("import", "hpcgpu", "import_ms", [imported() for _ in range(runs)], "ms")
+
+
+if __name__ == "__main__":
+    main()

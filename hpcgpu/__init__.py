@@ -1,0 +1,25 @@
+"""A Dask cluster on the GPUs of a batch job. Names are loaded on first touch (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LocalGPUCluster": "hpcgpu.deploy.local",
+    "PBSGPUCluster": "hpcgpu.deploy.batched",
+    "SLURMGPUCluster": "hpcgpu.deploy.batched",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are strings of a literal dict
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hpcgpu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,29 @@
+"""``python -m hpcgpu.agent DOCUMENT``: the rank program."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hpcgpu.agent.rank import Rank
+from hpcgpu.errors import HpcGpuError, WorldError
+from hpcgpu.launch.environment import read_rank
+
+
+def main(argv: list[str]) -> int:
+    """Run one rank; return its exit code."""
+    from hpcgpu.config import document
+
+    try:
+        return Rank(document.read(argv[0]), dict(os.environ)).run()
+    except HpcGpuError as e:
+        facts = read_rank(os.environ)
+        if facts.rank == 0 or not isinstance(e, WorldError):
+            print(f"hpcgpu: {e}", file=sys.stderr, flush=True)
+        if os.environ.get("HPCGPU_DEBUG"):
+            sys.excepthook(*sys.exc_info())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

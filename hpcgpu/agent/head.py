@@ -1,0 +1,176 @@
+"""Rank 0: a leader that has the scheduler, and runs the user's script or serves a client outside."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcgpu.agent.leader import Leader, Post
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import private, process
+
+if TYPE_CHECKING:
+    from hpcgpu.agent.scheduling import Scheduling
+    from hpcgpu.deploy.control import Control
+    from hpcgpu.deploy.spawn import Child
+    from hpcgpu.model import Allocation, Layout
+
+# How long the script may take to end itself, and the scheduler to hear all other nodes' goodbyes.
+_SCRIPT_S = 2.0
+_SCHEDULER_S = 5.0
+
+
+class Head(Leader):
+    """What :class:`Leader` does, and the run as a whole."""
+
+    def __init__(
+        self, post: Post, scheduling: Scheduling, layout: Layout, folder: Path, allocation: Allocation
+    ) -> None:
+        super().__init__(post)
+        self._allocation = allocation
+        self._scheduling, self._folder = scheduling, folder
+        self._wanted, self._nodes = layout.worker_count, len(layout.nodes)
+        self._present = 0
+        self._changed = asyncio.Event()
+        self._child: Child | None = None
+        self._control: Control | None = None
+        self._script: asyncio.subprocess.Process | None = None
+
+    async def serve(self) -> int:
+        """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
+        from hpcgpu.deploy.control import Control
+
+        scheduler = self._scheduling.child
+        self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
+        self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
+        self._control = await Control.open(scheduler.control)
+        listening = asyncio.create_task(self._listen(self._control))
+        try:
+            await self.start_workers()
+            await self._wait_for_workers()
+            if self.post.run.script:
+                return await self._run_script(self.watch.peer_address)
+            self._publish(self._control)
+            await self.wait_for_scheduler()
+        finally:
+            listening.cancel()
+        return 0
+
+    def _publish(self, control: Control) -> None:
+        """Tell the cluster object outside where the scheduler is; from now on it must be heard from."""
+        from hpcgpu.deploy import contact
+
+        scheduler, job = self.post.scheduler, self._allocation
+        facts = contact.Contact(
+            addresses=tuple(scheduler["addresses"]),
+            node=job.node_name or socket.gethostname(),
+            job_id=job.job_id,
+            restart_count=job.restart_count,
+            cert=scheduler["cert"],
+            key=scheduler["key"],
+            dashboard_port=self._scheduling.dashboard_port,
+            dashboard_secret=self._scheduling.secret,
+        )
+        control.send("lease")
+        contact.publish(Path(self.post.run.meeting), facts)
+
+    async def _listen(self, control: Control) -> None:
+        """Follow what the scheduler process reports."""
+        async for message in control.messages():
+            if message["op"] == "workers":
+                self._present = message["count"]
+                self._changed.set()
+            elif message["op"] == "failed":
+                self.end(1, message["text"])
+            elif message["op"] == "end":
+                print(f"hpcgpu: the job ends: {message['reason']}", file=sys.stderr, flush=True)
+                self.end(0)
+
+    async def _wait_for_workers(self) -> None:
+        deadline_s = self.post.run.settings.death_timeout_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._present < self._wanted:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            if not self._present:
+                raise LaunchError(f"none of {self._wanted} workers has registered within {deadline_s:g} s") from None
+            print(
+                f"hpcgpu: only {self._present} of {self._wanted} workers have registered within {deadline_s:g} s; "
+                "the run goes on with them",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
+        workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
+        print(f"hpcgpu: {workers} on {nodes} ready{self._write_dashboard()}", file=sys.stderr, flush=True)
+
+    def _write_dashboard(self) -> str:
+        """Put the dashboard's address, which holds a secret, into a file; return what to say of it."""
+        secret = self._scheduling.secret
+        if not secret:
+            return ""
+        path = self._folder / "dashboard"
+        private.write(path, f"http://127.0.0.1:{self._scheduling.dashboard_port}/{secret}/status\n")
+        return f"; the dashboard's address: cat {path}"
+
+    async def _run_script(self, address: str) -> int:
+        self._script = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *self.post.run.script,
+            env={**process.user_env(self.post.environ), **self._client_env(address)},
+            # Open MPI 5's mpirun never closes the stdin of rank 0: a script that reads it would wait for ever
+            stdin=asyncio.subprocess.DEVNULL,
+            preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
+        )
+        code = await self._script.wait()
+        return 128 - code if code < 0 else code
+
+    def _client_env(self, address: str) -> dict[str, str]:
+        """Return the variables with which a plain ``Client()`` finds this cluster; secrets stay in files."""
+        env = {"DASK_SCHEDULER_ADDRESS": address}
+        if self.post.scheduler["cert"]:
+            cert, key = self._folder / "client.crt", self._folder / "client.key"
+            private.write(cert, self.post.scheduler["cert"])
+            private.write(key, self.post.scheduler["key"])
+            tls = "DASK_DISTRIBUTED__COMM__TLS__"
+            env |= {
+                f"{tls}CA_FILE": str(cert),
+                f"{tls}CLIENT__CERT": str(cert),
+                f"{tls}CLIENT__KEY": str(key),
+                "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
+            }
+        return env
+
+    async def close(self) -> None:
+        """End the script, all workers, and the scheduler last."""
+        await self._end_script()
+        if self._control:
+            failed = self.exit_code != 0 and not self.post.run.script
+            self._control.send("close", reason=self.why or "the run ended", failed=failed)
+        await super().close()
+        if self._child:
+            await asyncio.wait([self._child.exited], timeout=_SCHEDULER_S)
+        if self.post.run.shape == "gang":
+            from hpcgpu.deploy import contact
+
+            contact.retract(Path(self.post.run.meeting))
+
+    async def _end_script(self) -> None:
+        script = self._script
+        if script is None or script.returncode is not None:
+            return
+        script.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(script.wait(), _SCRIPT_S)
+        except TimeoutError:
+            script.kill()
+            await script.wait()

@@ -1,0 +1,89 @@
+"""A rank's node: what the rank was granted of it, and the workers that are planned on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import cgroup
+from hpcgpu.model import CpuSet, Gpu, RunDocument, Settings, WorkerSpec
+from hpcgpu.model.simulated import parse_simulated
+
+if TYPE_CHECKING:
+    from hpcgpu.model import Layout
+    from hpcgpu.plan.layout import RankRecord
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def granted(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what this rank may use, for its record in the meeting."""
+    if settings.gpus is not None:
+        count, devices = parse_simulated(settings.gpus).count, ""
+    else:
+        count, devices = len(_real_gpus(environ)), environ.get("CUDA_VISIBLE_DEVICES", "")
+    wanted = settings.gpus_per_node
+    return {"gpus": min(count, wanted or count), "devices": devices, "cpus": str(cgroup.granted_cpus())}
+
+
+def _real_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    from hpcgpu.host import gpus
+
+    found, _ = gpus.nvml_facts()
+    return gpus.visible(found, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def rank_record(record: Mapping[str, Any]) -> RankRecord:
+    """Return the part of a record that the layout is planned from."""
+    from hpcgpu.plan.layout import RankRecord
+
+    return RankRecord(record["rank"], record["host"], record["gpus"], record["isolated"], record["devices"])
+
+
+def plan(
+    run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
+) -> tuple[tuple[int, WorkerSpec], ...]:
+    """Return the workers of the leader ``rank``, each with the rank that it belongs to.
+
+    Raises
+    ------
+    LaunchError
+        The node has fewer GPUs than ``gpus_per_node`` says.
+
+    """
+    from hpcgpu.host import discover
+    from hpcgpu.plan.binding import place_simulated
+    from hpcgpu.plan.workers import NodeFacts, plan_workers
+
+    home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
+    topology = discover.topology()
+    if settings.gpus is not None:
+        simulated = parse_simulated(settings.gpus)
+        gpus = place_simulated(topology, simulated.count, simulated.memory_bytes, host)
+    else:
+        visible = {g.uuid for g in _real_gpus(environ)}
+        gpus = tuple(g for g in topology.gpus if g.uuid in visible)
+    if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
+        raise LaunchError(
+            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
+            f"but {len(gpus)} can be opened on {host}"
+        )
+    # A launcher that ties each rank to a core of its own has not meant the workers: what the node's ranks have
+    # together is granted to them.
+    allowed = CpuSet().union(*(CpuSet.parse(records[r]["cpus"]) for r in home.ranks))
+    os.sched_setaffinity(0, allowed)
+    facts = NodeFacts(
+        name=host,
+        topology=topology,
+        gpus=gpus,
+        allowed=CpuSet(allowed),
+        allowed_nodes=cgroup.granted_memory_nodes(),
+        memory_bytes=cgroup.memory_limit_bytes(),
+        environ=environ,
+        scratch=scratch,
+    )
+    before = [n for n in layout.nodes if n.node < home.node and records[n.leader]["host"] == host]
+    first = sum(len(w) for n in before for w in n.workers)
+    return plan_workers(settings, facts, home, first)

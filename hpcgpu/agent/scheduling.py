@@ -1,0 +1,78 @@
+"""Rank 0's scheduler: forked before the meeting, presented to the others in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+from hpcgpu.agent.image import Image
+from hpcgpu.errors import LaunchError
+from hpcgpu.host.addresses import own_addresses
+from hpcgpu.model import RunDocument, Settings
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Scheduling:
+    """The scheduler process and what the other ranks must know of it.
+
+    Parameters
+    ----------
+    run : RunDocument
+        What the run is.
+    image : Image
+        Forks the process.
+    local : bool
+        True when all ranks are on this node and no client is outside: then it listens on loopback only.
+
+    """
+
+    def __init__(self, run: RunDocument, image: Image, *, local: bool) -> None:
+        from hpcgpu.deploy.scheduler import SchedulerSpec
+        from hpcgpu.deploy.trust import Certificate, secret
+
+        settings = run.settings
+        self._local, self._interface = local, settings.interface
+        self.protocol = protocol(settings)
+        if self.protocol == "ucx" and importlib.util.find_spec("distributed_ucxx") is None:
+            raise LaunchError("protocol='ucx' needs distributed-ucxx: pip install 'hpcgpu[ucx]'; or leave protocol out")
+        self.certificate = Certificate.make() if self.protocol == "tls" else None
+        self.secret = secret() if settings.dashboard else ""
+        if self.certificate is None:
+            print(
+                f"hpcgpu: protocol {self.protocol} is not encrypted: who reaches the scheduler's port runs code as you",
+                file=sys.stderr,
+                flush=True,
+            )
+        spec = SchedulerSpec(
+            host=_LOOPBACK if local else "0.0.0.0",  # noqa: S104 - TLS both ways guards it
+            protocol=self.protocol,
+            certificate=self.certificate,
+            dashboard_secret=self.secret,
+            client_grace_s=settings.client_grace_s,
+        )
+        self.child = image.start_scheduler(spec)
+        self.dashboard_port = 0
+
+    def record(self) -> dict[str, Any]:
+        """Wait until the scheduler listens; return its addresses and certificate."""
+        started = self.child.wait_started()
+        self.dashboard_port = started["dashboard_port"]
+        hosts = (_LOOPBACK,) if self._local else own_addresses(self._interface)
+        return {
+            "addresses": [f"{self.protocol}://{_bracketed(h)}:{started['port']}" for h in hosts],
+            "protocol": self.protocol,
+            "local": self._local,
+            "cert": self.certificate.cert_pem if self.certificate else "",
+            "key": self.certificate.key_pem if self.certificate else "",
+        }
+
+
+def protocol(settings: Settings) -> str:
+    """Return Dask's protocol: tls, unless the user turned encryption off."""
+    return settings.protocol or ("tcp" if settings.security is False else "tls")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

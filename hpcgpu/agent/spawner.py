@@ -1,0 +1,62 @@
+"""Forks for deploy: the zygote's requests and reports, on an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hpcgpu.agent.zygote import Zygote
+
+if TYPE_CHECKING:
+    from hpcgpu.deploy.spawn import Child
+
+
+class ZygoteSpawner:
+    """What ``deploy.spawn.Spawner`` asks for.
+
+    Parameters
+    ----------
+    zygote : Zygote
+        The image.
+    outputs : mapping of int to (int, int)
+        stdout and stderr of each rank of the node; this process's own where a rank is not in it.
+    on_death : callable
+        Called when the zygote, and with it every process that it forked, is gone.
+
+    """
+
+    def __init__(self, zygote: Zygote, outputs: Mapping[int, tuple[int, int]], on_death: Callable[[], None]) -> None:
+        self.zygote, self._outputs, self._on_death = zygote, outputs, on_death
+        self._children: dict[int, asyncio.Future[int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(zygote.sock, self._read_exits)
+
+    def spawn(self, entry: str, spec: object, rank: int) -> Child:
+        """Fork a child that calls ``entry`` with ``(spec, control socket)``, on the output of ``rank``."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self.zygote.spawn(entry, spec, (theirs.fileno(), *self._outputs.get(rank, (1, 2))))
+        return self.adopt(pid, ours)
+
+    def adopt(self, pid: int, control: socket.socket) -> Child:
+        """Report the end of a child that was forked before this spawner was there."""
+        from hpcgpu.deploy.spawn import Child
+
+        exited: asyncio.Future[int] = self._loop.create_future()
+        self._children[pid] = exited
+        self._loop.call_soon(self._read_exits)  # it may have ended while the pid was on its way
+        return Child(pid, control, exited)
+
+    def _read_exits(self) -> None:
+        try:
+            for exit_ in self.zygote.exits():
+                if (exited := self._children.pop(exit_.pid, None)) and not exited.done():
+                    exited.set_result(exit_.code)
+        except (EOFError, ConnectionError):
+            self._loop.remove_reader(self.zygote.sock)
+            for exited in self._children.values():
+                exited.set_result(-9)
+            self._children.clear()
+            self._on_death()

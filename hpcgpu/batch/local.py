@@ -1,0 +1,105 @@
+"""No batch system: a job is a process group on this machine, asked for in /proc by commands like all others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcgpu.batch.text import body
+from hpcgpu.errors import SubmitError
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
+
+# A job id is the leader's pid and its start time: a pid alone comes back.
+_ID = re.compile(r"^(\d+\.\d+)(?: (\S+))?$", re.M)
+# Fields 3 and 22 of /proc/PID/stat (proc(5)), counted after the name, which may hold anything.
+_LOOK = """look() { local stat; stat=$(cat "/proc/${1%.*}/stat" 2>/dev/null) && set -- "$1" ${stat##*)} &&
+[ "${1#*.}" = "${21}" ] && state=$2 || state=gone; }
+"""
+_START = """script=$(cat)
+if [ -n "$1" ]; then : > "$1" || exit 1; exec 3> "$1"; else exec 3> /dev/null; fi
+setsid bash -c "$script" hpcgpu < /dev/null >&3 2>&1 3>&- &
+stat=$(cat "/proc/$!/stat") && set -- $! ${stat##*)} && echo "$1.${21}"
+"""
+_ASK = _LOOK + 'for job; do look "$job"; echo "$job $state"; done\n'
+# As batch systems do: SIGTERM to all of its processes, and SIGKILL to what is there 5 s later. While the group
+# lives nobody else gets its number.
+_END = (
+    _LOOK
+    + """look "$1"; echo "$1 $state"; [ "$state" != gone ] || exit 0
+group=-${1%.*}
+over() { for _ in {1..50}; do kill -0 -- "$group" 2>/dev/null || exit 0; sleep 0.1; done; }
+kill -TERM -- "$group" 2>/dev/null; kill -CONT -- "$group" 2>/dev/null; over
+kill -KILL -- "$group" 2>/dev/null; over
+"""
+)
+_RUNNING = frozenset("RSDIWKP")
+_STOPPED = frozenset("Tt")
+_ENDED = frozenset(("gone", "Z", "X"))
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The machine itself; there is nothing to say about it."""
+
+    def script(self, spec: JobSpec) -> str:
+        """Return the job script. There is nobody to read options: those of the user have no effect."""
+        return "\n".join(["#!/bin/bash", "", *body(spec)])
+
+    def log(self, spec: JobSpec, job_id: str) -> str:
+        """Return the path of the job's output; without a folder it is not kept."""
+        return f"{spec.log_directory}/{spec.name.replace('/', '_')}.out" if spec.log_directory else ""
+
+    def submit(self, script: str, spec: JobSpec) -> Command:
+        """Return what starts the script in a session of its own; it outlives its parent."""
+        return Command(("bash", "-c", _START, "hpcgpu", self.log(spec, "")), stdin=script)
+
+    def read_submit(self, result: Result) -> str:
+        """Return the job id, or raise SubmitError in bash's words."""
+        found = _ID.search(result.stdout)
+        if result.returncode == 0 and found and not found[2]:
+            return found[1]
+        raise _refused("the job could not be started", result)
+
+    def status(self, job_ids: Sequence[str]) -> Command:
+        """Return one look into /proc for all."""
+        return Command(("bash", "-c", _ASK, "hpcgpu", *job_ids))
+
+    def history(self, job_ids: Sequence[str]) -> Command:
+        """Return the same: /proc knows no more of what has ended."""
+        return self.status(job_ids)
+
+    def read_status(self, result: Result) -> Mapping[str, JobStatus]:
+        """Return each job's state; an exit code is only in ``JobSpec.exit_file``."""
+        out = {job_id: JobStatus(_state(native), native) for job_id, native in _ID.findall(result.stdout) if native}
+        if result.returncode != 0 and not out:
+            raise _refused("/proc did not answer", result)
+        return out
+
+    def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command itself."""
+        return argv
+
+    def cancel(self, job_id: str) -> Command:
+        """Return what ends the job's process group and waits until its leader is gone."""
+        return Command(("bash", "-c", _END, "hpcgpu", job_id))
+
+    def read_cancel(self, result: Result) -> bool:
+        """Return False when the job was gone already."""
+        found = _ID.search(result.stdout)
+        if result.returncode != 0 or not found:
+            raise _refused("the job could not be ended", result)
+        return _state(found[2] or "") is not JobState.ENDED
+
+
+def _state(native: str) -> JobState:
+    if native in _ENDED:
+        return JobState.ENDED
+    if native in _STOPPED:
+        return JobState.SUSPENDED
+    return JobState.RUNNING if native in _RUNNING else JobState.UNKNOWN
+
+
+def _refused(what: str, result: Result) -> SubmitError:
+    words = result.stderr.strip() or f"exit code {result.returncode}, and no word"
+    return SubmitError(f"{what}: {words}", evidence=result.stderr, transient=result.returncode == 124)

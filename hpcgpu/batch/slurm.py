@@ -1,0 +1,194 @@
+"""Slurm: sbatch, squeue, sacct, scancel. Tried on Slurm 22.05.8 (tests/data/batch/slurm)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hpcgpu.batch.text import Directive, body, merge, options_in, refuse_control
+from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
+from hpcgpu.units import format_duration
+
+STATES: Mapping[str, JobState] = MappingProxyType(
+    {
+        **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"), JobState.PENDING),
+        **dict.fromkeys(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.HELD),
+        **dict.fromkeys(("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"), JobState.RUNNING),
+        **dict.fromkeys(("SUSPENDED", "STOPPED"), JobState.SUSPENDED),
+        **dict.fromkeys(("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"), JobState.ENDED),
+        **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"), JobState.ENDED),
+    }
+)
+_HELD = ("JobHeld", "job requeued in held state", "launch failed requeued held")
+# AssocMaxSubmitJobLimit is not here: it is also what sites say to somebody without an account (CSC Roihu).
+_TRANSIENT = re.compile(
+    r"timed out|Unable to contact slurm controller|Connection refused|Connection reset|temporarily|Zero Bytes were|"
+    r"standby mode|QOSMaxSubmitJob|QOSMaxJobs|Resource temporarily unavailable",
+    re.IGNORECASE,
+)
+_GONE = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
+_LONG = {
+    **{"-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task"},
+    **{"-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold"},
+    **{"-i": "--input", "-J": "--job-name", "-k": "--no-kill", "-L": "--licenses", "-M": "--clusters"},
+    **{"-m": "--distribution", "-N": "--nodes", "-n": "--ntasks", "-O": "--overcommit", "-o": "--output"},
+    **{"-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe"},
+    **{"-t": "--time", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude"},
+}
+_PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    """How this site's Slurm is spoken to.
+
+    Attributes
+    ----------
+    gpus : str
+        ``gpus-per-node``, ``gres``, or ``none`` where nodes come whole with their GPUs.
+    gpu_type : str
+        Type in the GPU request, ``a100`` for ``--gpus-per-node=a100:4``; empty for none.
+    memory, cpus : bool
+        Whether ``--mem`` and ``--cpus-per-task`` may be given.
+
+    """
+
+    gpus: str = "gpus-per-node"
+    gpu_type: str = ""
+    memory: bool = True
+    cpus: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gpus not in ("gpus-per-node", "gres", "none"):
+            raise ConfigError(f"gpus={self.gpus!r} of Slurm; allowed: gpus-per-node, gres, none")
+
+    def script(self, spec: JobSpec) -> str:
+        """Return the batch script; see :class:`hpcgpu.batch.BatchSystem`."""
+        ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
+        extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
+        kept = merge(ours, extra, spec.skipped_directives, _keys)
+        return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *body(spec)])
+
+    def log(self, spec: JobSpec, job_id: str) -> str:
+        """Return the path of the job's output."""
+        return f"{_folder(spec)}slurm-{job_id}.out"
+
+    def submit(self, script: str, spec: JobSpec) -> Command:
+        """Return the sbatch that reads the script from its standard input."""
+        return Command(("sbatch", "--parsable"), stdin=script)
+
+    def read_submit(self, result: Result) -> str:
+        """Return the job id, or raise SubmitError in sbatch's words."""
+        # Sites' wrappers print whole pages before the id (TACC).
+        found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)
+        if result.returncode == 0 and found:
+            return str(found[-1])
+        raise _refused("sbatch refused the job", result)
+
+    def status(self, job_ids: Sequence[str]) -> Command:
+        """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
+        # The reason is the last field: it is the only one with free text.
+        columns = "JobID:|,State:|,exit_code:|,Reason:|"
+        return Command(("squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", f"--Format={columns}"))
+
+    def history(self, job_ids: Sequence[str]) -> Command:
+        """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
+        columns = ("--noheader", "--parsable", "--allocations", "--format=JobIDRaw,State,ExitCode,Reason")
+        return Command(("sacct", *columns, f"--jobs={','.join(job_ids)}"))
+
+    def read_status(self, result: Result) -> Mapping[str, JobStatus]:
+        """Return what squeue or sacct lists."""
+        out = {}
+        for line in result.stdout.splitlines():
+            fields = line.strip().removesuffix("|").split("|", 3)
+            if len(fields) == 4 and fields[0].isdecimal():
+                job_id, native, code, reason = fields
+                state = STATES.get(native.partition(" ")[0].rstrip("+"), JobState.UNKNOWN)
+                if state is JobState.PENDING and reason.startswith(_HELD):
+                    state = JobState.HELD
+                exit_code = _exit_code(code) if state is JobState.ENDED else None
+                if exit_code == 0 and native != "COMPLETED":
+                    exit_code = None  # sacct says 0:0 of a job that was cancelled or ran out of time (22.05.8)
+                out[job_id] = JobStatus(state, native, "" if reason == "None" else reason, exit_code)
+        if result.returncode != 0 and not out and not _GONE.search(result.stderr):
+            raise _refused(f"{_program(result)} did not answer", result)
+        return out
+
+    def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return an srun that shares the job's resources with what runs there; its output is bytes, not lines."""
+        where = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--unbuffered")
+        return ("srun", "--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", *where, *argv)
+
+    def cancel(self, job_id: str) -> Command:
+        """Return the scancel of one job."""
+        return Command(("scancel", job_id))
+
+    def read_cancel(self, result: Result) -> bool:
+        """Return False when the job was gone already; raise SubmitError in scancel's words."""
+        gone = bool(_GONE.search(result.stderr))
+        if result.returncode != 0 and not gone:
+            raise _refused("scancel failed", result)
+        return not gone
+
+    def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
+        gpus = f"{self.gpu_type}:{spec.gpus_per_node}" if self.gpu_type else str(spec.gpus_per_node)
+        style = self.gpus if spec.gpus_per_node else "none"
+        memory = spec.memory_per_node_bytes if self.memory else None
+        return [
+            ("job-name", spec.name),
+            ("output", _folder(spec).replace("%", "%%") + "slurm-%j.out"),
+            ("partition", spec.queue),
+            ("account", spec.account),
+            ("time", None if spec.walltime_s is None else format_duration(spec.walltime_s)),
+            ("nodes", str(spec.nodes)),
+            ("ntasks-per-node", str(spec.tasks_per_node)),
+            ("cpus-per-task", str(spec.cpus_per_task) if spec.cpus_per_task and self.cpus else None),
+            ("gpus-per-node", gpus if style == "gpus-per-node" else None),
+            ("gres", f"gpu:{gpus}" if style == "gres" else None),
+            ("mem", None if memory is None else f"{-(-memory // 2**20)}M"),
+        ]
+
+
+def _folder(spec: JobSpec) -> str:
+    folder = spec.log_directory or ""
+    if "\\" in folder:  # sbatch(1): a backslash turns %j off
+        raise ConfigError(f"log_directory={folder!r}: Slurm takes no backslash in it; choose another folder")
+    return f"{folder}/" if folder else ""
+
+
+def _directive(option: str, value: str | None) -> Directive:
+    name = _LONG.get(option, option)
+    if value is None:
+        return Directive(name, name)
+    refuse_control(value, name)
+    # sbatch takes a backslash for an escape even between single quotes: 'a\b' arrives as ab (22.05.8).
+    quoted = value if _PLAIN.fullmatch(value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    joined = f"{name}={quoted}" if name.startswith("--") else f"{name} {quoted}"
+    return Directive(name, joined)
+
+
+def _keys(text: str) -> set[str]:
+    return {_LONG.get(option, option) for option, _ in options_in(text)}
+
+
+def _exit_code(text: str) -> int | None:
+    """Return the exit code of sacct's ``code:signal`` or of squeue's wait status (768 is exit code 3)."""
+    if found := re.fullmatch(r"(\d+):(\d+)", text):
+        return 128 + int(found[2]) if int(found[2]) else int(found[1])
+    if not text.isdecimal():
+        return None
+    status = int(text)
+    return 128 + (status & 127) if status & 127 else status >> 8
+
+
+def _program(result: Result) -> str:
+    return result.argv[0] if result.argv else "the batch system"
+
+
+def _refused(what: str, result: Result) -> SubmitError:
+    words = (result.stderr.strip() or result.stdout.strip()) or f"exit code {result.returncode}, and no word"
+    transient = result.returncode == 124 or bool(_TRANSIENT.search(words))
+    return SubmitError(f"{what}: {words}", evidence=result.stderr or result.stdout, transient=transient)

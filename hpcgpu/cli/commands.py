@@ -1,0 +1,99 @@
+"""The commands. What they do stands in the floors below; here they take words and print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcgpu import __version__
+from hpcgpu.cli.options import debug_option, given_settings, setting_options
+from hpcgpu.errors import ConfigError
+
+_SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
+# what comes after the script is the script's
+_SCRIPT_LAST = {"allow_interspersed_args": False}
+_FROM = "option --{flag}"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="hpcgpu %(version)s")
+@debug_option
+def hpcgpu() -> None:
+    """Run a Dask cluster on the GPUs of a batch job: the scheduler on rank 0, one bound, spilling worker per GPU."""
+
+
+@hpcgpu.command()
+@click.option("--memory-limit", default="700MB", show_default=True, help="host memory of each worker")
+def demo(memory_limit: str) -> None:
+    """Run two SVDs on four simulated GPUs: no GPU, no batch system, no root."""
+    from hpcgpu.deploy import demo as script
+    from hpcgpu.deploy.start import launch
+
+    given = {"gpus": "sim:4x256MiB", "memory_limit": memory_limit, "launcher": "mpirun"}
+    launch(given, "hpcgpu demo", (str(script.__file__),))
+
+
+@hpcgpu.command(context_settings=_SCRIPT_LAST)
+@setting_options
+@debug_option
+@click.argument("script", **_SCRIPT)
+def run(script: tuple[str, ...], **arguments: object) -> None:
+    """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
+    from hpcgpu.deploy.start import run as run_rank
+
+    run_rank(given_settings(arguments), _FROM, _checked(script))
+
+
+@hpcgpu.command(context_settings=_SCRIPT_LAST)
+@click.option("--print", "only_print", is_flag=True, help="Print the command that would be run.")
+@click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
+@setting_options
+@debug_option
+@click.argument("script", **_SCRIPT)
+def launch(script: tuple[str, ...], only_print: bool, document: str | None, **arguments: object) -> None:
+    """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
+    from hpcgpu.deploy import start
+
+    if document is not None:
+        start.launch_document(document)
+    given = given_settings(arguments)
+    if only_print:
+        _checked(script)
+        typed = tuple(word for word in sys.argv[sys.argv.index("launch") + 1 :] if word != "--print")
+        click.echo(start.launch_line(given, _FROM, typed))
+    else:
+        start.launch(given, _FROM, _checked(script))
+
+
+@hpcgpu.command(context_settings=_SCRIPT_LAST)
+@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
+@setting_options
+@debug_option
+@click.argument("script", **_SCRIPT)
+def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
+    """Print the job script that would be submitted for SCRIPT, or for a cluster object without one."""
+    from hpcgpu.deploy.submit import job_script
+
+    if script:
+        _checked(script)
+    click.echo(job_script(given_settings(arguments), _FROM, script, batch), nl=False)
+
+
+@hpcgpu.command()
+@click.option("--gpus", metavar="sim:N", help="plan for so many simulated GPUs")
+def topo(gpus: str | None) -> None:
+    """Show this machine's GPUs and what each GPU's worker would be tied to."""
+    from hpcgpu.deploy.topo import topology_table
+
+    click.echo(topology_table(gpus), nl=False)
+
+
+def _checked(script: tuple[str, ...]) -> tuple[str, ...]:
+    if not script:
+        raise ConfigError("no script was given: hpcgpu run [options] script.py [arguments]")
+    if not Path(script[0]).is_file():
+        raise ConfigError(f"there is no script {script[0]!r} (in {Path.cwd()}); give the path of a Python file")
+    return script

@@ -1,0 +1,1 @@
+"""Floor 2, settings: layers with provenance, and the run document's text. Pure."""

@@ -1,0 +1,84 @@
+"""What must be true of several settings together."""
+
+from __future__ import annotations
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.settings import Settings, options, user_name
+from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.model.site import Site
+
+
+def check_settings(settings: Settings, site: Site | None = None) -> None:
+    """Raise for values that do not go together, or that the site's nodes do not have.
+
+    Raises
+    ------
+    ConfigError
+        With both values and where they were set.
+
+    """
+    _check_trust(settings)
+    _check_gpus(settings, site)
+    if settings.jit_unspill:
+        raise ConfigError(
+            f"jit_unspill=True, set by {settings.where('jit_unspill')}: it comes with a later version of hpcgpu; "
+            "leave it out, and whole keys are spilled and restored"
+        )
+
+
+def check_submission(settings: Settings, site: Site | None) -> None:
+    """Raise for what the site refuses a batch job without.
+
+    Raises
+    ------
+    ConfigError
+        With the name of each setting that is missing.
+
+    """
+    if site is None:
+        return
+    by_name = {user_name(f): getattr(settings, f.name) for f in options()}
+    missing = [name for name in site.required if by_name[name] in (None, (), "")]
+    if missing:
+        raise ConfigError(
+            f"site {site.name} refuses a job without {' and '.join(missing)}: give "
+            f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
+        )
+
+
+def _check_trust(settings: Settings) -> None:
+    where, protocol = settings.where, settings.protocol
+    if protocol == "ucx" and settings.security:
+        raise ConfigError(
+            f"protocol='ucx' (set by {where('protocol')}) with security=True (set by {where('security')}): UCX cannot "
+            "encrypt; leave security out and accept it, or take protocol='tls'"
+        )
+    if protocol == "tls" and settings.security is False:
+        raise ConfigError(
+            f"protocol='tls' (set by {where('protocol')}) with security=False (set by {where('security')}): "
+            "leave one of the two out; without TLS it is protocol='tcp'"
+        )
+    if protocol == "tcp" and settings.security:
+        raise ConfigError(
+            f"protocol='tcp' (set by {where('protocol')}) with security=True (set by {where('security')}): tcp is not "
+            "encrypted; leave protocol out, or take protocol='tls'"
+        )
+
+
+def _check_gpus(settings: Settings, site: Site | None) -> None:
+    wanted = settings.gpus_per_node
+    if wanted is None:
+        return
+    said = f"gpus_per_node={wanted} (set by {settings.where('gpus_per_node')})"
+    if settings.gpus is not None:
+        count = parse_simulated(settings.gpus).count
+        if count != wanted:
+            raise ConfigError(
+                f"{said}, but gpus={settings.gpus!r} (set by {settings.where('gpus')}) makes {count} on each node; "
+                f"leave gpus_per_node out"
+            )
+    elif site is not None and site.gpus_per_node is not None and wanted > site.gpus_per_node:
+        raise ConfigError(
+            f"{said}, but a node of {site.name} has {site.gpus_per_node}; "
+            f"allowed: 1 to {site.gpus_per_node}, and more by nodes="
+        )

@@ -1,0 +1,115 @@
+"""The run document as text: one JSON line that fits one argv word. It holds no secret.
+
+Every rank reads it, also those that only wait, so nothing is imported here but json: a validator such as msgspec
+costs each of them 10 to 30 ms of CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+from hpcgpu.config.values import read_value
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.document import VERSION, RunDocument
+from hpcgpu.model.settings import Settings, options
+
+SHAPES = ("gang", "in-allocation")
+# Linux takes no argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).
+LONGEST = 131_071
+
+
+def render(document: RunDocument) -> str:
+    """Return the document on one line of ASCII, with the settings that are not defaults.
+
+    Raises
+    ------
+    ConfigError
+        Too long for an argv word.
+
+    """
+    defaults = Settings()
+    settings: dict[str, Any] = {}
+    for option in options():
+        value = getattr(document.settings, option.name)
+        if value != getattr(defaults, option.name):
+            settings[option.name] = _plain(value)
+    whole = {
+        "version": document.version,
+        "shape": document.shape,
+        "script": document.script,
+        "meeting": document.meeting,
+        "settings": settings,
+        "sources": dict(document.settings.sources),
+    }
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = text.replace("\x7f", "\\u007f")  # the one control character that json leaves as it is
+    if len(text) > LONGEST:
+        raise ConfigError(
+            f"the run document has {len(text)} characters, and an argument of a program at most {LONGEST}: "
+            "shorten env, job_script_prologue or the script's arguments (put them into a file)"
+        )
+    return text
+
+
+def read(text: str) -> RunDocument:
+    """Return the document that a line holds: ``read(render(d)) == d``.
+
+    Raises
+    ------
+    ConfigError
+        Not a run document, one of another version, or one with a value that is none.
+
+    """
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"not a run document (it is made by hpcgpu, not by hand): {error}: {text[:80]!r}") from error
+    if not isinstance(raw, dict) or "version" not in raw:
+        raise ConfigError(f"not a run document (it is made by hpcgpu, not by hand): {text[:80]!r}")
+    if type(raw["version"]) is not int or raw["version"] != VERSION:
+        raise ConfigError(
+            f"run document of version {raw['version']!r}, but this hpcgpu reads version {VERSION}: the hpcgpu that "
+            "made it and the one on this node differ; install the same on both, or make the job script anew"
+        )
+    expected = {f.name for f in fields(RunDocument)} | {"sources"}
+    if set(raw) != expected:
+        raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
+    _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
+    _check("script", raw["script"], _are_texts(raw["script"]), "a list of texts")
+    _check("meeting", raw["meeting"], isinstance(raw["meeting"], str), "text")
+    _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
+    sources = raw["sources"]
+    _check("sources", sources, isinstance(sources, dict) and _are_texts(list(sources.values())), "texts by name")
+    settings = Settings(**_values(raw["settings"]), sources=MappingProxyType(sources))
+    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["meeting"])
+
+
+def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings' values; only such as reading leaves as they are (``2``, but not ``"2"``)."""
+    by_name = {option.name: option for option in options()}
+    found: dict[str, Any] = {}
+    for name, value in raw.items():
+        _check("settings", name, name in by_name, "names of settings")
+        found[name] = read_value(by_name[name], value, "the run document")
+        _check(f"settings.{name}", value, _plain(found[name]) == value, "what hpcgpu writes")
+    return found
+
+
+def _plain(value: object) -> object:
+    """Return the value as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _check(path: str, value: object, right: bool, allowed: str) -> None:
+    if not right:
+        raise ConfigError(f"run document: {path}: {value!r}; allowed: {allowed}")

@@ -1,0 +1,191 @@
+"""From what was said in five places to one :class:`~hpcgpu.model.Settings` that remembers where.
+
+The first place that says something wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask
+configuration (``hpcgpu:``), the site file, the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field
+from types import MappingProxyType
+from typing import Any
+
+from hpcgpu.config.check import check_settings
+from hpcgpu.config.foreign import FOREIGN
+from hpcgpu.config.values import nearest, read_value
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.settings import Settings, options, user_name
+from hpcgpu.model.site import Site
+
+PREFIX = "HPCGPU_"
+BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
+    {name: f for f in options() for name in (user_name(f), *f.metadata["aliases"])}
+)
+Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
+
+
+def read_settings(
+    given: Mapping[str, object],
+    *,
+    site: Site | None = None,
+    dask_config: Mapping[str, object] = MappingProxyType({}),
+    environ: Mapping[str, str] = MappingProxyType({}),
+    given_from: str = "keyword {name}",
+) -> Settings:
+    """Return the settings, checked one by one and together.
+
+    Parameters
+    ----------
+    given : Mapping of str to object
+        Keywords or flags, by the users' names or dask-jobqueue's; None says nothing.
+    site : Site, optional
+        The site file that :func:`chosen_site` named.
+    dask_config : Mapping of str to object
+        The section ``hpcgpu`` of the dask configuration; hyphens are as good as underscores.
+    environ : Mapping of str to str
+        The environment.
+    given_from : str
+        How to name where a given value came from; ``{name}`` is its name, ``{flag}`` the name with hyphens:
+        ``"keyword {name} of SLURMGPUCluster"``, ``"option --{flag}"``.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name, a value that is none, or values that do not go together.
+
+    """
+    layers = [
+        read_given(given, lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
+        read_given(_from_environment(environ), lambda name: PREFIX + name.upper()),
+        _from_dask(_section(dask_config)),
+    ]
+    found: dict[str, tuple[Any, str]] = {}
+    for layer in reversed(layers):
+        found |= layer
+    if site is not None:
+        found = _over_site(found, read_given(site.defaults, lambda _: f"site {site.name}"))
+    if site is not None and site.gpus_per_node and "gpus" not in found:
+        found.setdefault("gpus_per_node", (site.gpus_per_node, f"site {site.name}"))
+    settings = Settings(
+        **{BY_NAME[name].name: value for name, (value, _) in found.items()},
+        sources=MappingProxyType({name: where for name, (_, where) in found.items()}),
+    )
+    check_settings(settings, site)
+    return settings
+
+
+def chosen_site(
+    given: Mapping[str, object],
+    *,
+    dask_config: Mapping[str, object] = MappingProxyType({}),
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> str | None:
+    """Return the name or path of the site file that is asked for, by the same precedence; None if none is."""
+    places = {
+        "keyword site": given.get("site"),
+        PREFIX + "SITE": environ.get(PREFIX + "SITE") or None,
+        "dask config hpcgpu.site": _section(dask_config).get("site"),
+    }
+    for where, value in places.items():
+        if value is not None:
+            return str(read_value(BY_NAME["site"], value, where))
+    return None
+
+
+def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Layer:
+    """Return one layer's values under the options' own names.
+
+    Parameters
+    ----------
+    given : Mapping of str to object
+        Values by name or alias; None says nothing.
+    where : callable
+        From a name as it was typed to the place it stands in.
+
+    Raises
+    ------
+    ConfigError
+        An unknown or foreign name, one option under two names, or a value that is none.
+
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        option = BY_NAME.get(name)
+        if option is None:
+            _refuse(name, value, where(name))
+            continue
+        own = user_name(option)
+        if own in found:
+            raise ConfigError(f"{own} is given twice: by {found[own][1]} and by {where(name)}; say it once")
+        found[own] = (read_value(option, value, where(name)), where(name))
+    return found
+
+
+def _over_site(said: Layer, site: Layer) -> dict[str, tuple[Any, str]]:
+    """Return the site's values under what was said; a list of the site's stays in front of the user's.
+
+    A site file lists what its jobs cannot do without (``-l filesystems=home``): one more directive of the user's
+    must not lose the others. A directive of the user's replaces the site's one for the same option.
+    """
+    found = {**site, **said}
+    for name in said.keys() & site.keys():
+        kind = BY_NAME[name].metadata["kind"]
+        if kind in ("texts", "lines"):
+            (own, where), (theirs, their_place) = said[name], site[name]
+            same = _option_of if kind == "texts" else str
+            said_again = {same(entry) for entry in own}
+            kept = tuple(entry for entry in theirs if same(entry) not in said_again)
+            found[name] = ((*kept, *own), f"{where} and {their_place}" if kept else where)
+    return found
+
+
+def _option_of(directive: str) -> str:
+    """Return ``--constraint`` of ``--constraint=gpu``, and ``-l filesystems`` of ``-l filesystems=home``."""
+    words = directive.partition("=")[0].split()
+    return " ".join(words[: 2 if words[:1] == ["-l"] else 1])
+
+
+def _refuse(name: str, value: object, where: str) -> None:
+    """Raise for a name that is not ours, unless its value asks for what happens anyway."""
+    foreign = FOREIGN.get(name)
+    if foreign is None:
+        raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, BY_NAME)}")
+    if not foreign.is_harmless(value):
+        raise ConfigError(f"{name}={value!r}, set by {where}: {foreign.instead}")
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    """Return the options in the environment; empty is unset.
+
+    A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION), so an
+    unknown one is an error only where it looks like a slip of the pen.
+    """
+    from difflib import get_close_matches
+
+    names = {PREFIX + name.upper(): name for name in (*BY_NAME, *FOREIGN)}
+    found: dict[str, object] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX) or not value:
+            continue
+        if variable in names:
+            found[names[variable]] = value
+        elif close := get_close_matches(variable, names, n=1, cutoff=0.88):
+            raise ConfigError(f"{variable} is set in the environment, but is no option: did you mean {close[0]}?")
+    return found
+
+
+def _section(found: object) -> Mapping[str, object]:
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"dask config hpcgpu is {found!r}; allowed: options by name, such as hpcgpu: {{nodes: 2}}")
+    return found
+
+
+def _from_dask(section: Mapping[str, object]) -> Layer:
+    typed = {name.replace("-", "_"): name for name in section}
+    if len(typed) < len(section):
+        raise ConfigError(f"dask config hpcgpu has one name with hyphens and with underscores: {', '.join(section)}")
+    given = {name: section[original] for name, original in typed.items()}
+    return read_given(given, lambda name: f"dask config hpcgpu.{typed[name]}")

@@ -1,0 +1,135 @@
+"""Site files: what one machine needs, from YAML, strictly.
+
+Schema version 1, in the file ``site_configs/<name>.yaml``: ``version``, ``name``, ``batch`` (``slurm`` or
+``pbs``), ``dialect``, ``defaults`` (settings, by the users' names), ``required`` (settings that the site
+refuses a job without), ``gpus_per_node``, ``notes``.
+
+``dialect`` holds keyword fields of the batch system's class:
+
+- Slurm: ``gpus`` (``gpus-per-node``, ``gres`` or ``none``), ``gpu_type`` (text), ``memory`` (may ``--mem``
+  be given), ``cpus`` (may ``--cpus-per-task`` be given).
+- PBS: ``gpus`` (the chunk's resource: ``ngpus``, ``gpus`` or ``none``), ``mpiprocs`` (may it be given),
+  ``place`` (text), ``resources`` (text added to the chunk), ``launcher`` (argv words that start the ranks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import yaml
+
+from hpcgpu.config.layers import read_given
+from hpcgpu.config.values import nearest
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.site import Site
+
+T = TypeVar("T", bound=msgspec.Struct)
+Word = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]+$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+class SlurmDialect(msgspec.Struct, forbid_unknown_fields=True):
+    """How a Slurm site is asked for GPUs, memory and cores."""
+
+    gpus: Literal["gpus-per-node", "gres", "none"] | msgspec.UnsetType = msgspec.UNSET
+    gpu_type: Word | msgspec.UnsetType = msgspec.UNSET
+    memory: bool | msgspec.UnsetType = msgspec.UNSET
+    cpus: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class PbsDialect(msgspec.Struct, forbid_unknown_fields=True):
+    """How a PBS site is asked for GPUs, ranks and placement."""
+
+    gpus: Literal["ngpus", "gpus", "none"] | msgspec.UnsetType = msgspec.UNSET
+    mpiprocs: bool | msgspec.UnsetType = msgspec.UNSET
+    place: Word | msgspec.UnsetType = msgspec.UNSET
+    resources: Word | msgspec.UnsetType = msgspec.UNSET
+    launcher: tuple[Word, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SiteFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The YAML document as it must be."""
+
+    version: Literal[1]
+    name: Name
+    batch: Literal["slurm", "pbs"]
+    dialect: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    required: tuple[str, ...] = ()
+    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    notes: tuple[str, ...] = ()
+
+
+DIALECTS: Mapping[str, type[msgspec.Struct]] = MappingProxyType({"slurm": SlurmDialect, "pbs": PbsDialect})
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader that refuses a key given twice, where plain YAML silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if twice := next((k for k in keys if keys.count(k) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_site(text: str, name: str) -> Site:
+    """Return the site that a YAML text describes.
+
+    Parameters
+    ----------
+    text : str
+        The file.
+    name : str
+        What to call the file in messages, such as ``site_configs/perlmutter.yaml``.
+
+    Raises
+    ------
+    ConfigError
+        Not YAML, or not the schema; the message has the path to the value.
+
+    """
+    try:
+        raw = yaml.load(text, Loader=_Loader)  # a safe loader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{name}: a site file is a mapping with at least version, name and batch")
+    if raw.get("version") != 1:
+        raise ConfigError(f"{name}: version: {raw.get('version')!r} is given; this hpcgpu reads version 1")
+    file = _convert(raw, SiteFile, name)
+    dialect = _convert(file.dialect, DIALECTS[file.batch], name, "dialect")
+    known = {user_name(f) for f in options()} - {"site"}
+    for entry in (*file.required, *(["site"] if "site" in file.defaults else [])):
+        if entry not in known:
+            raise ConfigError(f"{name}: {entry!r} is no setting that a site can have; {nearest(entry, known)}")
+    read_given(file.defaults, lambda key: f"{name}: defaults.{key}")
+    return Site(
+        name=file.name,
+        batch=file.batch,
+        dialect=MappingProxyType(
+            {k: v for k in dialect.__struct_fields__ if (v := getattr(dialect, k)) is not msgspec.UNSET}
+        ),
+        defaults=MappingProxyType(file.defaults),
+        required=file.required,
+        gpus_per_node=file.gpus_per_node,
+        notes=file.notes,
+    )
+
+
+def _convert(raw: object, kind: type[T], name: str, under: str = "") -> T:
+    fields = kind.__struct_fields__
+    unknown = next((k for k in raw if k not in fields), None) if isinstance(raw, dict) else None
+    if unknown is not None:
+        path = f"{under}.{unknown}" if under else str(unknown)
+        raise ConfigError(f"{name}: {path}: no such key; {nearest(str(unknown), fields)}")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        said, _, path = str(error).partition(" - at `$")
+        where = ".".join(filter(None, (under, path.rstrip("`").lstrip("."))))
+        raise ConfigError(f"{name}: {where + ': ' if where else ''}{said}") from error

@@ -1,0 +1,1 @@
+"""Floor 5, the only place that imports distributed."""

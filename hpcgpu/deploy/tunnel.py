@@ -1,0 +1,56 @@
+"""The way to a scheduler whose port cannot be reached: through the batch system, onto its node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Self
+
+from hpcgpu.host.relay import Mux
+
+_HOST = "127.0.0.1"
+
+
+class Tunnel:
+    """A port of this machine's loopback that leads to a port of a node, through a program's stdin and stdout.
+
+    Parameters
+    ----------
+    process
+        The relay, started on the node.
+    server
+        What listens here. Whoever reaches it still needs the cluster's certificate.
+
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, server: asyncio.Server, carrying: asyncio.Task[None]
+    ) -> None:
+        self._process, self._server, self._carrying = process, server, carrying
+        self.address = f"{_HOST}:{server.sockets[0].getsockname()[1]}"
+
+    @classmethod
+    async def open(cls, argv: tuple[str, ...]) -> Self:
+        """Start the relay by its command, and listen."""
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert process.stdin
+        assert process.stdout
+        mux = Mux(process.stdout, process.stdin)
+        server = await asyncio.start_server(mux.carry, _HOST, 0)
+        return cls(process, server, asyncio.create_task(mux.run()))
+
+    async def failure(self) -> str:
+        """Return what the relay said when it has ended; empty while it runs."""
+        if self._process.returncode is None or self._process.stderr is None:
+            return ""
+        said = (await self._process.stderr.read()).decode(errors="replace").strip()
+        return said or f"it ended with exit code {self._process.returncode}"
+
+    async def close(self) -> None:
+        """End the relay and stop listening."""
+        self._server.close()
+        self._carrying.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        await self._process.wait()

@@ -1,0 +1,61 @@
+"""Every error that hpcgpu raises on purpose: one line for the person, the evidence attached."""
+
+from __future__ import annotations
+
+
+class HpcGpuError(Exception):
+    """Base of all errors of this package.
+
+    Attributes
+    ----------
+    evidence : str
+        What another program said, byte for byte; empty when there was none.
+
+    """
+
+    def __init__(self, message: str, *, evidence: str = "") -> None:
+        super().__init__(message)
+        self.evidence = evidence
+
+
+class ConfigError(HpcGpuError, ValueError):
+    """A setting is wrong; the message says what was given, what is allowed and where it was set."""
+
+
+class ParseError(HpcGpuError, ValueError):
+    """Output of a tool, or a file, was not understood; ``evidence`` holds it."""
+
+
+class SubmitError(HpcGpuError):
+    """The batch system refused a request, in its own words.
+
+    Attributes
+    ----------
+    transient : bool
+        True when the same request may succeed later.
+
+    """
+
+    def __init__(self, message: str, *, evidence: str = "", transient: bool = False) -> None:
+        super().__init__(message, evidence=evidence)
+        self.transient = transient
+
+
+class JobError(HpcGpuError):
+    """A job ended, or cannot be reached; the message carries its state, reason and the log's tail."""
+
+
+class LaunchError(HpcGpuError):
+    """The ranks do not form the world that the launcher promised, or no launcher was found."""
+
+
+class WorldError(LaunchError):
+    """A :class:`LaunchError` that every rank finds alike: only rank 0 says it."""
+
+
+class BindingError(HpcGpuError):
+    """A process does not have the binding that was planned for it."""
+
+
+class SpillError(HpcGpuError):
+    """A tier cannot take or give back an object; the message names the key and the tier."""

@@ -1,0 +1,40 @@
+"""The IP addresses under which other nodes may reach this one."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import psutil
+
+from hpcgpu.errors import LaunchError
+
+
+def own_addresses(interface: str | None = None) -> tuple[str, ...]:
+    """Return the addresses of all interfaces that are up, IPv4 first; loopback and link-local are left out.
+
+    Raises
+    ------
+    LaunchError
+        The interface does not exist here, or nothing has an address.
+
+    """
+    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    there = {
+        name: [a.address for a in found if a.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, found in psutil.net_if_addrs().items()
+        if name in up
+    }
+    if interface is not None and interface not in there:
+        raise LaunchError(f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(there))}")
+    out = [a for name, found in there.items() for a in found if interface in (None, name) and _is_reachable(a)]
+    if not out:
+        raise LaunchError(
+            f"no interface of this node has an address that others can reach ({', '.join(sorted(there))})"
+        )
+    return tuple(sorted(out, key=lambda a: ":" in a))
+
+
+def _is_reachable(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast)

@@ -1,0 +1,157 @@
+"""Tie this process to its cores and memory nodes, and read back what a process really has."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import re
+from pathlib import Path
+
+from hpcgpu.errors import BindingError
+from hpcgpu.model import ActualBinding, Binding, CpuSet
+
+# System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
+_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
+_POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
+_IN_NUMA_MAPS = {"default": "none", "prefer": "preferred", "prefer (many)": "preferred-many"}
+_NUMA_MAPS = re.compile(r"[0-9a-f]+ (prefer \(many\)|[a-z]+)(?:=\S+?)?(?::([0-9,-]+))?(?: |$)")
+_ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.M)
+_NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
+_WORD_BITS = 64
+
+
+def bind(binding: Binding) -> None:
+    """Bind the calling thread, before the process has others, imports numpy or starts CUDA.
+
+    Threads and children made later inherit mask and policy. The mask is never widened: cores that
+    the process may not use are left out. A policy that the kernel forbids (containers without
+    CAP_SYS_NICE) leaves the old one; :func:`read_binding` and :func:`differences` tell.
+
+    Raises
+    ------
+    BindingError
+        None of the cores is open to this process, or the kernel refuses mask or nodes.
+
+    """
+    now = CpuSet(os.sched_getaffinity(0))
+    target = binding.cpuset & now
+    if not target:
+        raise BindingError(
+            f"planned for PUs {str(binding.cpuset) or '(none)'}, but this process may run on {now} only: "
+            "plan with the mask of the process that starts the workers"
+        )
+    try:
+        os.sched_setaffinity(0, target)
+    except OSError as e:
+        raise BindingError(f"the kernel refuses to bind to PUs {target}: {e.strerror}") from e
+    if binding.memory_policy != "none":
+        _set_memory_policy(binding)
+
+
+def _set_memory_policy(binding: Binding) -> None:
+    if binding.memory_policy not in _POLICIES:
+        raise BindingError(f"{binding.memory_policy!r} is no memory policy; allowed: {', '.join(_POLICIES)}")
+    error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
+    if error == errno.EINVAL and binding.memory_policy == "preferred-many":
+        # Linux before 5.15 knows one preferred node only: the GPU's own.
+        own = binding.gpus[0].numa_node if binding.gpus else None
+        node = own if own is not None and own in binding.memory_nodes else min(binding.memory_nodes)
+        error = _set_mempolicy("preferred", CpuSet([node]))
+    if error and error not in (errno.EPERM, errno.ENOSYS):
+        raise BindingError(
+            f"the kernel refuses memory policy {binding.memory_policy} on NUMA nodes {binding.memory_nodes}: "
+            f"{os.strerror(error)}; does this process's cgroup allow these nodes (Mems_allowed_list)?"
+        )
+
+
+def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
+    """Return 0, or the errno."""
+    numbers = _CALLS.get(platform.machine())
+    if numbers is None:
+        return errno.ENOSYS
+    mask = (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
+    for node in nodes:
+        mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The kernel takes one bit less than it is told.
+    result = libc.syscall(
+        ctypes.c_long(numbers[0]), ctypes.c_long(_POLICIES.index(policy)), mask, ctypes.c_ulong(_NODE_BITS + 1)
+    )
+    return ctypes.get_errno() if result else 0
+
+
+def read_binding(pid: int | None = None) -> ActualBinding:
+    """Return the masks of all threads of a process, and its memory policy.
+
+    The policy is the calling thread's for this process, and the main thread's for another one;
+    empty where the kernel does not say.
+
+    Raises
+    ------
+    BindingError
+        There is no such process.
+
+    """
+    me = pid is None or pid == os.getpid()
+    folder = Path("/proc") / str(os.getpid() if pid is None else pid)
+    threads = []
+    try:
+        for task in (folder / "task").iterdir():
+            try:
+                found = _ALLOWED.search((task / "status").read_text())
+            except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                continue
+            if found:
+                threads.append((int(task.name), CpuSet.parse(found[1])))
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise BindingError(f"process {pid} does not run any more, so its binding cannot be read") from e
+    policy, nodes = _own_policy() if me else _policy_of(folder)
+    return ActualBinding(tuple(sorted(threads)), policy, nodes)
+
+
+def _own_policy() -> tuple[str, CpuSet]:
+    numbers = _CALLS.get(platform.machine())
+    mode, mask = ctypes.c_int(), (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if numbers is None or libc.syscall(
+        ctypes.c_long(numbers[1]), ctypes.byref(mode), mask, ctypes.c_ulong(_NODE_BITS + 1), None, ctypes.c_ulong(0)
+    ):
+        return "", CpuSet()
+    bits = (i * _WORD_BITS + b for i, word in enumerate(mask) for b in range(_WORD_BITS) if word >> b & 1)
+    name = _POLICIES[mode.value & 0xFF] if mode.value & 0xFF < len(_POLICIES) else ""
+    return name, CpuSet(bits)
+
+
+def _policy_of(folder: Path) -> tuple[str, CpuSet]:
+    """Read the first line of numa_maps: a mapping without a policy of its own shows the process's."""
+    try:
+        with (folder / "numa_maps").open() as lines:
+            found = _NUMA_MAPS.match(lines.readline())
+    except OSError:  # a kernel without NUMA, or another user's process
+        return "", CpuSet()
+    if not found:
+        return "", CpuSet()
+    return _IN_NUMA_MAPS.get(found[1], found[1]), CpuSet.parse(found[2] or "")
+
+
+def differences(binding: Binding, actual: ActualBinding) -> tuple[str, ...]:
+    """Say in words where a process differs from its plan; nothing when it has what was planned."""
+    out = []
+    wrong: dict[CpuSet, list[int]] = {}
+    for thread, mask in actual.threads:
+        if mask != binding.cpuset:
+            wrong.setdefault(mask, []).append(thread)
+    for mask, threads in wrong.items():
+        out.append(
+            f"{len(threads)} of {len(actual.threads)} threads may run on PUs {mask}, planned: {binding.cpuset} "
+            f"(thread {threads[0]}{', …' if len(threads) > 1 else ''})"
+        )
+    if not actual.threads:
+        out.append("no thread of the process could be read")
+    planned = (binding.memory_policy, binding.memory_nodes)
+    if binding.memory_policy != "none" and (actual.memory_policy, actual.memory_nodes) != planned:
+        now = f"{actual.memory_policy or 'unknown'} {actual.memory_nodes}".rstrip()
+        out.append(f"memory policy is {now}, planned: {binding.memory_policy} {binding.memory_nodes}")
+    return tuple(out)

@@ -1,0 +1,151 @@
+"""The topology of this machine: by libhwloc, else lstopo, else /sys, whichever shows PCI devices first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from hpcgpu.errors import ParseError
+from hpcgpu.host import gpus, libhwloc
+from hpcgpu.model import Topology
+from hpcgpu.topology import hwloc_xml, pci, sysfs
+
+_SYS = Path("/sys")
+_CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
+_PCI_FILES = ("class", "vendor", "device", "numa_node")
+_LSTOPO_TIMEOUT_S = 20.0
+
+
+def topology() -> Topology:
+    """Return this machine, with what NVML and the kernel say of its GPUs and ports now.
+
+    ``source`` names where it came from; ``warnings`` say what is missing. No CUDA context is made.
+
+    Raises
+    ------
+    ParseError
+        Not even /sys describes a CPU.
+
+    """
+    found, warnings = _machine()
+    found = replace(found, nics=sysfs.refine_nics(found.nics, network_files()))
+    nvml, notes = gpus.nvml_facts()
+    found = gpus.joined(found, nvml)
+    nowhere = tuple(
+        f"the GPU at {g.pci} has no known NUMA node: its worker gets an even share of the cores"
+        for g in found.gpus
+        if g.numa_node is None
+    )
+    return replace(found, warnings=(*warnings, *found.warnings, *notes, *nowhere))
+
+
+def _machine() -> tuple[Topology, tuple[str, ...]]:
+    """Return the first source's topology that has PCI devices, else the first at all; and what went wrong."""
+    first: Topology | None = None
+    warnings: list[str] = []
+    for source, read in _sources():
+        try:
+            found = replace(read(), source=source)
+        except ParseError as e:
+            warnings.append(f"{source}: {e}")
+            continue
+        if pci.NO_PCI not in found.warnings:
+            return found, tuple(warnings)
+        first = first or found
+    if first is None:
+        raise ParseError(f"nothing describes this machine; tried: {'; '.join(warnings)}")
+    return first, tuple(warnings)
+
+
+def _sources() -> Iterator[tuple[str, Callable[[], Topology]]]:
+    for text, name in libhwloc.exports():
+        yield name, lambda text=text: hwloc_xml.read(text)  # type: ignore[misc]
+    if (program := _lstopo()) is not None:
+        yield "lstopo", lambda: hwloc_xml.read(_run_lstopo(program))
+    yield "sysfs", lambda: sysfs.read(machine_files())
+
+
+def _lstopo() -> str | None:
+    return shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
+
+
+def _run_lstopo(program: str) -> str:
+    """Return lstopo's XML.
+
+    Raises
+    ------
+    ParseError
+        It failed or did not end; with what it said.
+
+    """
+    argv = [program, "--of", "xml", "--disallowed"]
+    env = os.environ | {"HWLOC_COMPONENTS": "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"}
+    try:
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_LSTOPO_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise ParseError(f"{' '.join(argv)}: {e}") from e
+    if done.returncode != 0:
+        raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}", evidence=done.stderr)
+    return done.stdout
+
+
+def machine_files(root: Path = _SYS) -> dict[str, str]:
+    """Gather the files of /sys that :func:`hpcgpu.topology.sysfs.read` needs."""
+    files: dict[str, str] = {}
+    for cpu in root.glob("devices/system/cpu/cpu[0-9]*/topology"):
+        _read(files, root, *(cpu / name for name in _CPU_FILES))
+    for node in root.glob("devices/system/node/node[0-9]*"):
+        _read(files, root, node / "cpulist", node / "meminfo")
+    for device in root.glob("bus/pci/devices/*"):
+        _link(files, root, device)
+        _read(files, root, *(device / name for name in _PCI_FILES))
+    return files | network_files(root)
+
+
+def network_files(root: Path = _SYS) -> dict[str, str]:
+    """Gather what /sys says of network ports: a few files for each, however large the machine."""
+    files: dict[str, str] = {}
+    for interface in root.glob("class/net/*"):
+        _link(files, root, interface)
+        _read(files, root, *(interface / name for name in ("operstate", "dev_port", "speed")))
+        _device(files, root, interface)
+    for device in root.glob("class/infiniband/*"):
+        _link(files, root, device)
+        _device(files, root, device)
+        for port in device.glob("ports/*"):
+            _read(files, root, *(port / name for name in ("state", "link_layer", "rate", "lid")))
+    return files
+
+
+def _device(files: dict[str, str], root: Path, entry: Path) -> None:
+    """Gather the PCI facts of a class entry's device under the names that the reader looks for."""
+    device = (entry / "device").resolve()
+    for name in _PCI_FILES:
+        text = _text(device / name)
+        if text:
+            files[f"bus/pci/devices/{device.name}/{name}"] = text
+
+
+def _read(files: dict[str, str], root: Path, *paths: Path) -> None:
+    for path in paths:
+        text = _text(path)
+        if text:
+            files[str(path.relative_to(root))] = text
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # absent, or an interface that is down and has no speed (EINVAL)
+        return ""
+
+
+def _link(files: dict[str, str], root: Path, path: Path) -> None:
+    """Keep what a link points to, relative to /sys."""
+    target = path.resolve()
+    if target.is_relative_to(root.resolve()):
+        files[str(path.relative_to(root))] = str(target.relative_to(root.resolve()))

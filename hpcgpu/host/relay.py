@@ -1,0 +1,106 @@
+"""Many TCP connections over one pair of pipes, for nodes whose ports cannot be reached from outside.
+
+Each frame is a connection's number, a length, and so many bytes; no bytes end the connection.
+``python -m hpcgpu.host.relay PORT`` is the far end: it connects to that port of its own node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+
+_HEAD = struct.Struct("!II")
+_CHUNK_BYTES = 1 << 16
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Mux:
+    """One end.
+
+    Parameters
+    ----------
+    reader, writer
+        The pipes to the other end.
+    connect : callable, optional
+        Opens what a connection of the other end leads to; None at the end that opens them.
+
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connect: Callable[[], Awaitable[Streams]] | None = None,
+    ) -> None:
+        self._reader, self._writer, self._connect = reader, writer, connect
+        self._numbers = itertools.count()
+        self._open: dict[int, asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a connection that was accepted here, until it ends."""
+        number = next(self._numbers)
+        self._open[number] = writer
+        await self._pump(number, reader)
+
+    async def run(self) -> None:
+        """Hand out what comes from the other end, until the pipe ends."""
+        try:
+            while True:
+                number, length = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+                data = await self._reader.readexactly(length)
+                await self._take(number, data)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            for writer in self._open.values():
+                writer.close()
+
+    async def _take(self, number: int, data: bytes) -> None:
+        if number not in self._open:
+            if self._connect is None or not data:
+                return
+            try:
+                reader, self._open[number] = await self._connect()
+            except OSError:
+                self._send(number, b"")
+                return
+            task = asyncio.create_task(self._pump(number, reader))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        writer = self._open[number]
+        if not data:
+            writer.close()
+            del self._open[number]
+            return
+        writer.write(data)
+        await writer.drain()
+
+    async def _pump(self, number: int, reader: asyncio.StreamReader) -> None:
+        try:
+            while data := await reader.read(_CHUNK_BYTES):
+                self._send(number, data)
+                await self._writer.drain()
+        except ConnectionError:
+            pass
+        self._send(number, b"")
+        if writer := self._open.pop(number, None):
+            writer.close()
+
+    def _send(self, number: int, data: bytes) -> None:
+        self._writer.write(_HEAD.pack(number, len(data)) + data)
+
+
+async def serve(port: int) -> None:
+    """Be the far end, on stdin and stdout."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    await Mux(reader, writer, lambda: asyncio.open_connection("127.0.0.1", port)).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

@@ -1,0 +1,172 @@
+"""Run what pure code asked for: programs that answer (:func:`run`), and a job that lives on (:func:`start`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.model import Command, Result, Started
+
+COPIES = 8
+# How long a program's output may stay open in other hands after its end: qsub leaves a process behind it
+# for later calls (OpenPBS 23.06.06), and whoever has the pipe would keep us for ever.
+_IDLE_S = 1.0
+_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def run(command: Command) -> Result:
+    """Return what a program said and its exit code; at most ``COPIES`` run at once, the others wait.
+
+    Never raises for a program that fails: 127 when it is not there, 126 when it cannot be executed, 124 when
+    it took longer than ``timeout_s`` and was killed with all that it had started, -9 when a signal 9 ended it;
+    what was printed is kept.
+    """
+    limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
+    async with limit:
+        # Pipes of our own: asyncio's Process.wait() also waits for the end of its pipes (Python 3.11).
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        said, wrong = bytearray(), bytearray()
+        readers = [asyncio.create_task(_read(out, said)), asyncio.create_task(_read(err, wrong))]
+        try:
+            code, ours = await _execute(command, out_end, err_end)
+        finally:
+            await _drain(readers, said, wrong)
+    return Result(command.argv, code, said.decode(errors="replace"), wrong.decode(errors="replace") + ours)
+
+
+def run_sync(command: Command) -> Result:
+    """Return :func:`run`'s result where no event loop runs."""
+    return asyncio.run(run(command))
+
+
+def start(command: Command, log: str = os.devnull) -> Started:
+    """Start a program that outlives this call, in a session of its own, its output appended to ``log``.
+
+    Raises
+    ------
+    LaunchError
+        The program is not there, or the log cannot be written.
+
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    env = {**os.environ, **command.env}
+    try:
+        with open(log, "ab"):  # noqa: PTH123 - posix_spawn would not say which file it was
+            pid = os.posix_spawnp(command.argv[0], command.argv, env, file_actions=files, setsid=True)
+    except OSError as error:
+        raise LaunchError(f"{command.argv[0]} could not be started: {error}; its log was to be {log}") from error
+    return Started(pid, _start_time(pid) or 0)
+
+
+def is_running(started: Started) -> bool:
+    """Tell whether it is there; a process that has its pid by chance, or a zombie, is not."""
+    with contextlib.suppress(ChildProcessError):  # started by another process
+        os.waitpid(started.pid, os.WNOHANG)
+    return _start_time(started.pid) == started.start_time
+
+
+def end(started: Started, grace_s: float = 10.0) -> None:
+    """End it and all of its session's processes that stayed in its group: SIGTERM, then SIGKILL after ``grace_s``."""
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        with _watched(started) as pidfd:
+            if pidfd is None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, sig)
+            select.select([pidfd], [], [], grace_s)
+    is_running(started)  # a child of ours is reaped
+
+
+@contextlib.contextmanager
+def _watched(started: Started) -> Iterator[int | None]:
+    """Hand out what becomes readable at its end, or None when it has ended; its pid cannot change hands inside."""
+    try:
+        pidfd = os.pidfd_open(started.pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield pidfd if is_running(started) else None
+    finally:
+        os.close(pidfd)
+
+
+async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
+    """Return the exit code, and our own words where the program cannot say it itself; closes ``out`` and ``err``."""
+    program = command.argv[0]
+    given = os.memfd_create("stdin")
+    try:
+        with open(given, "wb", closefd=False) as f:  # noqa: PTH123
+            f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
+        os.lseek(given, 0, os.SEEK_SET)
+        env = {**os.environ, **command.env}
+        process = await asyncio.create_subprocess_exec(
+            *command.argv, stdin=given, stdout=out, stderr=err, env=env, start_new_session=True
+        )
+    except FileNotFoundError as error:
+        return 127, f"{program}: there is no such program on this machine ({error})\n"
+    except OSError as error:
+        return 126, f"{program}: could not be executed ({error})\n"
+    finally:
+        for fd in (given, out, err):
+            os.close(fd)
+    try:
+        async with asyncio.timeout(command.timeout_s):
+            return await process.wait(), ""
+    except TimeoutError:
+        return 124, f"{program}: no answer in {command.timeout_s:g} s; it was killed\n"
+    finally:
+        if process.returncode is None:  # too late, or we were cancelled: leave nothing behind
+            _kill_group(process.pid)
+            await process.wait()
+
+
+async def _read(fd: int, into: bytearray) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+    )
+    try:
+        while part := await reader.read(65536):
+            into += part
+    finally:
+        transport.close()
+
+
+async def _drain(readers: list[asyncio.Task[None]], *outputs: bytearray) -> None:
+    """Read on until both pipes are closed, or nothing comes any more."""
+    before, pending = -1, set(readers)
+    while pending and before < (now := sum(map(len, outputs))):
+        before = now
+        _, pending = await asyncio.wait(readers, timeout=_IDLE_S)
+    for task in pending:
+        task.cancel()
+    await asyncio.wait(readers)
+    for task in set(readers) - pending:
+        task.result()  # raises what went wrong in reading
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _start_time(pid: int) -> int | None:
+    """Return when the process started, in clock ticks since boot (proc(5), field 22); None without one, or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+            fields = f.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,69 @@
+"""Finds site files: in the user's folder, in the checkout or the installed package, or at a path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcgpu.errors import ConfigError
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteText:
+    """A site file's text, and what to call the file in messages."""
+
+    text: str
+    name: str
+
+
+def folders() -> tuple[Path, ...]:
+    """Return where site files are looked for, the user's own first.
+
+    The package's own lie in its ``data`` when it was installed from a wheel, and beside it in a checkout.
+    """
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return (config / "hpcgpu" / "sites", _PACKAGE / "data" / "site_configs", _PACKAGE.parent / "site_configs")
+
+
+def known_sites() -> dict[str, Path]:
+    """Return the site files that can be named, by name."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def find_site(name: str) -> SiteText:
+    """Return the text of a site file.
+
+    Parameters
+    ----------
+    name : str
+        A known site's name, or a path (with a slash, or ending in ``.yaml``).
+
+    Raises
+    ------
+    ConfigError
+        No such site, with those there are; or the file cannot be read.
+
+    """
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name).expanduser()
+        shown = name
+    else:
+        known = known_sites()
+        if name not in known:
+            raise ConfigError(
+                f"no site {name!r}; there are: {', '.join(sorted(known)) or 'none'}. Give one of them, or the path "
+                f"of a site file; your own can stand in {folders()[0]}"
+            )
+        path = known[name]
+        shown = str(Path("site_configs") / path.name) if path.parent in folders()[1:] else str(path)
+    try:
+        return SiteText(path.read_text(encoding="utf-8"), shown)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"site file {name} cannot be read: {error}") from error

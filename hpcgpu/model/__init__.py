@@ -1,0 +1,65 @@
+"""Floor 1, the nouns: frozen values that check themselves. Standard library only, no I/O.
+
+Names are loaded on first touch (PEP 562): a rank that only takes part in the meeting needs two of them, and making a
+dataclass takes a millisecond.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcgpu.model.allocation import Allocation as Allocation
+    from hpcgpu.model.allocation import RankFacts as RankFacts
+    from hpcgpu.model.command import Command as Command
+    from hpcgpu.model.command import Result as Result
+    from hpcgpu.model.command import Started as Started
+    from hpcgpu.model.cpuset import CpuSet as CpuSet
+    from hpcgpu.model.document import RunDocument as RunDocument
+    from hpcgpu.model.job import JobSpec as JobSpec
+    from hpcgpu.model.job import JobState as JobState
+    from hpcgpu.model.job import JobStatus as JobStatus
+    from hpcgpu.model.layout import Layout as Layout
+    from hpcgpu.model.layout import NodeLayout as NodeLayout
+    from hpcgpu.model.settings import Settings as Settings
+    from hpcgpu.model.site import Site as Site
+    from hpcgpu.model.topology import Gpu as Gpu
+    from hpcgpu.model.topology import Nic as Nic
+    from hpcgpu.model.topology import NumaNode as NumaNode
+    from hpcgpu.model.topology import Topology as Topology
+    from hpcgpu.model.worker import ActualBinding as ActualBinding
+    from hpcgpu.model.worker import Binding as Binding
+    from hpcgpu.model.worker import WorkerSpec as WorkerSpec
+
+_HOMES = {
+    "Allocation": "allocation",
+    "RankFacts": "allocation",
+    "Command": "command",
+    "Result": "command",
+    "Started": "command",
+    "CpuSet": "cpuset",
+    "RunDocument": "document",
+    "JobSpec": "job",
+    "JobState": "job",
+    "JobStatus": "job",
+    "Layout": "layout",
+    "NodeLayout": "layout",
+    "Settings": "settings",
+    "Site": "site",
+    "Gpu": "topology",
+    "Nic": "topology",
+    "NumaNode": "topology",
+    "Topology": "topology",
+    "ActualBinding": "worker",
+    "Binding": "worker",
+    "WorkerSpec": "worker",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hpcgpu.model' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hpcgpu.model.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

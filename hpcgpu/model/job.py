@@ -1,0 +1,92 @@
+"""What we ask of a batch system (:class:`JobSpec`) and what it tells us (:class:`JobStatus`)."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from hpcgpu.errors import ConfigError
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class JobState(enum.Enum):
+    """States to which all batch systems can be mapped. ``UNKNOWN`` is a state, not an error."""
+
+    PENDING = "pending"
+    HELD = "held"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """State of one job; ``native`` and ``reason`` keep the batch system's own words."""
+
+    state: JobState
+    native: str
+    reason: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One request to a batch system: one job of ``nodes`` nodes.
+
+    Attributes
+    ----------
+    argv : tuple of str
+        The command of the job; quoted only in ``batch.script``.
+    tasks_per_node : int
+        Ranks with GPUs. The scheduler's rank is one more, on node 0, and has no place of its own: the
+        launcher's line inside the job allows it (facts: Slurm 22.05, ``srun -n9 -O`` in 2 nodes of 4 tasks).
+    extra_directives : tuple of str
+        The user's own options as they would stand in a script, ``--constraint=a100`` or ``-C a100``; each
+        replaces ours of the same name.
+    skipped_directives : tuple of str
+        Options of ours to leave out.
+    arguments : str
+        Shell text after the command, for templates: ``"$@"``.
+    exit_file : str
+        Where the script leaves its exit code, for batch systems that forget a job with its end; empty: nowhere.
+
+    Raises
+    ------
+    ConfigError
+        A job of no nodes, no name or no command, or text that no script can carry.
+
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    walltime_s: int | None = None
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int | None = None
+    gpus_per_node: int = 0
+    memory_per_node_bytes: int | None = None
+    queue: str | None = None
+    account: str | None = None
+    prologue: tuple[str, ...] = ()
+    extra_directives: tuple[str, ...] = ()
+    skipped_directives: tuple[str, ...] = ()
+    log_directory: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    arguments: str = ""
+    exit_file: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.argv:
+            raise ConfigError(f"a job needs a name and a command; given: {self.name!r} and {self.argv!r}")
+        for what, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
+            if getattr(self, what) < least:
+                raise ConfigError(f"{what}={getattr(self, what)} of job {self.name!r}; allowed: {least} or more")
+        for name, _ in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise ConfigError(f"{name!r} is no name of an environment variable; allowed: letters, digits and _")
+        values = (self.exit_file, self.arguments, *self.argv, *self.prologue, *(value for _, value in self.env))
+        if bad := next((value for value in values if "\0" in value), None):
+            raise ConfigError(f"{bad!r} has a NUL character, which no command can carry; take it out")

@@ -1,0 +1,50 @@
+"""Which rank does what, on which node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayout:
+    """Ranks and workers of one node.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Global ranks on the node, ascending; the first is the leader.
+    workers : tuple of tuple of int
+        For each rank the positions of its GPUs in the node's plan; empty for the scheduler's rank
+        beside others, and for idle ranks.
+
+    """
+
+    node: int
+    ranks: tuple[int, ...]
+    workers: tuple[tuple[int, ...], ...]
+
+    @property
+    def leader(self) -> int:
+        """The rank that owns the node's processes."""
+        return self.ranks[0]
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Ranks without a worker, rank 0 (the scheduler) apart."""
+        return tuple(r for r, w in zip(self.ranks, self.workers, strict=True) if not w and r != 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The whole world; rank 0 is the scheduler."""
+
+    nodes: tuple[NodeLayout, ...]
+
+    @property
+    def worker_count(self) -> int:
+        """Workers of all nodes."""
+        return sum(len(w) for n in self.nodes for w in n.workers)
+
+    def node_of(self, rank: int) -> NodeLayout:
+        """Return the node on which ``rank`` runs."""
+        return next(n for n in self.nodes if rank in n.ranks)

@@ -1,0 +1,100 @@
+"""Every option, declared once: name, default, kind of value, and what it means.
+
+``config`` reads values by ``kind``, the classes and the command line take their options from here.
+The name users type is the field's name, or ``user_name`` where the field carries a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+
+def option(
+    default: Any,  # noqa: ANN401 - the field's own annotation says the type
+    kind: str,
+    text: str,
+    *,
+    user_name: str = "",
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    example: str = "",
+) -> Any:  # noqa: ANN401
+    """Return a dataclass field; ``aliases`` are the same option's names in dask-jobqueue and dask-cuda."""
+    metadata = {
+        "kind": kind,
+        "text": text,
+        "user_name": user_name,
+        "choices": choices,
+        "aliases": aliases,
+        "example": example,
+    }
+    if isinstance(default, Mapping):  # read-only, but Python 3.11 takes every unhashable default for a mutable one
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The values of one run, and where each that is not a default was set (``sources``)."""
+
+    nodes: int = option(1, "count", "nodes of the job")
+    gpus_per_node: int | None = option(None, "count", "GPUs (and workers) on each node; all that are granted if unset")
+    gpus: str | None = option(None, "gpus", "'sim:4' or 'sim:4x256MiB': simulated GPUs, so many per node")
+    ranks: str = option("gpu", "choice", "one MPI rank per GPU, or one per node", choices=("gpu", "node"))
+    nthreads: int = option(1, "count", "threads of a worker", aliases=("threads_per_worker",))
+    cores_per_gpu: int | None = option(None, "count", "cores asked of the batch system for each GPU")
+    memory_bytes: int | None = option(None, "bytes", "memory asked for on each node", user_name="memory")
+    queue: str | None = option(None, "text", "queue or partition", aliases=("partition",))
+    account: str | None = option(None, "text", "account or project that is charged", aliases=("project",))
+    walltime_s: int | None = option(
+        None, "duration", "time limit of the job", user_name="walltime", example="'02:00:00' or '2h'"
+    )
+    job_name: str = option("hpcgpu", "text", "name of the job", aliases=("name",))
+    job_extra_directives: tuple[str, ...] = option(
+        (), "texts", "options for the batch system, such as '--constraint=a100'"
+    )
+    job_directives_skip: tuple[str, ...] = option((), "texts", "options to leave out, such as '--mem'")
+    job_script_prologue: tuple[str, ...] = option((), "lines", "shell lines before the command", aliases=("env_extra",))
+    log_directory: str | None = option(None, "text", "folder for the job's output")
+    python: str | None = option(None, "text", "Python of the ranks; this one if unset")
+    site: str | None = option(None, "text", "name of a site file, or a path to one")
+    device_memory_limit: float | int = option(
+        0.8, "limit", "where spilling from the GPU begins: bytes, or a fraction of its memory; 0 = never"
+    )
+    memory_limit: float | int | None = option(
+        None, "host-limit", "host memory of one worker; its share of the node if unset, 0 = no limit"
+    )
+    jit_unspill: bool = option(
+        False, "flag", "spill single objects, restore them at first use", aliases=("enable_jit_unspill",)
+    )
+    local_directory: str | None = option(None, "text", "fast local folder for spilled data")
+    protocol: str | None = option(None, "choice", "tls unless said otherwise", choices=("tcp", "tls", "ucx"))
+    security: bool | None = option(None, "flag", "False turns TLS off")
+    interface: str | None = option(None, "text", "network interface of scheduler and workers")
+    rendezvous: str = option("mpi", "choice", "how the ranks meet", choices=("mpi", "file"))
+    launcher: str | None = option(None, "text", "what starts the ranks: srun, mpirun or fork; found if unset")
+    client_grace_s: float = option(
+        30.0, "seconds", "how long the job outlives a client that fell silent", user_name="client_grace"
+    )
+    death_timeout_s: float = option(60.0, "seconds", "how long ranks wait for each other", user_name="death_timeout")
+    dashboard: bool = option(True, "flag", "the scheduler's dashboard, on loopback behind a secret")
+    resources: Mapping[str, float] = option(MappingProxyType({}), "numbers", "Dask resources of each worker")
+    env: Mapping[str, str] = option(MappingProxyType({}), "environment", "environment of the workers")
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def where(self, name: str) -> str:
+        """Return where the option, by the name users type, was set; ``default`` if nowhere."""
+        return self.sources.get(name, "default")
+
+
+def options() -> tuple[Field[Any], ...]:
+    """Return the options' fields, in their order."""
+    return tuple(f for f in fields(Settings) if f.metadata)
+
+
+def user_name(f: Field[Any]) -> str:
+    """Return the name that users type."""
+    return f.metadata["user_name"] or f.name

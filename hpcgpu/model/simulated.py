@@ -1,0 +1,42 @@
+"""What ``gpus='sim:4x256MiB'`` asks for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.units import parse_bytes
+
+DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
+_TEXT = re.compile(r"sim:(\d{1,4})(?:x(.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGpus:
+    """So many simulated GPUs on each node, each with so much memory."""
+
+    count: int
+    memory_bytes: int = DEFAULT_BYTES
+
+
+def parse_simulated(text: str) -> SimulatedGpus:
+    """Return what ``sim:4`` or ``sim:4x256MiB`` says.
+
+    Raises
+    ------
+    ConfigError
+        Another text, no GPU, or GPUs without memory.
+
+    """
+    allowed = "allowed: 'sim:4', or 'sim:4x256MiB' (so many simulated GPUs on each node, each with so much memory)"
+    found = _TEXT.fullmatch(text)
+    if not found:
+        raise ConfigError(f"{text!r} is no text for simulated GPUs; {allowed}")
+    try:
+        memory = parse_bytes(found[2]) if found[2] else DEFAULT_BYTES
+    except ConfigError as error:
+        raise ConfigError(f"{text!r}: {error}") from error
+    if int(found[1]) < 1 or memory < 1:
+        raise ConfigError(f"{text!r} is no GPU, or one without memory; {allowed}")
+    return SimulatedGpus(int(found[1]), memory)

@@ -1,0 +1,77 @@
+"""What one worker process is tied to (:class:`Binding`) and everything it starts with (:class:`WorkerSpec`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpcgpu.model.cpuset import CpuSet
+from hpcgpu.model.topology import Gpu, Nic
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Cores, memory, GPUs and NICs of one worker, before CUDA starts.
+
+    Attributes
+    ----------
+    gpus : tuple of Gpu
+        All whole GPUs that stay visible, the worker's own first.
+    memory_policy : str
+        ``preferred-many``, ``bind``, ``interleave`` or ``none``.
+    memory_nodes : CpuSet
+        NUMA nodes of the policy.
+    shared_cores : bool
+        True when other workers of the node have the same cores (fewer cores than workers).
+    reasons : tuple of str
+        Why, in words, for ``explain()``.
+
+    """
+
+    cpuset: CpuSet
+    gpus: tuple[Gpu, ...]
+    nics: tuple[Nic, ...] = ()
+    memory_policy: str = "none"
+    memory_nodes: CpuSet = field(default_factory=CpuSet)
+    interface: str = ""
+    shared_cores: bool = False
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ActualBinding:
+    """What a running process has, read back from the kernel.
+
+    Attributes
+    ----------
+    threads : tuple of (int, CpuSet)
+        Thread id and mask of every thread.
+    memory_policy : str
+        As in :class:`Binding`, or ``preferred``; ``none`` is the kernel's default, empty is unknown.
+
+    """
+
+    threads: tuple[tuple[int, CpuSet], ...]
+    memory_policy: str = ""
+    memory_nodes: CpuSet = field(default_factory=CpuSet)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker: its name, its binding, its limits and its environment."""
+
+    name: str
+    binding: Binding
+    nthreads: int = 1
+    memory_limit_bytes: int | None = None
+    device_memory_limit_bytes: int = 0
+    device_memory_bytes: int = 0
+    simulated: bool = False
+    local_directory: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    kept_env: tuple[str, ...] = ()
+    resources: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def gpu(self) -> Gpu:
+        """The worker's own GPU."""
+        return self.binding.gpus[0]

@@ -1,0 +1,1 @@
+"""Floor 3, decisions: facts in, plans out. Pure."""

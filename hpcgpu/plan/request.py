@@ -1,0 +1,68 @@
+"""From settings to the one job that is asked of a batch system."""
+
+from __future__ import annotations
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import JobSpec, Settings
+from hpcgpu.model.simulated import parse_simulated
+
+
+def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
+    """Return the request for a gang: one job, one rank per GPU (or per node) and the scheduler's beside them.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked by ``config``; a site's number of GPUs is in it already.
+    argv : tuple of str
+        The command of the job: what starts the ranks with the run document.
+
+    Raises
+    ------
+    ConfigError
+        Nobody said how many GPUs, or a number that no job can have.
+
+    """
+    for name in ("nodes", "gpus_per_node", "cores_per_gpu", "memory_bytes", "walltime_s"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            user = name.removesuffix("_bytes").removesuffix("_s")
+            raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
+    count = _gpus_per_node(settings)
+    per_gpu = settings.ranks == "gpu"
+    cores = settings.cores_per_gpu
+    return JobSpec(
+        name=settings.job_name,
+        argv=argv,
+        nodes=settings.nodes,
+        tasks_per_node=count if per_gpu else 1,
+        cpus_per_task=cores if cores is None or per_gpu else cores * count,
+        gpus_per_node=0 if settings.gpus else count,
+        memory_per_node_bytes=settings.memory_bytes,
+        walltime_s=settings.walltime_s,
+        queue=settings.queue,
+        account=settings.account,
+        prologue=settings.job_script_prologue,
+        extra_directives=settings.job_extra_directives,
+        skipped_directives=settings.job_directives_skip,
+        log_directory=settings.log_directory,
+    )
+
+
+def _gpus_per_node(settings: Settings) -> int:
+    """Return the workers of each node; simulated GPUs are none to the batch system."""
+    wanted = settings.gpus_per_node
+    if settings.gpus:
+        simulated = parse_simulated(settings.gpus).count
+        if wanted is not None and wanted > simulated:
+            raise ConfigError(
+                f"gpus_per_node={wanted}, set by {settings.where('gpus_per_node')}, but gpus={settings.gpus!r} (set by "
+                f"{settings.where('gpus')}) makes {simulated} on each node; leave gpus_per_node out"
+            )
+        return wanted or simulated
+    if wanted is None:
+        raise ConfigError(
+            "how many GPUs of each node? Nobody said it: give gpus_per_node=4, or site= for a machine that is known, "
+            "or gpus='sim:4' to try it without GPUs"
+        )
+    return wanted

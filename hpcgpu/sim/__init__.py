@@ -1,0 +1,13 @@
+"""Simulated GPUs: to try hpcgpu, to plan for a machine, to teach, and to test without a GPU.
+
+``hpcgpu.sim.dask.register()`` makes the arrays known to dask; workers of hpcgpu have done so.
+"""
+
+from hpcgpu.sim.array import RandomState as RandomState
+from hpcgpu.sim.array import SimArray as SimArray
+from hpcgpu.sim.array import asarray as asarray
+from hpcgpu.sim.gpu import OutOfMemoryError as OutOfMemoryError
+from hpcgpu.sim.gpu import SimGpu as SimGpu
+from hpcgpu.sim.gpu import current_gpu as current_gpu
+from hpcgpu.sim.gpu import read_usage_bytes as read_usage_bytes
+from hpcgpu.sim.gpu import set_current_gpu as set_current_gpu

@@ -1,0 +1,248 @@
+"""Arrays of a simulated GPU: numpy computes, but nothing crosses to the host unasked.
+
+A wrapper class: a subclass of ndarray would become a host array in ``np.asarray`` and in ``concatenate``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from hpcgpu.sim.gpu import Allocation, SimGpu, current_gpu
+
+_IMPLICIT = (
+    "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
+)
+# Functions whose answer is a fact for the host, not data; and those that take host arrays as indices, as CuPy's do.
+_FACTS = {np.allclose, np.array_equal, np.may_share_memory, np.shares_memory, np.iscomplexobj, np.result_type}
+_INDEXED = {np.take, np.take_along_axis, np.delete, np.insert, np.isin}
+# With ``like=`` these are asked to copy from the host.
+_UPLOADS = {np.array, np.asarray, np.asanyarray}
+# These write the data out, so it comes down first.
+_OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
+
+
+class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array on a simulated GPU; made by :meth:`SimGpu.asarray` and by computing with others."""
+
+    __slots__ = ("__weakref__", "_allocation", "_host")
+    __array_priority__ = 100
+
+    def __init__(self, host: np.ndarray, allocation: Allocation) -> None:
+        self._host, self._allocation = host, allocation
+
+    @property
+    def __hpcgpu_device__(self) -> SimGpu:
+        """The device, as the spill store looks for it."""
+        return self._allocation.gpu
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its lengths; they may be set."""
+        return self._host.shape
+
+    @shape.setter
+    def shape(self, shape: int | tuple[int, ...]) -> None:
+        self._host.shape = shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Its kind of number."""
+        return self._host.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return self._host.ndim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self._host.nbytes
+
+    @property
+    def real(self) -> Any:  # noqa: ANN401 - an array of the device
+        """The real part, a view; it may be set."""
+        return self._up(self._host.real)
+
+    @real.setter
+    def real(self, value: Any) -> None:  # noqa: ANN401 - what broadcasts
+        self._host.real = _down(value)
+
+    @property
+    def imag(self) -> Any:  # noqa: ANN401 - an array of the device
+        """The imaginary part, a view for complex numbers; it may be set."""
+        return self._up(self._host.imag)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:  # noqa: ANN401 - what broadcasts
+        self._host.imag = _down(value)
+
+    def get(self, *, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
+        """Copy to the host, as CuPy's ``get``."""
+        return self._allocation.gpu.to_host(self._host, order)
+
+    def tolist(self) -> Any:  # noqa: ANN401 - nested lists, or one number
+        """Copy to the host, as Python's numbers."""
+        return self.get().tolist()
+
+    def tobytes(self) -> bytes:
+        """Copy to the host, as bytes."""
+        return self.get().tobytes()
+
+    def item(self, *args: int) -> Any:  # noqa: ANN401 - a number of the array's kind
+        """Copy one element to the host."""
+        return self.get().item(*args)
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError(_IMPLICIT)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        out = kwargs.get("out", ())
+        if any(not isinstance(o, SimArray) for o in out if o is not None):
+            raise TypeError(_IMPLICIT)
+        if any(_decides(x) for x in inputs):
+            return NotImplemented
+        result = getattr(ufunc, method)(*map(_down, inputs), **_down(kwargs))
+        if len(out) == 1:
+            return out[0]
+        return self._up(result)
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        if not all(issubclass(t, (SimArray, np.ndarray)) for t in types):
+            return NotImplemented
+        if function in _UPLOADS and not isinstance(args[0], SimArray):
+            return self._allocation.gpu.asarray(function(*args, **kwargs))
+        if function in _OUTPUT:
+            args, kwargs = [_got(a) for a in args], {k: _got(a) for k, a in kwargs.items()}
+            return function(*args, **kwargs)
+        host = function in _INDEXED
+        result = function(*_down(args, host), **_down(kwargs, host))
+        return result if function in _FACTS else self._up(result)
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401
+        return self._up(self._host[_down(index, host=True)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401
+        self._host[_down(index, host=True)] = _down(value)
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __iter__(self) -> Any:  # noqa: ANN401
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.item() if self.size == 1 else self._host)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        return int(self.get().__index__())
+
+    def __repr__(self) -> str:
+        return f"SimArray({self.get()!r})"
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what numpy's array has of that name
+        if name.startswith("__") or name not in _ATTRIBUTES:
+            raise AttributeError(f"'SimArray' object has no attribute {name!r}")
+        value = getattr(self._host, name)
+        if not callable(value):
+            return self._up(value)
+
+        def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return self._up(value(*_down(args, name == "take"), **_down(kwargs)))
+
+        return method
+
+    def __reduce__(self) -> tuple[Callable[[np.ndarray], SimArray], tuple[np.ndarray]]:
+        return asarray, (self.get(order="A"),)
+
+    def __copy__(self) -> SimArray:
+        return self.copy()
+
+    def __deepcopy__(self, _: object) -> SimArray:
+        return self.copy()
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return "SimArray", self.shape, self.dtype.str, hashlib.sha1(self.tobytes()).hexdigest()
+
+    def _up(self, result: Any) -> Any:  # noqa: ANN401
+        """Return what a computation has made, on the device."""
+        if isinstance(result, np.ndarray):
+            return SimArray(result, self._allocation.gpu.allocation_of(result))
+        if isinstance(result, np.generic):
+            return self._up(np.asarray(result))
+        if isinstance(result, tuple) and hasattr(result, "_fields"):
+            return type(result)(*map(self._up, result))
+        if isinstance(result, (list, tuple)):
+            return type(result)(map(self._up, result))
+        return result
+
+
+# Of ndarray's methods and attributes those that CuPy's arrays have, too.
+_ATTRIBUTES = frozenset(
+    """
+    T size itemsize strides flags all any argmax argmin argpartition argsort astype
+    choose clip compress conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean min nonzero partition
+    prod ptp put ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose
+    var view
+    """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
+)
+
+
+def _down(value: Any, host: bool = False) -> Any:  # noqa: ANN401
+    """Return the arguments of a computation as numpy takes them; host arrays only where they are indices."""
+    if isinstance(value, SimArray):
+        return value._host
+    if isinstance(value, np.ndarray) and not host:
+        raise TypeError(f"Unsupported type {type(value)}: an array of the host and one of the device do not mix")
+    if isinstance(value, (list, tuple)):
+        if hasattr(value, "_fields"):
+            return type(value)(*(_down(v, host) for v in value))
+        return type(value)(_down(v, host) for v in value)
+    if isinstance(value, Mapping):
+        return {k: _down(v, host) for k, v in value.items()}
+    return value
+
+
+def _got(value: Any) -> Any:  # noqa: ANN401
+    return value.get() if isinstance(value, SimArray) else value
+
+
+def _decides(x: Any) -> bool:  # noqa: ANN401
+    """Tell whether an argument is of a class, such as dask's arrays, that knows what to do with device arrays."""
+    return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))
+
+
+def asarray(x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
+    """Copy to the simulated GPU of the process that calls: ``x.map_blocks(hpcgpu.sim.asarray)``."""
+    return current_gpu().asarray(x)
+
+
+class RandomState:
+    """Random numbers made on the device, for ``da.random.RandomState(seed, RandomState=hpcgpu.sim.RandomState)``."""
+
+    def __init__(self, seed: Any = None) -> None:  # noqa: ANN401 - what numpy takes
+        self._numpy = np.random.RandomState(seed)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("_"):
+            raise AttributeError(name)
+        draw = getattr(self._numpy, name)
+
+        def on_device(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            drawn = draw(*args, **kwargs)
+            return current_gpu().adopt(drawn) if isinstance(drawn, np.ndarray) else drawn
+
+        return on_device

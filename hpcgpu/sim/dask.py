@@ -1,0 +1,22 @@
+"""Lets dask.array compute with simulated arrays. They travel by pickle: one copy down, one up."""
+
+from __future__ import annotations
+
+import functools
+
+from dask.array import register_chunk_type
+from dask.array.backends import _nannumel, _numel_arraylike  # as dask registers them for CuPy (dask 2026.8.0)
+from dask.array.dispatch import nannumel_lookup, numel_lookup, to_numpy_dispatch
+from dask.sizeof import sizeof
+
+from hpcgpu.sim.array import SimArray
+
+
+@functools.cache
+def register() -> None:
+    """Make simulated arrays known to dask, in this process."""
+    register_chunk_type(SimArray)
+    sizeof.register(SimArray, lambda array: int(array.nbytes))
+    numel_lookup.register(SimArray, _numel_arraylike)
+    nannumel_lookup.register(SimArray, _nannumel)
+    to_numpy_dispatch.register(SimArray, lambda array, **_: array.get())

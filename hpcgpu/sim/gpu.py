@@ -1,0 +1,300 @@
+"""A GPU that is not there: memory of a given size in host memory, every copy counted, too much refused."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from hpcgpu.model.simulated import DEFAULT_BYTES
+
+if TYPE_CHECKING:
+    from hpcgpu.sim.array import SimArray
+
+_COUNTER_BYTES = 8
+_NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of what CuPy has kernels for (cupy/_core/_dtype.pyx)
+
+
+class OutOfMemoryError(MemoryError):
+    """An allocation beyond the device's capacity, as CuPy's ``cupy.cuda.memory.OutOfMemoryError``."""
+
+
+class Allocation:
+    """One buffer of the device; arrays that are views of each other hold the same one."""
+
+    __slots__ = ("__weakref__", "gpu", "nbytes")
+
+    def __init__(self, gpu: SimGpu, nbytes: int) -> None:
+        self.gpu, self.nbytes = gpu, nbytes
+
+    def __del__(self) -> None:
+        self.gpu._free(self.nbytes)
+
+
+class View(NamedTuple):
+    """How an array lies in its buffer."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int
+
+
+class SimGpu:
+    """A simulated GPU.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        Capacity.
+    uuid, pci : str
+        How it is named.
+    usage_file : path, optional
+        Where the used bytes are published for other processes (:func:`read_usage_bytes`).
+
+    Attributes
+    ----------
+    used_bytes, peak_bytes : int
+        Memory that arrays hold now, and held at most.
+    h2d_copies, d2h_copies, h2d_bytes, d2h_bytes : int
+        Copies from and to the host.
+    on_alloc_failure : callable or None
+        Called with the wanted bytes before an allocation is refused; True lets it be tried once more.
+
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        *,
+        uuid: str = "GPU-SIM-0",
+        pci: str = "ffff:00:00.0",
+        usage_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.memory_bytes, self.uuid, self.pci = memory_bytes, uuid, pci
+        self.peak_bytes = self.h2d_copies = self.d2h_copies = self.h2d_bytes = self.d2h_bytes = 0
+        self.on_alloc_failure: Callable[[int], bool] | None = None
+        self._used = 0
+        self._lock = threading.Lock()
+        self._freed: deque[int] = deque()
+        self._allocations: dict[int, weakref.ref[Allocation]] = {}
+        self._published = _map_counter(Path(usage_file)) if usage_file is not None else None
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"simulated GPU {self.uuid}"
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all live buffers."""
+        self._settle()
+        return self._used
+
+    def asarray(self, x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
+        """Copy an array from the host to the device; an array that is on it already is returned as it is.
+
+        Raises
+        ------
+        OutOfMemoryError
+            The device has no room for it.
+
+        """
+        from hpcgpu.sim.array import SimArray
+
+        if isinstance(x, SimArray) and x._allocation.gpu is self:
+            return x
+        host = x.get() if isinstance(x, SimArray) else np.asarray(x)
+        _check(host.dtype)
+        allocation = self._allocate(host.nbytes)
+        device = np.array(host, copy=True)
+        self._count("h2d", host.nbytes)
+        return SimArray(device, self._register(device, allocation))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> SimArray:  # noqa: ANN401
+        """Return an array with undefined contents."""
+        return self.adopt(np.empty(shape, dtype))
+
+    def adopt(self, result: np.ndarray) -> SimArray:
+        """Take over an array that a computation on the device has made; nothing is copied."""
+        from hpcgpu.sim.array import SimArray
+
+        return SimArray(result, self.allocation_of(result))
+
+    def allocation_of(self, result: np.ndarray) -> Allocation:
+        """Return the buffer in which an array lies; one that a computation has just made is taken into account."""
+        root = _root(result)
+        known = self._allocations.get(id(root))
+        allocation = known() if known else None
+        if allocation is None:
+            _check(root.dtype)
+            allocation = self._register(root, self._allocate(root.nbytes))
+        return allocation
+
+    def buffer_of(self, array: SimArray) -> tuple[int, int]:
+        """Return an id of the array's buffer, valid while it lives, and the buffer's bytes."""
+        return id(array._allocation), array._allocation.nbytes
+
+    def pack(self, arrays: Sequence[SimArray]) -> tuple[np.ndarray, list[View]]:
+        """Copy the one buffer that all the arrays share to the host, once; return it with how each lies in it."""
+        root = _root(arrays[0]._host)
+        raw = _bytes_of(root)
+        start = _address(root)
+        views = []
+        for array in arrays:
+            a = array._host
+            views.append(View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0))
+        copy = np.empty(root.nbytes, np.uint8)
+        np.copyto(copy, raw)
+        self._count("d2h", root.nbytes)
+        return copy, views
+
+    def unpack(self, root: np.ndarray, views: Sequence[View]) -> list[SimArray]:
+        """Copy a packed buffer to the device, once, and return its arrays."""
+        from hpcgpu.sim.array import SimArray
+
+        allocation = self._allocate(root.nbytes)
+        device = np.empty(root.nbytes, np.uint8)
+        np.copyto(device, root)
+        self._count("h2d", root.nbytes)
+        self._register(device, allocation)
+        return [SimArray(np.ndarray(v.shape, v.dtype, device, v.offset, v.strides), allocation) for v in views]
+
+    def to_host(self, host: np.ndarray, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
+        """Copy an array's data to the host."""
+        self._count("d2h", host.nbytes)
+        return host.copy(order)
+
+    def _allocate(self, nbytes: int) -> Allocation:
+        for last in (False, True):
+            with self._lock:
+                self._settle_locked()
+                used = self._used
+                if used + nbytes <= self.memory_bytes:
+                    self._used += nbytes
+                    self.peak_bytes = max(self.peak_bytes, self._used)
+                    self._publish()
+                    return Allocation(self, nbytes)
+            if last or self.on_alloc_failure is None or not self.on_alloc_failure(nbytes):
+                break
+        raise OutOfMemoryError(
+            f"Out of memory allocating {nbytes:,} bytes (allocated so far: {used:,} bytes, limit set to: "
+            f"{self.memory_bytes:,} bytes) on the {self.name}"
+        )
+
+    def _register(self, root: np.ndarray, allocation: Allocation) -> Allocation:
+        # No lock: arrays let go of their allocation before their memory, so an id is free before it can come again.
+        key = id(root)
+        self._allocations[key] = weakref.ref(allocation, functools.partial(self._forget, key))
+        return allocation
+
+    def _forget(self, key: int, reference: weakref.ref[Allocation]) -> None:
+        if self._allocations.get(key) is reference:  # else another buffer has taken over the id
+            del self._allocations[key]
+
+    def _free(self, nbytes: int) -> None:
+        self._freed.append(nbytes)
+        self._settle()
+
+    def _settle(self) -> None:
+        # Never waits: the garbage collector may free an array inside this thread's own locked region. Who holds the
+        # lock then looks here again when it has let go.
+        while self._freed and self._lock.acquire(blocking=False):
+            try:
+                self._settle_locked()
+            finally:
+                self._lock.release()
+
+    def _settle_locked(self) -> None:
+        while self._freed:
+            self._used -= self._freed.popleft()
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._published is not None:
+            self._published[:] = self._used.to_bytes(_COUNTER_BYTES, "little")
+
+    def _count(self, way: str, nbytes: int) -> None:
+        if nbytes:  # dask infers types by calling functions on empty arrays
+            with self._lock:
+                setattr(self, f"{way}_copies", getattr(self, f"{way}_copies") + 1)
+                setattr(self, f"{way}_bytes", getattr(self, f"{way}_bytes") + nbytes)
+            self._settle()
+
+    def __repr__(self) -> str:
+        return f"SimGpu({self.uuid}, used {self.used_bytes:,} of {self.memory_bytes:,} bytes)"
+
+    def __reduce__(self) -> tuple[Callable[[], SimGpu], tuple[()]]:
+        """A GPU does not travel: in another process it is the one there."""
+        return current_gpu, ()
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return "SimGpu", self.uuid
+
+
+def _check(dtype: np.dtype) -> None:
+    if dtype.char not in _NUMBERS:
+        raise ValueError(f"Unsupported dtype {dtype}: a GPU holds numbers only")
+
+
+def _root(array: np.ndarray) -> np.ndarray:
+    """Return the array that owns the memory."""
+    base = array.base
+    while base is not None:
+        if isinstance(base, np.ndarray):
+            array = base
+        # np.lib.stride_tricks puts an object of its own between a view and its array (numpy 2.4)
+        base = getattr(base, "base", None)
+    return array
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _bytes_of(root: np.ndarray) -> np.ndarray:
+    """Return the root's memory as bytes; a root owns its memory, which is contiguous in some order of axes."""
+    order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
+    return root.transpose(order).reshape(-1).view(np.uint8)
+
+
+def _map_counter(path: Path) -> mmap.mmap:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
+        f.write(bytes(_COUNTER_BYTES))
+        f.flush()
+        return mmap.mmap(f.fileno(), _COUNTER_BYTES)
+
+
+def read_usage_bytes(path: str | os.PathLike[str]) -> int:
+    """Return what a simulated GPU of another process uses; 0 when there is none."""
+    try:
+        return int.from_bytes(Path(path).read_bytes(), "little")
+    except OSError:
+        return 0
+
+
+_current: SimGpu | None = None
+_choosing = threading.Lock()
+
+
+def current_gpu() -> SimGpu:
+    """Return this process's simulated GPU; a process that has none yet, such as a client, gets one of 256 MiB."""
+    global _current  # noqa: PLW0603 - as a CUDA device, it is one per process
+    with _choosing:
+        if _current is None:
+            _current = SimGpu(DEFAULT_BYTES, uuid="GPU-SIM-client")
+        return _current
+
+
+def set_current_gpu(gpu: SimGpu) -> None:
+    """Make this GPU the process's own."""
+    global _current  # noqa: PLW0603
+    _current = gpu

@@ -1,0 +1,47 @@
+"""What the store needs of dask, and dask of the store: how big things are, and how they become bytes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from dask.sizeof import sizeof
+
+from hpcgpu.spill.handle import Handle, Packed
+
+logger = logging.getLogger("distributed.worker.memory")
+_UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
+
+
+@functools.cache
+def register() -> None:
+    """Make handles known to dask, in this process: by type, they would count 64 bytes."""
+    sizeof.register(Handle, lambda handle: handle.nbytes)
+    sizeof.register(Packed, lambda packed: packed.nbytes)
+
+
+def size_of(value: Any) -> int:  # noqa: ANN401
+    """Return the size of a value as dask says; it does not raise."""
+    try:
+        return int(sizeof(value))
+    except Exception:  # what a user's sizeof may raise; distributed does the same
+        logger.warning("the size of a %s is taken for %d bytes", type(value), _UNKNOWN_BYTES, exc_info=True)
+        return _UNKNOWN_BYTES
+
+
+def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], object]) -> bytes:  # noqa: ANN401
+    """Pickle a value; one of a class that came by value from a client's script as distributed does for peers."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        out = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    except Exception:  # whatever a user's __reduce__ raises; distributed's pickle does the same
+        from distributed.protocol import pickle as by_value
+
+        buffers.clear()
+        out = by_value.dumps(value, buffer_callback=buffers.append)
+    for buffer in buffers:
+        buffer_callback(buffer)
+    return out

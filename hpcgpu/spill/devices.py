@@ -1,0 +1,52 @@
+"""The device of an array: what carries ``__hpcgpu_device__`` says it itself, CuPy's arrays have an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Device(Protocol):
+    """What the store needs of a GPU; a simulated one and CuPy's look alike to it."""
+
+    memory_bytes: int
+    on_alloc_failure: Callable[[int], bool] | None
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that arrays hold."""
+
+    def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+        """Return an id of the array's buffer, valid while it lives, and the buffer's bytes."""
+
+    def pack(self, arrays: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+        """Copy the buffer that the arrays share to the host, once; return it with how each lies in it."""
+
+    def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
+        """Copy a packed buffer to the device, once, and return its arrays."""
+
+
+def device_of(x: Any) -> Device | None:  # noqa: ANN401
+    """Return the device on which an object lives; None for what is no device array."""
+    kind = type(x)
+    if hasattr(kind, "__hpcgpu_device__"):
+        device: Device = x.__hpcgpu_device__
+        return device
+    if _is_cupy(kind):
+        from hpcgpu.spill.cupy import CupyDevice
+
+        return CupyDevice.current(x.device.id)
+    return None
+
+
+def is_device_array(x: Any) -> bool:  # noqa: ANN401
+    """Tell whether an object lies in device memory."""
+    kind = type(x)
+    return hasattr(kind, "__hpcgpu_device__") or _is_cupy(kind)
+
+
+def _is_cupy(kind: type) -> bool:
+    # by name, so that nothing of CuPy is imported where it is not used; its classes say "cupy", "cupy._core.core"
+    return kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy"

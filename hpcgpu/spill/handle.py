@@ -1,0 +1,98 @@
+"""What stands for a value that is not up: on the event loop, and on its way to a peer.
+
+A worker that shall neither copy on its event loop nor show handles to user code (``hpcgpu.deploy.unspill`` does it):
+
+- reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
+- in the task's thread enters ``store.using(keys)`` and then replaces handles by what :meth:`Handle.resolve` returns;
+- calls :func:`keep_packed`, and ``hpcgpu.spill.dask.register``, when it starts;
+- sets ``store.on_fault`` and calls ``store.close()`` at its end.
+
+Without all this the store hands out values themselves everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcgpu.spill.devices import Device
+from hpcgpu.spill.value import put_together
+
+if TYPE_CHECKING:
+    from hpcgpu.spill.entry import Entry
+    from hpcgpu.spill.store import GpuSpillBuffer
+
+
+class Handle:
+    """A stored value, to be resolved in a thread that may wait.
+
+    ``for_store`` says that, pickled, it goes to a worker, whose store may keep the bytes as they are.
+    """
+
+    __slots__ = ("entry", "for_store", "key", "store")
+
+    def __init__(self, store: GpuSpillBuffer, entry: Entry, key: Any, for_store: bool) -> None:  # noqa: ANN401
+        self.store, self.entry, self.key, self.for_store = store, entry, key, for_store
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return self.entry.nbytes
+
+    def resolve(self) -> Any:  # noqa: ANN401
+        """Return the value, brought up."""
+        return self.store.restore(self.entry, self.key)
+
+    def packed(self) -> Packed:
+        """Return the value's bytes for a peer; nothing goes through the device."""
+        return self.store.packed(self.entry, self.key)
+
+    def __reduce__(self) -> tuple[Callable[[Packed, bool], Any], tuple[Packed, bool]]:
+        return _arrive, (self.packed(), self.for_store)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value whose device buffers are host bytes.
+
+    Attributes
+    ----------
+    rest : object
+        The value with slots in place of its arrays.
+    places : tuple of (int, int)
+        For each slot: which buffer, and which of its arrays.
+    buffers : tuple of (Device, ndarray, list)
+        Device (in another process: the one there), bytes, and how the arrays lie in them.
+
+    """
+
+    rest: Any
+    places: tuple[tuple[int, int], ...]
+    buffers: tuple[tuple[Device, np.ndarray, list[Any]], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(root.nbytes for _, root, _ in self.buffers)
+
+    def unpack(self) -> Any:  # noqa: ANN401
+        """Return the value, with its arrays on this process's device."""
+        arrays = [device.unpack(root, views) for device, root, views in self.buffers]
+        return put_together(self.rest, [arrays[b][i] for b, i in self.places])
+
+
+_keep = False
+
+
+def keep_packed() -> None:
+    """Let what is sent to workers of this process stay in host memory until it is used: they have this store."""
+    global _keep  # noqa: PLW0603 - unpickling has no other way to know where it runs
+    _keep = True
+
+
+def _arrive(packed: Packed, for_store: bool) -> Any:  # noqa: ANN401
+    # what a task gathers with a client of its own comes to a worker's process, too, but not to its store
+    return packed if for_store and _keep else packed.unpack()

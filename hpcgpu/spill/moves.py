@@ -1,0 +1,260 @@
+"""Where everything lies, and every way to move it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hpcgpu.spill import pressure
+from hpcgpu.spill.devices import Device
+from hpcgpu.spill.disk import Disk
+from hpcgpu.spill.entry import ABSENT, Entry
+from hpcgpu.spill.handle import Packed
+from hpcgpu.spill.limits import bytes_of
+from hpcgpu.spill.policy import Candidate, victims
+from hpcgpu.spill.unit import TIERS, Buffer, ImmovableError, Unit
+from hpcgpu.units import format_bytes
+
+logger = logging.getLogger("distributed.worker.memory")
+
+# Moving begins above a limit and goes on to this part of it, so that not every new value sets the mover going.
+_LOW = 0.95
+# A full disk is not tried again at once.
+_PAUSE_S = 1.0
+# What was moved may be held for a moment longer by an event or by a task that has just ended.
+_FREED_S, _FREED_POLL_S = 1.0, 0.01
+# Moving less frees nothing that matters: numbers, and the skeletons of values whose arrays are on the device.
+_SMALL_BYTES = 1024
+# The part of the host tier that goes to disk when distributed asks for memory.
+_SQUEEZE = 0.1
+
+
+@dataclass(slots=True)
+class Count:
+    """Moves in one direction."""
+
+    nbytes: int = 0
+    number: int = 0
+    seconds: float = 0.0
+
+
+class Moves:
+    """All units by tier, and every way to move one.
+
+    ``lock`` is the store's: held for bookkeeping, never while bytes are copied. A unit's own lock is held while it
+    moves; who holds it may take ``lock``, never the other way round.
+    """
+
+    def __init__(self, lock: threading.RLock, device_limit: float, host_limit_bytes: int, disk: Disk) -> None:
+        self.lock, self.disk = lock, disk
+        self._device_limit, self._devices = device_limit, list[Device]()
+        self.device_limit_bytes, self.host_limit_bytes = 0, host_limit_bytes
+        self.stopped = False
+        # in the order in which they were last used or came to the tier: OrderedDict, since a plain dict is
+        # quadratic at its old end (facts: 50,000 times the first of a dict 1.08 s, of an OrderedDict 0.013 s)
+        self._order: dict[str, OrderedDict[int, Unit]] = {tier: OrderedDict() for tier in TIERS}
+        self._bytes = dict.fromkeys(TIERS, 0)
+        self._spilled_bytes = self._squeeze_bytes = 0
+        self._troubled_until: dict[str, float] = {}
+        self._immovable: set[str] = set()
+        names = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
+        self.counters = {name: Count() for name in names}
+
+    def tiers(self) -> dict[str, int]:
+        """Return the bytes in each tier."""
+        with self.lock:
+            return dict(self._bytes)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """The bytes that are below the tier in which they are used."""
+        return self._spilled_bytes
+
+    def watch(self, device: Device) -> None:
+        """Make room on a device when an allocation fails there; learn its size."""
+        if self._device_limit and device not in self._devices:
+            self._devices.append(device)
+            self.device_limit_bytes = bytes_of(self._device_limit, device.memory_bytes)
+            pressure.join(device, self)
+
+    def close(self) -> None:
+        """Leave the devices alone and remove the folder; no move is under way."""
+        for device in self._devices:
+            pressure.leave(device, self)
+        self.disk.close()
+
+    def add(self, unit: Unit) -> None:
+        """Count a unit from now on; under the lock, as touch and forget."""
+        unit.counted = True
+        self._count(unit, unit.nbytes)
+        if unit.nbytes >= _SMALL_BYTES:
+            self._order[unit.tier][unit.name] = unit
+
+    def touch(self, unit: Unit, age: int) -> None:
+        """Note that a unit is used."""
+        unit.age = age
+        if unit.name in self._order[unit.tier]:
+            self._order[unit.tier].move_to_end(unit.name)
+
+    def forget(self, unit: Unit) -> None:
+        """Count a unit no more that no key names; its bytes go when nobody refers to it any more."""
+        if unit.counted:
+            unit.counted = False
+            self._count(unit, -unit.nbytes)
+            self._order[unit.tier].pop(unit.name, None)
+
+    def is_due(self) -> bool:
+        """Tell whether there is something to do for the mover."""
+        return self.disk.has_waste or self.is_over()
+
+    def is_over(self) -> bool:
+        """Tell whether a tier is above its limit."""
+        return self._over("device", 1.0) > 0 or self._over("host", 1.0) > 0
+
+    def squeeze(self) -> None:
+        """Let more host memory go to disk, a part of what is there at a time."""
+        with self.lock:
+            self._squeeze_bytes = int(self._bytes["host"] * _SQUEEZE) or self._bytes["host"]
+
+    def relieve(self) -> bool:
+        """Move down what is above the limits; return whether anything moved."""
+        self.disk.empty_bin()
+        squeeze, self._squeeze_bytes = self._squeeze_bytes, 0
+        moved = self._evict("device", self._need("device")) if not self._is_troubled("device") else 0
+        if not self._is_troubled("host"):
+            moved += self._evict("host", max(self._need("host"), squeeze))
+        return moved > 0
+
+    def make_room(self, device: Device, need_bytes: int) -> bool:
+        """Move from a device what can be, for an allocation that has failed; in the thread that allocates."""
+        # even where used_bytes says that there is room: fragments and other processes are not in it
+        self._evict("device", need_bytes, device)
+        end = time.monotonic() + _FREED_S
+        while (over := device.used_bytes + need_bytes - device.memory_bytes) > 0:
+            if not self._evict("device", over, device):
+                if time.monotonic() > end:
+                    return False
+                time.sleep(_FREED_POLL_S)
+        return True
+
+    def bring_up(self, unit: Unit) -> None:
+        """Move a unit to where its value can be used; wait for a move of it that is under way."""
+        with unit.lock:
+            while unit.tier != unit.top:
+                below, above = unit.tier, TIERS[TIERS.index(unit.tier) - 1]
+                with self._counted(f"{below}_to_{above}", unit):
+                    unit.up(self.disk)
+                self._moved(unit, above)
+
+    def packed(self, entry: Entry) -> Packed:
+        """Return the bytes of a value that is pinned, for a peer; nothing goes through the device."""
+        buffers = [u for u in entry.units() if isinstance(u, Buffer)]
+        out = []
+        for buffer in buffers:
+            with buffer.lock:
+                out.append((buffer.device, *buffer.packed(self.disk)))
+        self.bring_up(entry.rest)
+        places = tuple((buffers.index(buffer), i) for buffer, i in entry.places)
+        return Packed(entry.rest.value, places, tuple(out))
+
+    def _count(self, unit: Unit, nbytes: int) -> None:
+        self._bytes[unit.tier] += nbytes
+        if unit.tier != unit.top:
+            self._spilled_bytes += nbytes
+
+    def _over(self, tier: str, part: float) -> int:
+        limit = self.device_limit_bytes if tier == "device" else self.host_limit_bytes
+        return self._bytes[tier] - int(limit * part) if limit else 0
+
+    def _need(self, tier: str) -> int:
+        return self._over(tier, _LOW) if self._over(tier, 1.0) > 0 else 0
+
+    def _is_troubled(self, tier: str) -> bool:
+        return time.monotonic() < self._troubled_until.get(tier, 0.0)
+
+    def _candidates(self, tier: str, device: Device | None) -> Iterator[Candidate]:
+        for unit in self._order[tier].values():
+            if device is None or (isinstance(unit, Buffer) and unit.device is device):
+                yield Candidate(unit.name, unit.age, unit.nbytes, unit.pins > 0)
+
+    def _evict(self, tier: str, need_bytes: int, device: Device | None = None) -> int:
+        """Move units down, the longest unused first; return the bytes."""
+        with self.lock:  # victims looks at no more candidates than it needs: a million of them would hold the lock long
+            chosen = [self._order[tier][c.name] for c in victims(self._candidates(tier, device), need_bytes)]
+        moved = 0
+        for unit in chosen:
+            moved += self._move_down(unit, tier)
+            if self.stopped or self._is_troubled(tier):
+                break
+        return moved
+
+    def _move_down(self, unit: Unit, tier: str) -> int:
+        if not unit.lock.acquire(blocking=False):
+            return 0
+        try:
+            with self.lock:
+                if unit.pins or unit.tier != tier or unit.name not in self._order[tier]:
+                    return 0
+                for entry in unit.entries:
+                    entry.value = ABSENT
+            below = TIERS[TIERS.index(tier) + 1]
+            try:
+                with self._counted(f"{tier}_to_{below}", unit):
+                    unit.down(self.disk)
+            except ImmovableError as e:
+                self._keep(unit, tier, e)
+                return 0
+            except Exception as e:  # a full disk, or whatever a device's library raises: the unit stays where it is
+                self._trouble(unit, tier, e)
+                return 0
+            self._moved(unit, below)
+            if self._troubled_until.pop(tier, None) is not None:
+                logger.info("moving down from the %s tier works again", tier)
+            return unit.nbytes
+        finally:
+            unit.lock.release()
+
+    def _moved(self, unit: Unit, target: str) -> None:
+        with self.lock:
+            counted = unit.counted  # if not, its last key was deleted meanwhile
+            self.forget(unit)
+            unit.tier = target
+            if counted:
+                self.add(unit)
+
+    def _keep(self, unit: Unit, tier: str, why: ImmovableError) -> None:
+        """Let a unit lie in its tier for good."""
+        with self.lock:
+            self._order[tier].pop(unit.name, None)
+        if why.kind not in self._immovable:
+            self._immovable.add(why.kind)
+            logger.warning("a %s cannot be pickled; such values stay in memory: %s", why.kind, why)
+
+    def _trouble(self, unit: Unit, tier: str, error: Exception) -> None:
+        """Leave a unit where it is; others are tried first next time, and not at once."""
+        if tier not in self._troubled_until:
+            logger.warning(
+                "%s stay in the %s tier, since they cannot be moved down: %s",
+                format_bytes(unit.nbytes),
+                tier,
+                error or repr(error),
+            )
+        self._troubled_until[tier] = time.monotonic() + _PAUSE_S
+        with self.lock:
+            if unit.name in self._order[tier]:
+                self._order[tier].move_to_end(unit.name)
+
+    @contextmanager
+    def _counted(self, name: str, unit: Unit) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        count = self.counters[name]
+        with self.lock:
+            count.nbytes += unit.nbytes
+            count.number += 1
+            count.seconds += time.perf_counter() - start

@@ -1,0 +1,39 @@
+"""An allocation that fails on a device: the stores of this process make room for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcgpu.spill.devices import Device
+
+if TYPE_CHECKING:
+    from hpcgpu.spill.moves import Moves
+
+
+class Pressure:
+    """A device's ``on_alloc_failure``. Workers in one process share the device, so that there may be several stores."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stores: list[Moves] = []
+
+    def __call__(self, need_bytes: int) -> bool:
+        """Return whether a store could make room; in the thread that allocates."""
+        return any(moves.make_room(self.device, need_bytes) for moves in tuple(self.stores))
+
+
+def join(device: Device, moves: Moves) -> None:
+    """Let a store make room on a device."""
+    hook = device.on_alloc_failure
+    if not isinstance(hook, Pressure):
+        hook = device.on_alloc_failure = Pressure(device)
+    hook.stores.append(moves)
+
+
+def leave(device: Device, moves: Moves) -> None:
+    """Let a store that closes alone; the last one takes the hook away."""
+    hook = device.on_alloc_failure
+    if isinstance(hook, Pressure) and moves in hook.stores:
+        hook.stores.remove(moves)
+        if not hook.stores:
+            device.on_alloc_failure = None

@@ -1,0 +1,113 @@
+"""A private folder of one process on this node, removed at its end and, after a crash, by the next one that starts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from hpcgpu.errors import ConfigError
+
+logger = logging.getLogger("distributed.worker.memory")
+_LOCK = ".lock"
+# What a file system says that knows no flock (Lustre without -o flock).
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+class Scratch:
+    """A folder of mode 0700 with a lock that the kernel frees when this process ends, however it ends."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self._lock = path, lock
+
+    @classmethod
+    def make(cls, parent: str | None, name: str) -> Self:
+        """Make one below ``parent`` (default: TMPDIR); those of dead processes, of the same name, are removed first.
+
+        Raises
+        ------
+        ConfigError
+            No folder can be made there.
+
+        """
+        home = Path(parent or tempfile.gettempdir())
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            sweep(home, name)
+            while (made := _make(home, name)) is None:
+                continue
+        except OSError as e:
+            raise ConfigError(
+                f"local_directory={os.fspath(home)!r} cannot hold the files of a run: {e.strerror or e}; "
+                "give a folder that can be written, on a disk of this node"
+            ) from e
+        return cls(*made)
+
+    def remove(self) -> None:
+        """Remove the folder and what is in it; called once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _prefix(name: str) -> str:
+    # the lock of another node is not seen on every shared file system: each node looks at its own folders only
+    return f"hpcgpu-{name}-{os.getuid()}-{os.uname().nodename}-"
+
+
+def _make(home: Path, name: str) -> tuple[Path, int] | None:
+    """Make a folder and lock it; None if another process that started now took it for a dead one."""
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(name), dir=home))
+    try:
+        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno in _NO_LOCKS:
+            logger.warning("%s has no file locks: after a crash %s must be removed by hand", home, folder)
+            return folder, lock
+        os.close(lock)
+        if isinstance(e, BlockingIOError):
+            return None
+        raise
+    if os.fstat(lock).st_nlink:
+        return folder, lock
+    os.close(lock)
+    return None
+
+
+def sweep(home: Path, name: str) -> None:
+    """Remove the folders of this user's processes on this node that have died."""
+    for path in home.glob(f"{glob.escape(_prefix(name))}*"):
+        try:
+            _sweep(path)
+        except FileNotFoundError:
+            continue  # another process that starts was faster
+        except OSError as e:
+            logger.warning("the folder %s of an earlier process could not be looked at: %s", path, e)
+
+
+def _sweep(path: Path) -> None:
+    if path.is_symlink() or path.lstat().st_uid != os.getuid():
+        return
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # it died, or is, between making the folder and the lock
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        return  # its process lives
+    finally:
+        os.close(lock)

@@ -1,0 +1,287 @@
+"""The store: a mapping whose values live on the device, in host memory or on disk.
+
+``in``, ``len``, ``iter``, ``keys`` and ``del`` move nothing. Setting is bookkeeping; a thread moves down what
+is above a limit. Reading brings back what was moved, in the thread that reads. Only inside
+:meth:`GpuSpillBuffer.handing_out_handles`, which distributed's event loop uses, is what is not up handed out as a
+:class:`Handle`, to be resolved where waiting is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from hpcgpu.errors import ConfigError, SpillError
+from hpcgpu.spill.catalog import Catalog
+from hpcgpu.spill.disk import Disk
+from hpcgpu.spill.entry import ABSENT, Entry
+from hpcgpu.spill.handle import Handle, Packed
+from hpcgpu.spill.limits import read_limit
+from hpcgpu.spill.mover import Mover
+from hpcgpu.spill.moves import Count, Moves
+from hpcgpu.spill.unit import Unit
+
+# distributed.yaml, worker.memory.target: the part of memory_limit that the host tier may fill
+_TARGET = 0.6
+
+
+class _Reader(NamedTuple):
+    """Who reads in this context: one that takes handles, and whether it sends them to a worker."""
+
+    to_worker: bool
+
+
+_reader: ContextVar[_Reader | None] = ContextVar("hpcgpu-reader", default=None)
+
+
+class Spilled(NamedTuple):
+    """What distributed reports as spilled: the size in memory, and what lies below the tier in which it is used."""
+
+    memory: int
+    disk: int
+
+
+class GpuSpillBuffer(MutableMapping[Any, Any]):
+    """Keys to values, device → host → disk.
+
+    Parameters
+    ----------
+    device_memory_limit : int, float or str
+        Where moving from the device to the host begins: bytes, ``"5GB"``, a fraction of the device's memory,
+        or 0 or None for never.
+    memory_limit : int, str or None
+        Host memory of the worker; the store keeps below 0.6 of it (distributed's ``target``). None or 0:
+        nothing goes to disk, unless distributed asks for memory by :meth:`evict`.
+    local_directory : str, optional
+        Where the folder for the disk tier is made.
+    jit_unspill : bool
+        Not yet: must be False.
+    worker_local_directory : str, optional
+        Given by distributed, the worker's own folder: the default of ``local_directory``.
+
+    Attributes
+    ----------
+    on_fault : callable or None
+        Called with the error when a value cannot be read back, in the thread that reads.
+
+    Raises
+    ------
+    ConfigError
+        A limit is wrong.
+
+    """
+
+    def __init__(
+        self,
+        device_memory_limit: float | str | None = 0.8,
+        memory_limit: int | str | None = None,
+        local_directory: str | None = None,
+        jit_unspill: bool = False,
+        worker_local_directory: str | None = None,
+    ) -> None:
+        if jit_unspill:
+            raise ConfigError("jit_unspill=True comes with a later version; leave it out to spill whole values")
+        device = read_limit("device_memory_limit", device_memory_limit)
+        host = read_limit("memory_limit", memory_limit)
+        if isinstance(host, float):
+            raise ConfigError(f"memory_limit={memory_limit!r} must be a size for the store; allowed: bytes or '8GB'")
+        self._lock = threading.RLock()
+        self._entries: dict[Any, Entry] = {}
+        self._clock = 0
+        self.on_fault: Callable[[SpillError], None] | None = None
+        self.disk = Disk(local_directory or worker_local_directory)
+        self.moves = Moves(self._lock, device, int(host * _TARGET), self.disk)
+        self._catalog = Catalog(self.moves.watch)
+        self._mover = Mover(self.moves)
+        # also when the interpreter ends: a plain distributed Worker does not close its data
+        self._end = weakref.finalize(self, self._mover.close, os.getpid())
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Bytes in each tier now."""
+        return self.moves.tiers()
+
+    @property
+    def counters(self) -> dict[str, Count]:
+        """Bytes, number and seconds of the moves so far, by direction."""
+        return self.moves.counters
+
+    @property
+    def spilled_total(self) -> Spilled:
+        """What distributed shows as spilled; with 0 in ``disk`` it would show nothing (facts/spill.md 3.6)."""
+        below = self.moves.spilled_bytes
+        return Spilled(below, below)
+
+    @property
+    def fast(self) -> bool:
+        """Whether there is something in host memory that could go to disk, for distributed's memory monitor."""
+        return self.tiers["host"] > 0
+
+    def evict(self) -> int:
+        """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later."""
+        self.moves.squeeze()
+        self._mover.wake()
+        return -1
+
+    def settle(self, timeout_s: float = 60.0) -> bool:
+        """Wait until no move is under way or due; return whether that came within ``timeout_s``."""
+        return self._mover.settle(timeout_s)
+
+    def close(self) -> None:
+        """Stop moving, forget everything, remove the folder."""
+        self.on_fault = None
+        self._end()
+        self.clear()
+
+    @contextmanager
+    def handing_out_handles(self, *, to_worker: bool = True) -> Iterator[None]:
+        """Let reads in this context return a Handle for what is not up.
+
+        Parameters
+        ----------
+        to_worker : bool
+            Whether they are sent to a worker, whose store may keep them packed, and not to a client.
+
+        """
+        token = _reader.set(_Reader(to_worker))
+        try:
+            yield
+        finally:
+            _reader.reset(token)
+
+    @contextmanager
+    def using(self, keys: Iterable[Any]) -> Iterator[None]:
+        """Keep the values of these keys where they are, and hand out real values, while a task runs on them."""
+        token = _reader.set(None)
+        with self._lock:
+            units = [u for k in keys if k in self._entries for u in self._entries[k].units()]
+        try:
+            with self._pinned(units):
+                yield
+        finally:
+            _reader.reset(token)
+
+    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
+        with self._lock:
+            entry = self._entry_of(value)
+            self._name(entry)
+            old = self._entries.pop(key, None)
+            self._entries[key] = entry
+            self._touch(entry)
+            if old is not None:
+                self._drop(old)
+            del old
+        if self.moves.is_due():
+            self._mover.wake()
+
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
+        with self._lock:
+            entry = self._entries[key]
+            self._touch(entry)
+            if entry.value is not ABSENT:
+                return entry.value
+        reader = _reader.get()
+        return Handle(self, entry, key, reader.to_worker) if reader else self.restore(entry, key)
+
+    def __delitem__(self, key: Any) -> None:  # noqa: ANN401
+        with self._lock:
+            self._drop(self._entries.pop(key))
+        if self.moves.is_due():
+            self._mover.wake()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Delete all keys; MutableMapping's own would read every value first."""
+        for key in self:
+            del self[key]
+
+    def restore(self, entry: Entry, key: Any) -> Any:  # noqa: ANN401
+        """Return the value of an entry, bringing up what is below; in the calling thread.
+
+        Raises
+        ------
+        SpillError
+            A part cannot be read back; the cause is attached.
+
+        """
+        units = list(entry.units())
+        with self._reporting(key), self._pinned(units):
+            for unit in units:
+                self.moves.bring_up(unit)
+            with self._lock:
+                if entry.value is ABSENT:
+                    entry.value = entry.assemble()
+                    self._catalog.note(entry)
+                return entry.value
+
+    def packed(self, entry: Entry, key: Any) -> Packed:  # noqa: ANN401
+        """Return the value of an entry as host bytes; raises as :meth:`restore`."""
+        with self._reporting(key), self._pinned(list(entry.units())):
+            return self.moves.packed(entry)
+
+    @contextmanager
+    def _reporting(self, key: Any) -> Iterator[None]:  # noqa: ANN401
+        try:
+            yield
+        except (OSError, SpillError) as e:
+            fault = SpillError(f"the value of {key!r} cannot be read back from disk: {e}")
+            if self.on_fault:
+                self.on_fault(fault)
+            raise fault from e
+
+    @contextmanager
+    def _pinned(self, units: list[Unit]) -> Iterator[None]:
+        with self._lock:
+            for unit in units:
+                unit.pins += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for unit in units:
+                    unit.pins -= 1
+            if self.moves.is_due():
+                self._mover.wake()
+
+    def _entry_of(self, value: Any) -> Entry:  # noqa: ANN401
+        if isinstance(value, Handle) and value.store is self:
+            return value.entry
+        if isinstance(value, Packed):
+            return self._catalog.entry_of_packed(value)
+        return self._catalog.entry_of(value)
+
+    def _touch(self, entry: Entry) -> None:
+        self._clock += 1
+        for unit in entry.units():
+            self.moves.touch(unit, self._clock)
+
+    def _name(self, entry: Entry) -> None:
+        entry.keys += 1
+        if entry.keys > 1:
+            return
+        for unit in entry.units():
+            unit.entries.add(entry)
+            if not unit.counted:
+                self.moves.add(unit)
+
+    def _drop(self, entry: Entry) -> None:
+        entry.keys -= 1
+        if entry.keys:
+            return
+        for unit in entry.units():
+            unit.entries.discard(entry)
+            if not unit.entries:
+                self.moves.forget(unit)

@@ -1,0 +1,162 @@
+"""What moves between tiers: a device buffer, or the part of a value that is in host memory."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcgpu.errors import SpillError
+from hpcgpu.spill.devices import Device
+from hpcgpu.spill.disk import Disk, Stored
+
+if TYPE_CHECKING:
+    from hpcgpu.spill.entry import Entry
+
+_NAMES = itertools.count()
+TIERS = ("device", "host", "disk")
+
+
+class ImmovableError(Exception):
+    """A value cannot be pickled; ``kind`` names its type."""
+
+    def __init__(self, value: object, why: Exception) -> None:
+        super().__init__(repr(why))
+        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+class Unit(ABC):
+    """Something that lies in one tier.
+
+    Attributes
+    ----------
+    top : str
+        The tier in which it is used.
+    lock : Lock
+        Held while it moves or is read.
+    pins : int
+        How many use it now: it does not move down.
+    entries : set of Entry
+        The values that it is a part of, as far as keys name them.
+    counted : bool
+        Whether there is one.
+
+    """
+
+    top: str
+
+    def __init__(self, tier: str, nbytes: int) -> None:
+        self.name = next(_NAMES)
+        self.tier, self.nbytes = tier, nbytes
+        self.age = self.pins = 0
+        self.entries: set[Entry] = set()
+        self.lock = threading.Lock()
+        self.counted = False
+
+    @abstractmethod
+    def down(self, disk: Disk) -> None:
+        """Move one tier down; on an error it stays where it is."""
+
+    @abstractmethod
+    def up(self, disk: Disk) -> None:
+        """Move one tier up; on an error it stays where it is."""
+
+
+class Buffer(Unit):
+    """One allocation of a device, and the arrays that lie in it: they move together, once."""
+
+    top = "device"
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        super().__init__("device", nbytes)
+        self.device = device
+        self.arrays: list[Any] = []
+        self._positions: dict[int, int] = {}
+        self._packed: tuple[np.ndarray, list[Any]] | None = None
+        self._stored: tuple[Stored, list[Any]] | None = None
+
+    @classmethod
+    def of_packed(cls, device: Device, root: np.ndarray, views: Sequence[Any]) -> Buffer:
+        """Return a buffer that came from a peer: it is in host memory until somebody uses it."""
+        buffer = cls(device, root.nbytes)
+        buffer.tier, buffer._packed = "host", (root, list(views))
+        return buffer
+
+    def position_of(self, array: Any) -> int:  # noqa: ANN401
+        """Return which of the arrays this one is; a new one is taken up."""
+        position = self._positions.setdefault(id(array), len(self.arrays))
+        if position == len(self.arrays):
+            self.arrays.append(array)
+        return position
+
+    def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
+        """Return its bytes on the host and how the arrays lie in them, wherever it is; it does not move."""
+        if self._packed is not None:
+            return self._packed
+        if self._stored is not None:
+            return disk.read(self._stored[0])[0], self._stored[1]
+        return self.device.pack(self.arrays)
+
+    def down(self, disk: Disk) -> None:
+        """Device to host, or host to disk."""
+        if self.tier == "device":
+            self._packed = self.device.pack(self.arrays)
+            self.arrays, self._positions = [], {}
+        elif self._packed is not None:
+            root, views = self._packed
+            self._stored = (disk.write([root.data]), views)
+            self._packed = None
+
+    def up(self, disk: Disk) -> None:
+        """Disk to host, or host to device."""
+        if self._stored is not None:
+            stored, views = self._stored
+            self._packed = (disk.read(stored)[0], views)
+            self._stored = None
+        elif self._packed is not None:
+            self.arrays = self.device.unpack(*self._packed)
+            self._positions = {id(array): i for i, array in enumerate(self.arrays)}
+            self._packed = None
+
+
+class Rest(Unit):
+    """A value without its device arrays, in host memory or pickled on disk."""
+
+    top = "host"
+
+    def __init__(self, value: Any, nbytes: int) -> None:  # noqa: ANN401
+        super().__init__("host", nbytes)
+        self.value = value
+        self._stored: Stored | None = None
+
+    def down(self, disk: Disk) -> None:
+        """Host to disk."""
+        from hpcgpu.spill.dask import dumps
+
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            data = dumps(self.value, buffers.append)
+            frames = [memoryview(data), *(b.raw() for b in buffers)]  # raw: BufferError for what is not contiguous
+        except MemoryError:
+            raise
+        except Exception as e:
+            raise ImmovableError(self.value, e) from e
+        self._stored = disk.write(frames)
+        self.value = None
+
+    def up(self, disk: Disk) -> None:
+        """Disk to host."""
+        if self._stored is not None:
+            data, *buffers = disk.read(self._stored)
+            try:
+                self.value = pickle.loads(data.data, buffers=buffers)
+            except MemoryError:
+                raise
+            except Exception as e:  # whatever a user's class raises
+                raise SpillError(f"it cannot be unpickled: {e!r}") from e
+            self._stored = None

@@ -1,0 +1,1 @@
+"""Floor 2, readers that turn text about hardware into a :class:`hpcgpu.model.Topology`. Pure."""

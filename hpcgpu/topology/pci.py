@@ -1,0 +1,97 @@
+"""What a PCI function is, and how far two of them are apart: shared by all readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpcgpu.errors import ParseError
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
+
+# A board's management controller is a VGA device too (ASPEED 1a03, Matrox 102b), so the vendor decides.
+# Intel's 0300 is the graphics of a desktop CPU; its Data Center Max is 0380. AMD's Instinct is 1200 or 0380.
+_GPU_CLASSES = {
+    "10de": ("nvidia", ("0300", "0302")),
+    "1002": ("amd", ("0300", "0302", "0380", "1200")),
+    "8086": ("intel", ("0380",)),
+}
+NO_PCI = "no PCI device is described, so neither GPUs nor network cards are known"
+
+_CASSINI = ("17db", "0501")
+_OMNI_PATH = ("8086", ("24f0", "24f1"))
+# RDMA devices that are no RoCE and that UCX's verbs transports do not drive: Cisco usNIC, AWS EFA.
+_NOT_ROCE = ("1137", "1d0f")
+
+
+def address(text: str) -> str:
+    """Return a PCI address as the kernel writes it: ``0000:06:00.0``.
+
+    NVML writes eight digits for the domain, in capitals (``00000000:3B:00.0``).
+
+    Raises
+    ------
+    ParseError
+        Not domain:bus:device.function.
+
+    """
+    domain, _, rest = text.strip().lower().partition(":")
+    bus, _, slot = rest.partition(":")
+    device, _, function = slot.partition(".")
+    try:
+        return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{int(function or '0', 16):x}"
+    except ValueError as e:
+        raise ParseError(f"{text!r} is not a PCI address such as 0000:06:00.0", evidence=text) from e
+
+
+def gpu_vendor(klass: str, vendor: str) -> str:
+    """Return ``nvidia``, ``amd`` or ``intel`` for the class (``0302``) and vendor (``10de``) of a GPU, else nothing."""
+    name, classes = _GPU_CLASSES.get(vendor, ("", ()))
+    return name if klass in classes else ""
+
+
+def is_slingshot(vendor: str, device: str) -> bool:
+    """Tell HPE's Cassini: hwloc before 2.14 shows its Ethernet interface only."""
+    return (vendor, device) == _CASSINI
+
+
+def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: int = 0) -> str:
+    """Return the kind of an RDMA device's port.
+
+    ``link_layer`` is the kernel's word where known. Else the class, and for ConnectX-3, which is
+    class 0280 in both modes, the local identifier: Ethernet ports have none.
+    """
+    if is_slingshot(vendor, device):
+        return "slingshot"
+    if klass == "0208" or (vendor, device[:4]) in [(_OMNI_PATH[0], d) for d in _OMNI_PATH[1]]:
+        return "opa"
+    if vendor in _NOT_ROCE:
+        return "ethernet"
+    if link_layer:
+        return "infiniband" if link_layer.lower() == "infiniband" else "roce"
+    return "infiniband" if klass == "0207" or (klass == "0280" and lid) else "roce"
+
+
+def hops(
+    chains: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], nics: Iterable[Nic]
+) -> tuple[tuple[str, str, int], ...]:
+    """Return (GPU, NIC, bridges on the way between them) for the pairs below one host bridge.
+
+    ``chains`` holds the bridges above each device, host bridge first. Pairs on different host
+    bridges are left out: their distance is that of their NUMA nodes.
+    """
+    out = set()
+    for gpu in gpus:
+        for nic in nics:
+            a, b = chains.get(gpu.pci, ()), chains.get(nic.pci, ())
+            shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            if shared:
+                out.add((gpu.pci, nic.pci, len(a) + len(b) - 2 * shared + 1))
+    return tuple(sorted(out))
+
+
+def home(nodes: CpuSet, numa: Sequence[NumaNode]) -> int | None:
+    """Return the NUMA node of a device that is near ``nodes``; None when that says nothing."""
+    known = CpuSet(n.os_index for n in numa)
+    near = nodes & known
+    if not nodes and len(known) == 1:
+        return min(known)
+    return min(near) if near and (near != known or len(known) == 1) else None

@@ -1,0 +1,176 @@
+"""Read a node from the text files of /sys, gathered by :mod:`hpcgpu.host.discover`.
+
+The mapping's keys are paths below ``/sys``; links (``bus/pci/devices/*``, ``class/net/*``,
+``class/infiniband/*``) are kept as the path that they point to. The last resort for a whole
+topology, and beside hwloc the source of what hwloc does not tell: link layer, rate, operstate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hpcgpu.errors import ParseError
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.topology import pci
+
+_PCI = "bus/pci/devices/"
+_CPU = re.compile(r"devices/system/cpu/cpu(\d+)/topology/physical_package_id")
+_NODE = re.compile(r"devices/system/node/node(\d+)/cpulist")
+_PORT = re.compile(r"class/infiniband/([^/]+)/ports/(\d+)/state")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
+
+
+def read(files: Mapping[str, str]) -> Topology:
+    """Return the node that these files of /sys describe.
+
+    Raises
+    ------
+    ParseError
+        No CPU is described, or a number cannot be read.
+
+    """
+    try:
+        cores, packages = _cores(files)
+        numa = _numa_nodes(files, cores, packages)
+        gpus, chains = _pci(files, numa)
+        nics = _nics(files, numa)
+    except ValueError as e:
+        raise ParseError(f"/sys with a value that cannot be read: {e}") from e
+    return Topology(
+        tuple(numa),
+        tuple(sorted(cores, key=min)),
+        tuple(gpus),
+        tuple(nics),
+        pci.hops(chains, gpus, nics),
+        source="sysfs",
+        warnings=() if chains else (pci.NO_PCI,),
+    )
+
+
+def refine_nics(nics: tuple[Nic, ...], files: Mapping[str, str]) -> tuple[Nic, ...]:
+    """Return the NICs with state, link layer and rate as the kernel tells them now."""
+    known = {(n.name, n.port): n for n in _nics(files, ())}
+    by_interface = {n.interface: n for n in known.values() if n.interface}
+    out = []
+    for nic in nics:
+        now = known.get((nic.name, nic.port)) or by_interface.get(nic.interface)
+        if now is not None:
+            nic = replace(
+                nic,
+                kind=now.kind,
+                active=now.active,
+                rate_gbps=now.rate_gbps,
+                interface=nic.interface or now.interface,
+            )
+        out.append(nic)
+    return tuple(out)
+
+
+def _cores(files: Mapping[str, str]) -> tuple[set[CpuSet], dict[int, int]]:
+    cores: set[CpuSet] = set()
+    packages: dict[int, int] = {}
+    for path, text in files.items():
+        if found := _CPU.fullmatch(path):
+            cpu, folder = int(found[1]), path.rpartition("/")[0]
+            # core_cpus_list since Linux 5.3, thread_siblings_list before.
+            siblings = files.get(f"{folder}/core_cpus_list") or files.get(f"{folder}/thread_siblings_list") or str(cpu)
+            cores.add(CpuSet.parse(siblings))
+            packages[cpu] = max(int(text), 0)
+    if not cores:
+        raise ParseError("/sys/devices/system/cpu describes no CPU; is /sys mounted here?")
+    return cores, packages
+
+
+def _numa_nodes(files: Mapping[str, str], cores: set[CpuSet], packages: dict[int, int]) -> list[NumaNode]:
+    out = []
+    for path, text in files.items():
+        if (found := _NODE.fullmatch(path)) and (cpus := CpuSet.parse(text)):
+            total = _TOTAL.search(files.get(path.replace("cpulist", "meminfo"), ""))
+            size = int(total[1]) * 1024 if total else 0
+            out.append(NumaNode(int(found[1]), cpus, size, packages.get(min(cpus), 0)))
+    if not out:  # a kernel without CONFIG_NUMA
+        out = [NumaNode(0, CpuSet(i for c in cores for i in c), 0)]
+    return sorted(out, key=lambda n: n.os_index)
+
+
+def _word(files: Mapping[str, str], path: str) -> str:
+    """Return a hexadecimal word without its 0x."""
+    return files.get(path, "").strip().lower().removeprefix("0x")
+
+
+def _near(files: Mapping[str, str], address: str, numa: list[NumaNode] | tuple[NumaNode, ...]) -> int | None:
+    node = int(files.get(f"{_PCI}{address}/numa_node", "").strip() or -1)
+    return pci.home(CpuSet([node] if node >= 0 else []), numa) if numa else None
+
+
+def _pci(files: Mapping[str, str], numa: list[NumaNode]) -> tuple[list[Gpu], dict[str, tuple[str, ...]]]:
+    gpus: list[Gpu] = []
+    chains: dict[str, tuple[str, ...]] = {}
+    for path, target in files.items():
+        name = path.removeprefix(_PCI)
+        if name == path or not _ADDRESS.fullmatch(name):
+            continue
+        address = pci.address(name)
+        # …/pci0000:00/0000:00:01.0/0000:01:00.0: host bridge, bridges, the device itself
+        parts = target.strip("/").split("/")
+        start = next((i for i, p in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", p)), len(parts))
+        chains[address] = tuple(parts[start:-1])
+        klass, vendor = _word(files, f"{path}/class")[:4], _word(files, f"{path}/vendor")
+        if kind := pci.gpu_vendor(klass, vendor):
+            gpus.append(Gpu(address, vendor=kind, numa_node=_near(files, name, numa)))
+    return sorted(gpus, key=lambda g: g.pci), chains
+
+
+def _device_of(target: str) -> str:
+    """Return the PCI function that a class link's target hangs under."""
+    found = _ADDRESS.findall(target)
+    return found[-1] if found else ""
+
+
+def _nics(files: Mapping[str, str], numa: list[NumaNode] | tuple[NumaNode, ...]) -> list[Nic]:
+    nets: dict[str, list[tuple[str, int]]] = {}
+    for path, target in files.items():
+        if path.startswith("class/net/") and path.count("/") == 2 and (device := _device_of(target)):
+            port = int(files.get(f"{path}/dev_port", "").strip() or 0) + 1
+            nets.setdefault(device, []).append((path.rpartition("/")[2], port))
+    out: list[Nic] = []
+    for path in files:
+        if found := _PORT.fullmatch(path):
+            device = _device_of(files.get(f"class/infiniband/{found[1]}", ""))
+            if device:
+                out.append(_port(files, found[1], int(found[2]), device, nets.get(device, []), numa))
+    for device, interfaces in nets.items():
+        if pci.is_slingshot(_word(files, f"{_PCI}{device}/vendor"), _word(files, f"{_PCI}{device}/device")):
+            name = min(n for n, _ in interfaces)
+            up = files.get(f"class/net/{name}/operstate", "").strip() == "up"
+            rate = max(float(files.get(f"class/net/{name}/speed", "").strip() or 0), 0.0) / 1000
+            out.append(Nic(name, pci.address(device), 1, "slingshot", up, rate, _near(files, device, numa), name))
+    return sorted(out, key=lambda n: (n.pci, n.name, n.port))
+
+
+def _port(
+    files: Mapping[str, str],
+    name: str,
+    port: int,
+    device: str,
+    nets: list[tuple[str, int]],
+    numa: list[NumaNode] | tuple[NumaNode, ...],
+) -> Nic:
+    folder = f"class/infiniband/{name}/ports/{port}"
+    klass = _word(files, f"{_PCI}{device}/class")[:4]
+    layer = files.get(f"{folder}/link_layer", "").strip()
+    lid = int(_word(files, f"{folder}/lid") or "0", 16)
+    kind = pci.nic_kind(
+        klass, _word(files, f"{_PCI}{device}/vendor"), _word(files, f"{_PCI}{device}/device"), layer, lid
+    )
+    # "4: ACTIVE"; "200 Gb/sec (4X HDR)"
+    active = files.get(f"{folder}/state", "").partition(":")[0].strip() == "4"
+    rate = float(files.get(f"{folder}/rate", "").partition(" ")[0].strip() or 0)
+    ports = sum(p.startswith(f"class/infiniband/{name}/ports/") and p.endswith("/state") for p in files)
+    siblings = sorted(n for n, p in nets if p == port) or (sorted(n for n, _ in nets) if ports == 1 else [])
+    return Nic(
+        name, pci.address(device), port, kind, active, rate, _near(files, device, numa), siblings[0] if siblings else ""
+    )

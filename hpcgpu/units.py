@@ -1,0 +1,74 @@
+"""Numbers with units, from text and back. The only place that knows what ``5GB`` means."""
+
+from __future__ import annotations
+
+import re
+
+from hpcgpu.errors import ConfigError
+
+_BYTES = {"": 1, "b": 1}
+for _i, _letter in enumerate("kmgtp", start=1):
+    _BYTES |= {_letter: 1000**_i, f"{_letter}b": 1000**_i, f"{_letter}i": 1024**_i, f"{_letter}ib": 1024**_i}
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def parse_bytes(value: int | str) -> int:
+    """Return a size in bytes: ``"5GB"`` is 5e9, ``"5GiB"`` is 5 * 2**30.
+
+    Raises
+    ------
+    ConfigError
+        Not a size, or negative.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
+    found = _NUMBER.fullmatch(str(value))
+    if not found or found[2].lower() not in _BYTES:
+        raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
+    size = int(float(found[1]) * _BYTES[found[2].lower()])
+    if size < 0:
+        raise ConfigError(f"{value!r} is negative; a size is 0 or more")
+    return size
+
+
+def format_bytes(size: int) -> str:
+    """Return the size for people: ``1.5 GiB``."""
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 1024 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def parse_duration_s(value: float | str) -> int:
+    """Return seconds: ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number of seconds.
+
+    Raises
+    ------
+    ConfigError
+        Not a duration, or not above zero.
+
+    """
+    text = str(value).strip().lower()
+    found = _NUMBER.fullmatch(text)
+    seconds = 0.0
+    if found and (found[2] in _SECONDS or (not found[2] and not isinstance(value, str))):
+        seconds = float(found[1]) * _SECONDS.get(found[2], 1)
+    elif ":" in text and (clock := _CLOCK.fullmatch(text)):
+        days, a, b, c = (int(x or 0) for x in clock.groups())
+        # Slurm reads D-HH:MM as hours and minutes, MM:SS without days as minutes and seconds (sbatch(1), --time).
+        has_hours = clock[4] is not None or clock[1] is not None
+        seconds = days * 86400 + (a * 3600 + b * 60 + c if has_hours else a * 60 + b)
+    if seconds <= 0 or isinstance(value, bool):
+        raise ConfigError(f"{value!r} is not a duration; allowed: 'HH:MM:SS', 'D-HH:MM:SS', or '90m', '2h', '1d'")
+    return int(seconds)
+
+
+def format_duration(seconds: int) -> str:
+    """Return ``HH:MM:SS``."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,12 @@
+#!/bin/bash
+#PBS -N hpcgpu
+#PBS -l select=2:ncpus=4:mpiprocs=4:ngpus=4
+#PBS -l place=scatter
+#PBS -l walltime=01:00:00
+#PBS -j oe
+
+cd -- "${PBS_O_WORKDIR:-.}"
+# usage: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh
+# Change what stands above as your site wants it: partition or queue, account, time, nodes, GPUs.
+# Python, hpcgpu and an MPI library must be found here: load modules or activate an environment, if need be.
+hpcgpu launch "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}"

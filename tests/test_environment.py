@@ -1,0 +1,95 @@
+"""A rank's place in its world, from environments recorded under the real launchers.
+
+``tests/data/launch/environment``: rank 3 of 5 on 2 nodes (3 + 2) of a Slurm 22.05.8 with GPUs, rank 1 of 3 on one
+machine without a batch system; names of machines replaced.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.launch.environment import is_isolated, read_allocation, read_rank
+from hpcgpu.model import Allocation, RankFacts
+
+RECORDED = Path(__file__).parent / "data/launch/environment"
+
+
+def recorded(name: str) -> dict[str, str]:
+    lines = (RECORDED / f"{name}.txt").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("openmpi-5-mpirun", RankFacts(1, 3, 1, 3, "Open MPI mpirun")),
+        ("mpich-mpiexec", RankFacts(1, 3, 1, 3, "MPICH mpiexec")),
+        ("srun-pmix", RankFacts(3, 5, 0, None, "srun", "pmix")),
+        ("srun-pmi2", RankFacts(3, 5, 0, None, "srun", "pmi2")),
+        ("srun-none", RankFacts(3, 5, 0, None, "srun", "")),
+        ("openmpi-4-mpirun-in-salloc", RankFacts(3, 5, 0, 2, "Open MPI mpirun")),
+        ("openmpi-5-mpirun-in-salloc", RankFacts(3, 5, 0, 2, "Open MPI mpirun")),
+    ],
+)
+def test_a_rank_knows_its_place(name: str, facts: RankFacts) -> None:
+    assert read_rank(recorded(name)) == facts
+
+
+@pytest.mark.parametrize("name", ["sbatch", "salloc"])
+def test_a_job_without_a_launcher_is_a_world_of_one(name: str) -> None:
+    environ = recorded(name)
+    assert read_rank(environ) == RankFacts()
+    found = read_allocation(environ)
+    assert (found.batch, found.node_count, found.gpus_per_node) == ("slurm", 2, 4)
+
+
+def test_under_mpirun_the_variables_of_its_daemon_are_not_the_ranks() -> None:
+    environ = recorded("openmpi-4-mpirun-in-salloc")
+    assert (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]) == ("1", "2")
+    assert (read_rank(environ).rank, read_rank(environ).size) == (3, 5)
+
+
+def test_the_job_around_a_rank() -> None:
+    assert read_allocation(recorded("sbatch")).memory_per_node_bytes == 4000 << 20
+    step = read_allocation(recorded("srun-pmix"))
+    assert (step.node_name, step.node_count, step.restart_count, step.rank.rank) == ("node2", 2, 0, 3)
+    again = recorded("sbatch") | {"SLURM_RESTART_COUNT": "2"}
+    assert read_allocation(again).restart_count == 2
+    assert read_allocation(recorded("openmpi-5-mpirun")).batch == "local"
+    assert read_allocation({"PBS_JOBID": "7.login01"}) == Allocation(batch="pbs", job_id="7.login01")
+
+
+@pytest.mark.parametrize("written", ["4", "gpu:4", "a100:4", "gpu:a100:4", "4(x2)"])
+def test_gpus_per_node_as_slurm_writes_it(written: str) -> None:
+    environ = recorded("salloc") | {"SLURM_GPUS_PER_NODE": written}
+    assert read_allocation(environ).gpus_per_node == 4
+
+
+def test_pals() -> None:
+    # mpiexec(1) of PALS, "Environment variables"; no machine of this kind was at hand to record
+    environ = {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "5", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_SIZE": "2"}
+    assert read_rank(environ) == RankFacts(3, 5, 0, 2, "PALS mpiexec")
+
+
+@pytest.mark.parametrize(
+    ("set_by_slurm", "isolated"),
+    [
+        ({"SLURMD_TRES_BIND": "gpu:single:1"}, True),
+        ({"SLURMD_TRES_BIND": "gpu:verbose,map_gpu:0,1"}, True),
+        ({"SLURMD_TRES_BIND": "gpu:closest"}, True),
+        ({"SLURMD_TRES_BIND": "gpu:none"}, False),
+        ({"SLURMD_TRES_BIND": "gpu:none", "SLURM_GPUS_PER_TASK": "1"}, False),  # srun --gpu-bind=none undoes it
+        ({"SLURM_GPUS_PER_TASK": "1"}, True),
+        ({"SLURM_GPU_BIND": "single:1"}, True),
+        ({"SLURM_GPU_BIND": "none"}, False),
+        ({}, False),
+    ],
+)
+def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], isolated: bool) -> None:
+    assert is_isolated(recorded("srun-none") | set_by_slurm) == isolated
+
+
+def test_gpus_per_task_of_a_step_is_seen_as_slurm_says_it() -> None:
+    assert is_isolated(recorded("srun-gpus-per-task"))

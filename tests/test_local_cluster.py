@@ -1,0 +1,204 @@
+"""LocalGPUCluster: the cluster class, whole, on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import ranks
+from distributed import Client
+
+import hpcgpu
+from hpcgpu import LocalGPUCluster
+from hpcgpu.errors import ConfigError, JobError
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def runs(home: Path) -> list[Path]:
+    return list((home / ".hpcgpu" / "runs").iterdir())
+
+
+def test_with(own_home: Path) -> None:
+    with LocalGPUCluster(gpus="sim:2", nthreads=2) as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert len(client.scheduler_info()["workers"]) == 2
+        assert "workers=2, threads=4" in repr(cluster)
+        assert client.scheduler.address.startswith("tls://127.0.0.1:")
+        job = psutil.Process(int(cluster.job_id))
+        family = [job, *job.children(recursive=True)]
+    assert len(family) == 5  # leader, zygote, scheduler, two workers
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert runs(own_home) == []
+
+
+def test_async_with() -> None:
+    async def main() -> int:
+        async with (
+            LocalGPUCluster(gpus="sim:1", asynchronous=True) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            return await client.submit(sum, [1, 2])
+
+    assert asyncio.run(main()) == 3
+
+
+def test_without_with_it_is_closed_by_close() -> None:
+    cluster = LocalGPUCluster(gpus="sim:1")
+    client = Client(cluster)
+    assert client.submit(sum, [1, 2]).result() == 3
+    client.close()
+    cluster.close()
+    assert cluster.status.name == "closed"
+
+
+def test_explain_says_where_a_setting_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCGPU_NTHREADS", "3")
+    with LocalGPUCluster(gpus="sim:1") as cluster:
+        text = cluster.explain()
+        secret = cluster.dashboard_url().split("/")[3]
+    assert "gpus = 'sim:1'    (keyword gpus of LocalGPUCluster)" in text
+    assert "nthreads = 3    (HPCGPU_NTHREADS)" in text
+    assert "-m hpcgpu.agent" in cluster.job_script()
+    assert secret not in text + repr(cluster) + cluster._repr_html_()
+
+
+def test_ranks_by_mpirun_inside_somebody_elses_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3").items():
+        monkeypatch.setenv(name, value)
+    with LocalGPUCluster(gpus="sim:2", launcher="mpirun") as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        job = psutil.Process(int(cluster.job_id))
+        agents = [p for p in job.children() if "hpcgpu.agent" in p.cmdline()]
+        assert len(agents) == 3
+    assert "mpirun" in cluster.job_script()
+
+
+def test_options_reach_the_workers(tmp_path: Path) -> None:
+    given = {"env": {"MINE": "a b"}, "resources": {"GPU": 2}, "nthreads": 2, "device_memory_limit": 0.5}
+    scratch = tmp_path / "scratch"
+    options = {**given, "memory_limit": "500MB", "local_directory": str(scratch)}
+    with LocalGPUCluster(gpus="sim:1x64MiB", **options) as cluster, Client(cluster) as client:
+        (facts,) = client.scheduler_info()["workers"].values()
+        spec = next(iter(client.run(lambda dask_worker: dask_worker.plugins["hpcgpu"].spec).values()))
+        mine = next(iter(client.run(lambda: os.environ["MINE"]).values()))
+    assert (facts["nthreads"], facts["resources"], facts["memory_limit"]) == (2, {"GPU": 2}, 500_000_000)
+    assert mine == "a b"
+    assert spec.device_memory_limit_bytes == 32 << 20
+    assert facts["local_directory"].startswith(str(scratch))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(".config/dask/mine.yaml", "hpcgpu: {nthreads: 3}"), (".config/dask/other.yaml", "other: 1")]
+)
+def test_dasks_configuration_is_read_without_importing_dask(own_home: Path, name: str, text: str) -> None:
+    (own_home / name).parent.mkdir(parents=True)
+    (own_home / name).write_text(text)
+    code = (
+        "import sys; from hpcgpu.deploy.settings import read; s = read({}, 'x {name}').settings; "
+        "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == ("3 dask config hpcgpu.nthreads True\n" if "hpcgpu" in text else "1 default False\n")
+
+
+def test_its_shape_is_fixed() -> None:
+    with LocalGPUCluster(gpus="sim:1") as cluster:
+        for refused in (cluster.scale, cluster.adapt):
+            with pytest.raises(ConfigError, match="fixed size"):
+                refused(2)
+
+
+def test_ranks_that_fail_raise_with_the_log(own_home: Path) -> None:
+    with pytest.raises(JobError, match=r"exit code 1(.|\n)*memory_limit"):
+        LocalGPUCluster(gpus="sim:2", memory_limit="900TB")
+    assert runs(own_home) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu": "sim:1"}, "did you mean 'gpus'"),
+        ({"device_memory_limit": 1.5}, "keyword device_memory_limit of LocalGPUCluster"),
+        ({"device_memory_limit": -1}, "fraction"),
+        ({"device_memory_limit": "5 Gigs"}, "5GB"),
+        ({"jit_unspill": True}, "later version"),
+        ({"nodes": 0}, "whole number from 1"),
+        ({"gpus": "sim:2", "n_workers": 3}, "leave gpus_per_node out"),
+    ],
+)
+def test_bad_input_starts_nothing(own_home: Path, options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LocalGPUCluster(**options)
+    assert not (own_home / ".hpcgpu").exists()
+
+
+CLIENT = """
+import os, sys
+from hpcgpu import LocalGPUCluster
+if __name__ == "__main__":
+    cluster = LocalGPUCluster(gpus="sim:1", client_grace=2)
+    print(cluster.job_id, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_dead_client_leaves_nothing(tmp_path: Path, own_home: Path, sig: signal.Signals) -> None:
+    script = tmp_path / "client.py"
+    script.write_text(CLIENT)
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as client:
+        assert client.stdout
+        job = psutil.Process(int(client.stdout.readline()))
+        family = [job, *job.children(recursive=True)]
+        client.send_signal(sig)
+        client.wait(30)
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+    left = {path.name for folder in runs(own_home) for path in folder.iterdir()}
+    assert left <= {"hpcgpu.log"}  # no key, no nonce
+
+
+def test_a_silent_client_ends_the_job_after_its_grace(tmp_path: Path) -> None:
+    script = tmp_path / "client.py"
+    script.write_text(CLIENT)
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout
+        job = psutil.Process(int(client.stdout.readline()))
+        family = [job, *job.children(recursive=True)]
+        os.kill(client.pid, signal.SIGSTOP)
+        try:
+            # the job itself stays a zombie of the stopped client
+            assert psutil.wait_procs(family[1:], timeout=15)[1] == []
+        finally:
+            client.kill()
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import hpcgpu; "
+        "print(sorted(m for m in set(sys.modules) - before if m.split('.')[0] in "
+        "('dask', 'distributed', 'numpy', 'click', 'rich', 'yaml', 'asyncio', 'msgspec')))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "[]\n"
+    assert "LocalGPUCluster" in dir(hpcgpu)
+
+
+def test_the_signature_names_every_option() -> None:
+    names = set(inspect.signature(LocalGPUCluster).parameters)
+    assert {"nodes", "device_memory_limit", "memory_limit", "walltime", "asynchronous"} <= names

@@ -1,0 +1,92 @@
+"""Secrets lie in files that only their owner can open; folders of crashed runs go away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.deploy import contact
+from hpcgpu.errors import HpcGpuError
+from hpcgpu.host import private
+from hpcgpu.spill.scratch import Scratch, sweep
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_folder_and_file_are_closed_to_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = private.make_folder(tmp_path / "a")
+        private.write(folder / "key", "secret")
+    finally:
+        os.umask(before)
+    assert (mode(folder), mode(folder / "key")) == (0o700, 0o600)
+    assert private.read(folder / "key") == "secret"
+    assert [p.name for p in folder.iterdir()] == ["key"]
+
+
+def test_an_open_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(HpcGpuError, match="mode 0700"):
+        private.make_folder(tmp_path / "open")
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="link"):
+        private.read(tmp_path / "link")
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "folder").symlink_to(tmp_path / "real")
+    with pytest.raises(HpcGpuError):
+        private.make_folder(tmp_path / "folder")
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    private.write(tmp_path / "key", "secret")
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(HpcGpuError, match="mode was changed"):
+        private.read(tmp_path / "key")
+
+
+def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
+    folder = contact.make_folder(tmp_path / "runs")
+    facts = contact.Contact(addresses=("tls://10.0.0.1:1",), node="n1", job_id="7", cert="C", key="K")
+    assert contact.read(folder) is None
+    contact.publish(folder, facts)
+    found = contact.read(folder)
+    assert found is not None
+    assert (found.addresses, found.node, found.job_id, found.key) == (facts.addresses, "n1", "7", "K")
+    private.write(folder / "nonce", "another life's")
+    assert contact.read(folder) is None
+
+
+def test_no_secret_in_a_repr() -> None:
+    facts = contact.Contact(addresses=(), node="", key="KEY", nonce="NONCE", dashboard_secret="SECRET")
+    assert not any(word in repr(facts) for word in ("KEY", "NONCE", "SECRET"))
+
+
+def test_scratch_of_the_living_stays_and_of_the_dead_goes(tmp_path: Path) -> None:
+    code = (
+        "import sys, os, signal; from hpcgpu.spill.scratch import Scratch; "
+        f"print(Scratch.make({str(tmp_path)!r}, 'run').path, flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout
+    path = Path(other.stdout.readline().strip())
+    assert mode(path) == 0o700
+    sweep(tmp_path, "run")
+    assert path.exists()
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    mine = Scratch.make(str(tmp_path), "run")
+    assert not path.exists()
+    mine.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,207 @@
+"""The rank program, whole: real ranks under a real MPI, a real scheduler, real workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import ranks
+
+pytestmark = pytest.mark.mpi
+
+WORLDS = pytest.mark.parametrize("count", [1, 2, 3, 6], ids=lambda n: f"{n}-ranks")
+NAMES = "print(sorted(w['name'].rpartition('-')[2] for w in c.scheduler_info()['workers'].values()))"
+
+
+@WORLDS
+def test_any_number_of_ranks_gives_every_gpu_one_worker(tmp_path: Path, count: int) -> None:
+    path = ranks.script(tmp_path, f"c = Client()\n{NAMES}\nprint(c.submit(sum, [1, 2, 3]).result(), sys.argv[1:])")
+    done = ranks.run(path, "a b", "--gpus", ranks=count, options=("--gpus", "sim:4"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['0', '1', '2', '3']\n6 ['a b', '--gpus']\n"
+    assert "4 workers on 1 node ready" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("sys.exit(3)", 3), ("raise ValueError", 1), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("pass", 0)],
+)
+def test_the_exit_code_is_the_scripts(tmp_path: Path, code: str, expected: int) -> None:
+    assert ranks.run(ranks.script(tmp_path, code), ranks=3).returncode == expected
+
+
+def test_a_busy_worker_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    code = """
+        c = Client()
+        running = sys.argv[1]
+        f = c.submit(lambda: (open(running, "w").close(), time.sleep(600)))
+        while not os.path.exists(running):
+            time.sleep(0.01)
+        sys.exit(5)
+    """
+    done = ranks.run(ranks.script(tmp_path, code), str(tmp_path / "running"), ranks=3, timeout=30)
+    assert done.returncode == 5, done.stderr
+
+
+def test_a_dead_worker_is_back_and_the_clients_calls_work(tmp_path: Path) -> None:
+    code = """
+        c = Client()
+        pids = c.run(os.getpid)
+        victim = sorted(pids)[0]
+        os.kill(pids[victim], signal.SIGKILL)
+        while victim in (now := c.scheduler_info()["workers"]) or len(now) < 2:
+            time.sleep(0.01)
+        c.restart()
+        c.wait_for_workers(2)
+        name = next(w["name"] for w in c.scheduler_info()["workers"].values())
+        print(list(c.restart_workers([name]).values()))
+        print(len(set(c.run(os.getpid, nanny=True).values())))
+        c.retire_workers(list(c.scheduler_info()["workers"])[:1])
+        print(len(c.scheduler_info()["workers"]))
+    """
+    done = ranks.run(ranks.script(tmp_path, code), ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['OK']\n1\n1\n"  # both nannies live in the leader
+
+
+@pytest.mark.parametrize(
+    ("who", "code"),
+    [("c.run_on_scheduler(os.getpid)", 70), ("os.getppid()", 137)],
+    ids=["scheduler", "leader"],
+)
+def test_a_dead_scheduler_or_leader_ends_everything(tmp_path: Path, who: str, code: int) -> None:
+    path = ranks.script(tmp_path, f"c = Client()\nos.kill({who}, signal.SIGKILL)\ntime.sleep(600)")
+    done = ranks.run(path, ranks=3, timeout=30)
+    assert done.returncode == code, done.stderr
+    assert left_of(path) == []
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_mpirun_leaves_nothing(tmp_path: Path, sig: signal.Signals) -> None:
+    path = ranks.script(tmp_path, "c = Client()\nprint('up', flush=True)\ntime.sleep(600)")
+    argv = ranks.command(path, options=("--gpus", "sim:2"), ranks=3)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=ranks.environment(), text=True) as mpirun:
+        assert mpirun.stdout
+        assert mpirun.stdout.readline() == "up\n"
+        mpirun.send_signal(sig)
+        assert mpirun.wait(30) != 0
+    assert left_of(path) == []
+
+
+def test_a_killed_mpirun_leaves_nothing(tmp_path: Path) -> None:
+    path = ranks.script(tmp_path, "c = Client()\nprint('up', flush=True)\ntime.sleep(600)")
+    argv = ranks.command(path, options=("--gpus", "sim:2"), ranks=3)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=ranks.environment(), text=True) as mpirun:
+        assert mpirun.stdout
+        assert mpirun.stdout.readline() == "up\n"
+        family = psutil.Process(mpirun.pid).children(recursive=True)
+        mpirun.kill()
+        gone, alive = psutil.wait_procs(family, timeout=15)
+    assert len(gone) > 5
+    assert alive == []
+
+
+def left_of(path: Path) -> list[list[str]]:
+    """Return the command lines of processes that still run for a script."""
+    commands = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                commands.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return [words for words in commands if any(str(path) in word for word in words)]
+
+
+def test_each_rank_prints_what_its_worker_prints(tmp_path: Path) -> None:
+    code = """
+        c = Client()
+        c.run(lambda: os.write(1, b"hello from a worker\\n"))
+    """
+    argv = ranks.command(ranks.script(tmp_path, code), options=("--gpus", "sim:2"), ranks=3)
+    argv.insert(1, "--output")
+    argv.insert(2, "tag")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    speakers = re.findall(r"\[\d+,(\d+)\].*: hello from a worker", done.stdout)
+    assert sorted(speakers) == ["1", "2"], done.stdout + done.stderr
+
+
+def srun_env(rank: int, size: int, **more: str) -> dict[str, str]:
+    """What srun --mpi=none gives its ranks."""
+    facts = {"JOB_ID": "77", "STEP_ID": "0", "PROCID": str(rank), "STEP_NUM_TASKS": str(size), "LOCALID": str(rank)}
+    return {f"SLURM_{k}": v for k, v in {**facts, "MPI_TYPE": "none", **more}.items()}
+
+
+def test_worlds_of_one_are_told_apart_from_a_world(tmp_path: Path) -> None:
+    path = ranks.script(tmp_path, "print('never')")
+    first, second = (ranks.run(path, env=srun_env(r, 2)) for r in (0, 1))
+    assert (first.returncode, first.stdout) == (1, "")
+    assert "srun (--mpi=none) started 2 ranks, but MPI (Open MPI" in first.stderr
+    assert "--rendezvous file" in first.stderr
+    assert "Traceback" not in first.stderr
+    assert (second.returncode, second.stderr) == (1, "")
+
+
+def test_ranks_meet_by_files_and_leave_none(tmp_path: Path) -> None:
+    path = ranks.script(tmp_path, f"c = Client()\n{NAMES}")
+    options = ("--gpus", "sim:2", "--rendezvous", "file")
+    argv = ranks.command(path, options=options)
+    world = [
+        subprocess.Popen(
+            argv,
+            env=ranks.environment(HOME=str(tmp_path), **srun_env(rank, 3)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (2, 1, 0)
+    ]
+    said = [p.communicate(timeout=60) for p in world]
+    assert [p.returncode for p in world] == [0, 0, 0], said
+    assert said[2][0] == "['0', '1']\n"
+    assert list((tmp_path / ".hpcgpu" / "meetings").iterdir()) == []
+
+
+def test_a_node_without_a_rank_is_an_error(tmp_path: Path) -> None:
+    done = ranks.run(ranks.script(tmp_path, "pass"), env={"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"})
+    assert done.returncode == 1
+    assert "the job has 2 nodes, but ranks run on 1" in done.stderr
+
+
+def test_what_fails_before_the_meeting_is_said_in_it(tmp_path: Path) -> None:
+    done = ranks.run(
+        ranks.script(tmp_path, "pass"), ranks=3, options=("--gpus", "sim:2", "--local-directory", "/dev/null")
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("cannot hold the files of a run") == 1, done.stderr
+
+
+def test_ucx_that_is_not_installed_is_said(tmp_path: Path) -> None:
+    done = ranks.run(ranks.script(tmp_path, "pass"), options=("--gpus", "sim:1", "--protocol", "ucx"))
+    assert done.returncode == 1
+    assert "pip install 'hpcgpu[ucx]'" in done.stderr
+
+
+def test_scratch_is_private_and_gone_at_the_end(tmp_path: Path) -> None:
+    code = """
+        c = Client()
+        print(*c.run(lambda dask_worker: dask_worker.local_directory).values())
+        print(oct(os.stat(os.path.dirname(os.environ["DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY"])).st_mode & 0o777))
+    """
+    scratch = tmp_path / "scratch"
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2", "--local-directory", str(scratch)))
+    first, second = done.stdout.splitlines()
+    assert all(folder.startswith(f"{scratch}{os.sep}hpcgpu-") for folder in first.split())
+    assert second == "0o700"
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_script_sees_the_users_environment(tmp_path: Path) -> None:
+    code = "print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('PYTHONHASHSEED'), os.environ.get('MINE'))"
+    clean = ranks.run(ranks.script(tmp_path, code), env={"MINE": "1"})
+    assert clean.stdout == f"{os.environ.get('OMP_NUM_THREADS')} {os.environ.get('PYTHONHASHSEED')} 1\n"

@@ -1,0 +1,77 @@
+"""From settings to a request: what is asked for, and what nobody can ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import JobSpec, Settings
+from hpcgpu.plan.request import plan_request
+
+ARGV = ("hpcgpu", "launch")
+
+
+def test_what_the_user_said_is_asked_for() -> None:
+    settings = Settings(
+        nodes=2,
+        gpus_per_node=4,
+        cores_per_gpu=8,
+        memory_bytes=1 << 30,
+        walltime_s=600,
+        queue="gpu",
+        account="proj",
+        job_name="svd",
+        job_script_prologue=("module load cuda",),
+        job_extra_directives=("-C a100",),
+        job_directives_skip=("--mem",),
+        log_directory="/logs",
+        env={"A": "b"},
+    )
+    assert plan_request(settings, ARGV) == JobSpec(
+        name="svd",
+        argv=ARGV,
+        nodes=2,
+        tasks_per_node=4,
+        cpus_per_task=8,
+        gpus_per_node=4,
+        memory_per_node_bytes=1 << 30,
+        walltime_s=600,
+        queue="gpu",
+        account="proj",
+        prologue=("module load cuda",),
+        extra_directives=("-C a100",),
+        skipped_directives=("--mem",),
+        log_directory="/logs",
+    )
+
+
+def test_one_rank_per_node_has_the_cores_of_all_its_workers() -> None:
+    spec = plan_request(Settings(gpus_per_node=4, cores_per_gpu=8, ranks="node"), ARGV)
+    assert (spec.tasks_per_node, spec.cpus_per_task, spec.gpus_per_node) == (1, 32, 4)
+
+
+def test_simulated_gpus_are_none_to_the_batch_system() -> None:
+    spec = plan_request(Settings(gpus="sim:3x1MiB", nodes=2, cores_per_gpu=1), ARGV)
+    assert (spec.tasks_per_node, spec.gpus_per_node, spec.cpus_per_task) == (3, 0, 1)
+
+
+def test_cores_that_nobody_named_are_not_asked_for() -> None:
+    assert plan_request(Settings(gpus_per_node=1), ARGV).cpus_per_task is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), "how many GPUs of each node"),
+        (Settings(nodes=0, gpus_per_node=1), "nodes=0, set by default; allowed: 1 or more"),
+        (Settings(gpus_per_node=1, memory_bytes=0, sources={"memory": "--memory"}), "memory=0, set by --memory"),
+        (Settings(gpus_per_node=1, walltime_s=-1), "walltime=-1"),
+        (Settings(gpus_per_node=1, cores_per_gpu=0), "cores_per_gpu=0"),
+        (Settings(gpus="sim:2", gpus_per_node=3), "makes 2 on each node"),
+        (Settings(gpus="cuda:2"), "'cuda:2'"),
+        (Settings(gpus_per_node=1, job_name=""), "needs a name"),
+    ],
+)
+def test_what_cannot_be_is_said(settings: Settings, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_request(settings, ARGV)

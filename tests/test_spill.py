@@ -1,0 +1,420 @@
+"""The spill store against a plain dict, with limits so small that everything moves."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hpcgpu.errors import ConfigError, SpillError
+from hpcgpu.sim import SimArray, SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.policy import Candidate, victims
+from hpcgpu.spill.value import Slot, put_together, take_apart
+
+KIB = 1024
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+def plain(value: Any) -> Any:
+    """A value with its device arrays copied to the host, to compare."""
+    if isinstance(value, SimArray):
+        return value.get().tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Pair):
+        return [plain(value.left), plain(value.right)]
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return value
+
+
+@pytest.fixture
+def gpu() -> SimGpu:
+    return SimGpu(1024 * KIB)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+    made = GpuSpillBuffer(64 * KIB, 64 * KIB, str(tmp_path))
+    yield made
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+class StoreLikeADict(RuleBasedStateMachine):
+    keys = st.sampled_from("abcdef")
+
+    @initialize(device=st.sampled_from([0, 4 * KIB, 0.01]), host=st.sampled_from([0, 8 * KIB]))
+    def start(self, device: float, host: int) -> None:
+        self.gpu = SimGpu(256 * KIB)
+        self.store = GpuSpillBuffer(device, host)
+        self.model: dict[str, Any] = {}
+        self.number = 0
+
+    def value(self, kind: str, size: int) -> Any:
+        self.number += 1
+        host = np.full(size, self.number, "i4")
+        device = self.gpu.asarray(host)
+        return {
+            "device": lambda: device,
+            "host": lambda: host,
+            "list": lambda: [device, host, device[::2], "text"],
+            "nested": lambda: {"a": (device, [device * 2]), "b": Pair(device, host)},
+            "small": lambda: self.number,
+        }[kind]()
+
+    @rule(key=keys, kind=st.sampled_from(["device", "host", "list", "nested", "small"]), size=st.integers(0, 1500))
+    def set(self, key: str, kind: str, size: int) -> None:
+        value = self.value(kind, size)
+        self.model[key] = plain(value)
+        self.store[key] = value
+
+    @rule(key=keys, other=keys)
+    def alias(self, key: str, other: str) -> None:
+        if other in self.model:
+            self.store[key] = self.store[other]
+            self.model[key] = self.model[other]
+
+    @rule(key=keys)
+    def get(self, key: str) -> None:
+        if key in self.model:
+            assert plain(self.store[key]) == self.model[key]
+        else:
+            with pytest.raises(KeyError):
+                self.store[key]
+
+    @rule(key=keys)
+    def travel(self, key: str) -> None:
+        if key in self.model:
+            with self.store.handing_out_handles():
+                found = self.store[key]
+            again = found.packed().unpack() if hasattr(found, "packed") else found
+            assert plain(again) == self.model[key]
+
+    @rule(key=keys)
+    def delete(self, key: str) -> None:
+        if self.model.pop(key, None) is not None:
+            del self.store[key]
+
+    @rule()
+    def settle(self) -> None:
+        assert self.store.settle(10)
+
+    @rule()
+    def evict(self) -> None:
+        assert self.store.evict() == -1
+
+    @invariant()
+    def same_keys(self) -> None:
+        if hasattr(self, "model"):
+            assert set(self.store) == set(self.model)
+            assert len(self.store) == len(self.model)
+            assert all(size >= 0 for size in self.store.tiers.values())
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            for key, expected in self.model.items():
+                assert plain(self.store[key]) == expected
+            folder = self.store.disk.folder
+            self.store.close()
+            assert self.store.tiers == {"device": 0, "host": 0, "disk": 0}
+            assert not folder.exists()
+
+
+TestStoreLikeADict = StoreLikeADict.TestCase
+TestStoreLikeADict.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
+
+
+def filled(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40, size: int = 8 * KIB) -> None:
+    for i in range(count):
+        store[i] = gpu.asarray(np.full(size, i % 200, "u1"))
+    assert store.settle(10)
+
+
+def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    tiers = store.tiers
+    assert tiers["device"] <= 64 * KIB
+    assert tiers["host"] <= 0.6 * 64 * KIB + 40 * 100  # and the small parts of 40 values
+    assert sum(tiers.values()) >= 40 * 8 * KIB
+    assert gpu.used_bytes == tiers["device"]
+    assert store.spilled_total.disk >= tiers["disk"] > 0
+    assert [store[i].get()[0] for i in range(40)] == list(range(40))
+    assert store.counters["disk_to_host"].nbytes > 0
+
+
+def test_asking_and_deleting_move_nothing(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    copies = (gpu.h2d_copies, gpu.d2h_copies, {k: c.number for k, c in store.counters.items()})
+    assert 3 in store
+    assert 99 not in store
+    assert len(store) == 40
+    assert sorted(store) == sorted(store.keys()) == list(range(40))
+    for i in range(40):
+        del store[i]
+    assert store.settle(10)
+    assert copies == (gpu.h2d_copies, gpu.d2h_copies, {k: c.number for k, c in store.counters.items()})
+    assert store.tiers == {"device": 0, "host": 0, "disk": 0}
+    assert gpu.used_bytes == 0
+
+
+def test_four_names_of_one_buffer_count_once_and_move_once(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    x = gpu.asarray(np.arange(5000.0))
+    store["a"], store["b"], store["c"] = x, x, x[::2]
+    store["d"] = [x[10:20], {"again": x}]
+    assert store.tiers["device"] == 40_000
+    del x
+    filled(store, gpu, 20)
+    before = gpu.h2d_copies
+    back = [store["a"], store["b"], store["c"], store["d"][0], store["d"][1]["again"]]
+    assert gpu.h2d_copies == before + 1
+    assert len({gpu.buffer_of(a) for a in back}) == 1
+    assert store["a"] is store["b"]
+    np.testing.assert_array_equal(back[2].get(), np.arange(5000.0)[::2])
+
+
+def test_a_value_read_back_and_stored_again_counts_once(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    used = sum(store.tiers.values())
+    store["again"] = store[0]
+    store["view"] = store[0][:10]
+    assert sum(store.tiers.values()) < used + 8 * KIB
+
+
+def test_an_allocation_that_fails_makes_room(tmp_path: Path) -> None:
+    gpu = SimGpu(100 * KIB)
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    for i in range(5):
+        store[i] = gpu.asarray(np.zeros(20 * KIB, "u1"))
+    big = gpu.empty(90 * KIB, "u1")
+    assert big.nbytes == 90 * KIB
+    assert store.tiers["device"] <= 10 * KIB
+    del big
+    assert store[3].nbytes == 20 * KIB
+    store.close()
+
+
+def test_an_object_bigger_than_the_limit_is_usable(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    store["big"] = gpu.asarray(np.arange(100_000, dtype="u2"))
+    assert store.settle(10)
+    assert store.tiers["device"] == 0
+    np.testing.assert_array_equal(store["big"].get(), np.arange(100_000, dtype="u2"))
+
+
+def test_what_a_task_uses_stays(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    store["x"] = gpu.asarray(np.zeros(50 * KIB, "u1"))
+    with store.using(["x", "unknown"]):
+        filled(store, gpu)
+        used = store.tiers["device"]
+        copies = gpu.h2d_copies
+        assert store["x"].nbytes == 50 * KIB
+        assert gpu.h2d_copies == copies
+        assert used >= 50 * KIB
+
+
+def test_handles_only_where_they_are_asked_for(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    copies = gpu.h2d_copies
+    with store.handing_out_handles():
+        handle = store[0]
+        assert type(store[39]) is SimArray  # it is up
+    assert gpu.h2d_copies == copies
+    assert handle.nbytes >= 8 * KIB
+    again = pickle.loads(pickle.dumps(handle.packed().rest))
+    assert again == Slot(0)
+    assert type(handle.resolve()) is SimArray
+    assert type(store[1]) is SimArray
+
+
+def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: SimGpu, tmp_path: Path) -> None:
+    filled(store, gpu)
+    with store.handing_out_handles():
+        packed = store[0].packed()
+    other = GpuSpillBuffer(64 * KIB, None, str(tmp_path))
+    copies = gpu.h2d_copies
+    other["x"] = packed
+    assert gpu.h2d_copies == copies
+    assert other.tiers["host"] >= 8 * KIB
+    np.testing.assert_array_equal(other["x"].get(), store[0].get())
+    other.close()
+
+
+def test_a_value_that_cannot_be_pickled_stays_in_memory(store: GpuSpillBuffer) -> None:
+    class Local:
+        def __init__(self) -> None:
+            self.data = np.zeros(100_000, "u1")
+
+    store["local"] = kept = Local()
+    store["host"] = np.ones(100_000, "u1")
+    assert store.settle(10)
+    assert store["local"] is kept
+    assert store["host"].sum() == 100_000
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from hpcgpu.sim import SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+gpu = SimGpu(1 << 20)
+store = GpuSpillBuffer(10_000, 10_000, sys.argv[1])
+for i in range(30):
+    store[i] = gpu.asarray(np.full(30_000 if i % 2 else 3_000, i, "u1"))
+store.settle(10)
+assert all((store[i].get() == i).all() for i in range(30))
+print(store.counters["host_to_disk"].number > 0)
+store.close()
+"""
+
+
+def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path) -> None:
+    """A real limit of the kernel: files of 20 kB can be written, those of 30 kB fail."""
+    argv = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "stay in the host tier, since they cannot be moved down" in done.stderr
+
+
+def test_what_cannot_be_read_back_is_said_with_its_key(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    faults: list[SpillError] = []
+    store.on_fault = faults.append
+    files = [p for p in store.disk.folder.iterdir() if p.name != ".lock"]
+    for path in files:
+        os.truncate(path, 10)
+    with pytest.raises(SpillError, match="the value of 0 cannot be read back") as fault:
+        store[0]
+    assert isinstance(fault.value.__cause__, OSError)
+    assert faults == [fault.value]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_threads_get_right_values(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            i = int(rng.integers(40))
+            with store.using([i]):
+                if store[i].get()[-1] != i:
+                    wrong.append(i)
+            store["new", seed, i] = gpu.asarray(np.full(4 * KIB, i, "u1"))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+    assert store.settle(20)
+    assert all(store[k].get()[0] == k[2] for k in store if isinstance(k, tuple))
+
+
+CRASH = """
+import sys, numpy as np
+from hpcgpu.spill import GpuSpillBuffer
+store = GpuSpillBuffer(0, 1000, sys.argv[1])
+store["x"] = np.zeros(100_000)
+store.settle(10)
+print(store.disk.folder, store.tiers["disk"] > 0, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_crash_leaves_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", CRASH, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        folder, spilled = other.stdout.readline().split()
+        alive = GpuSpillBuffer(0, 1000, str(tmp_path))
+        assert Path(folder).exists()
+        assert (Path(folder).stat().st_mode & 0o777, spilled) == (0o700, "True")
+        other.send_signal(signal.SIGKILL)
+    after = GpuSpillBuffer(0, 1000, str(tmp_path))
+    assert not Path(folder).exists()
+    assert alive.disk.folder.exists()
+    alive.close()
+    after.close()
+
+
+@pytest.mark.parametrize("value", [1.5, -1, "5 Gigs", "50%", -0.5, True, "nan"])
+def test_bad_limits(value: Any) -> None:
+    with pytest.raises(ConfigError, match="device_memory_limit"):
+        GpuSpillBuffer(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.5, 512 * KIB), ("0.25", 256 * KIB), ("300KiB", 300 * KIB), (300, 300), (0, 0), (None, 0)]
+)
+def test_limits(tmp_path: Path, gpu: SimGpu, value: Any, expected: int) -> None:
+    store = GpuSpillBuffer(value, None, str(tmp_path))
+    store["x"] = gpu.asarray(np.zeros(10))
+    assert store.moves.device_limit_bytes == expected
+    store.close()
+
+
+def test_jit_unspill_is_for_later() -> None:
+    with pytest.raises(ConfigError, match="later"):
+        GpuSpillBuffer(jit_unspill=True)
+
+
+VALUES = st.recursive(
+    st.integers() | st.text(max_size=3) | st.builds(lambda n: ("array", n), st.integers()),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_apart_and_together_is_the_same(value: Any) -> None:
+    def is_array(x: Any) -> bool:
+        return isinstance(x, tuple) and len(x) == 2 and x[0] == "array"
+
+    rest, arrays = take_apart(value, is_array)
+    assert put_together(rest, arrays) == value
+    assert (rest is value) == (not arrays)
+
+
+CANDIDATES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=20)
+
+
+@given(CANDIDATES, st.integers(0, 500))
+def test_victims_are_the_oldest_and_of_equal_age_the_biggest(facts: list[tuple[int, int, bool]], need: int) -> None:
+    candidates = [Candidate(i, *f) for i, f in enumerate(sorted(facts, key=lambda f: f[0]))]
+    chosen = list(victims(candidates, need))
+    free = [c for c in candidates if not c.pinned]
+    assert not any(c.pinned for c in chosen)
+    assert sum(c.nbytes for c in chosen) >= min(need, sum(c.nbytes for c in free))
+    assert sum(c.nbytes for c in chosen[:-1]) < max(need, 1)
+    order = sorted(free, key=lambda c: (c.age, -c.nbytes))
+    assert [(c.age, c.nbytes) for c in chosen] == [(c.age, c.nbytes) for c in order[: len(chosen)]]
