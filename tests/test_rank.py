@@ -70,14 +70,15 @@ def test_a_dead_worker_is_back_and_the_clients_calls_work(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("who", "code"),
-    [("c.run_on_scheduler(os.getpid)", 70), ("os.getppid()", 137)],
+    ("who", "codes"),
+    [("c.run_on_scheduler(os.getpid)", {70}), ("os.getppid()", {70, 137})],
     ids=["scheduler", "leader"],
 )
-def test_a_dead_scheduler_or_leader_ends_everything(tmp_path: Path, who: str, code: int) -> None:
+def test_a_dead_scheduler_or_leader_ends_everything(tmp_path: Path, who: str, codes: set[int]) -> None:
+    # A killed leader ends as 137 and its followers, who notice, as 70: mpirun gives the code of the first that it sees.
     path = ranks.script(tmp_path, f"c = Client()\nos.kill({who}, signal.SIGKILL)\ntime.sleep(600)")
     done = ranks.run(path, ranks=3, timeout=30)
-    assert done.returncode == code, done.stderr
+    assert done.returncode in codes, done.stderr
     assert left_of(path) == []
 
 
