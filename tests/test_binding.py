@@ -132,7 +132,7 @@ def test_only_active_ports_balanced_within_one(
 ) -> None:
     topology, gpus, allowed, each = plan
     dead = data.draw(st.sets(st.sampled_from(range(len(topology.nics)))) if topology.nics else st.just(set()))
-    nics = tuple(replace(n, active=False) if i in dead else n for i, n in enumerate(topology.nics))
+    nics = tuple(replace(n, state="down") if i in dead else n for i, n in enumerate(topology.nics))
     topology = replace(topology, nics=nics)
     usable = network.usable_nics(topology)
     bindings = plan_bindings(topology, gpus, allowed, each)

@@ -67,6 +67,7 @@ def test_ports_with_state_kind_and_interface() -> None:
         "mlx5_2": ("roce", False, 3, "eno5np1"),
         "mlx5_4": ("infiniband", True, 6, "ib1x"),
         "mlx5_5": ("infiniband", True, 7, "ib0"),
+        "eno6": ("ethernet", True, 0, "eno6"),
     }
     assert [(n.name, n.kind) for n in machine("opa-hfi").nics] == [("hfi1_0", "opa")]
     assert [(n.name, n.kind) for n in machine("test-topo").nics] == [("mlx5_ib0", "infiniband"), ("mlx5_an0", "roce")]
@@ -234,15 +235,15 @@ def test_slingshot_is_seen_by_its_interface() -> None:
         "class/net/hsn0/operstate": "up\n",
         "class/net/hsn0/speed": "200000\n",
     }
-    hsn0 = Nic("hsn0", "0000:c1:00.0", 1, "slingshot", True, 200.0, 0, "hsn0")
+    hsn0 = Nic("hsn0", "0000:c1:00.0", 1, "slingshot", "active", 200.0, 0, "hsn0")
     assert sysfs.read(files).nics == (hsn0,)
     down = sysfs.refine_nics((replace(hsn0, rate_gbps=0.0),), files | {"class/net/hsn0/operstate": "down\n"})
-    assert down == (replace(hsn0, active=False),)
+    assert down == (replace(hsn0, state="down"),)
     xml = """<topology version="2.0"><object type="Machine" cpuset="0x1" nodeset="0x1">
       <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1"/><object type="Core" cpuset="0x1"/>
       <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0200 [17db:0501] [17db:0001] 02">
       <object type="OSDev" name="hsn0" osdev_type="2"/></object></object></topology>"""
-    assert hwloc_xml.read(xml).nics == (replace(hsn0, rate_gbps=0.0),)
+    assert hwloc_xml.read(xml).nics == (replace(hsn0, state="unknown", rate_gbps=0.0),)
 
 
 def test_the_kernel_corrects_what_hwloc_guesses() -> None:

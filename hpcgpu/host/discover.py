@@ -103,6 +103,7 @@ def machine_files(root: Path = _SYS) -> dict[str, str]:
     for device in root.glob("bus/pci/devices/*"):
         _link(files, root, device)
         _read(files, root, *(device / name for name in _PCI_FILES))
+    _read(files, root, root / "class/dmi/id/product_name")
     return files | network_files(root)
 
 
@@ -128,6 +129,8 @@ def _device(files: dict[str, str], root: Path, entry: Path) -> None:
         text = _text(device / name)
         if text:
             files[f"bus/pci/devices/{device.name}/{name}"] = text
+    if (device / "physfn").exists():
+        files[f"bus/pci/devices/{device.name}/physfn"] = (device / "physfn").resolve().name
 
 
 def _read(files: dict[str, str], root: Path, *paths: Path) -> None:

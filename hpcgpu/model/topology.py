@@ -9,28 +9,43 @@ from hpcgpu.model.cpuset import CpuSet
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node with PUs and DRAM."""
+    """A NUMA node.
+
+    Attributes
+    ----------
+    cpuset : CpuSet
+        The PUs next to it; may be empty for memory that is no DRAM.
+    package : int
+        The package of these PUs.
+    kind : str
+        ``dram``; ``hbm`` beside DRAM (Xeon Max, Knights Landing), ``gpu`` for a GPU's own memory
+        (POWER9, Grace Hopper), ``cxl``, or ``other``.
+
+    """
 
     os_index: int
     cpuset: CpuSet
     memory_bytes: int
     package: int = 0
+    kind: str = "dram"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, identified by PCI address and UUID, never by an index.
+    """A GPU or a MIG slice of one, identified by PCI address and UUID, never by an index.
 
     Attributes
     ----------
     pci : str
-        ``0000:03:00.0``.
+        ``0000:03:00.0``; a slice has its GPU's.
     uuid : str
         ``GPU-…``; empty when nobody told (a topology file without NVML).
     numa_node : int or None
         None: locality unknown.
     memory_bytes : int
         0: unknown.
+    mig : str
+        Name of a slice's profile (``1g.10gb``); empty for a whole GPU.
 
     """
 
@@ -40,6 +55,7 @@ class Gpu:
     vendor: str = "nvidia"
     numa_node: int | None = None
     memory_bytes: int = 0
+    mig: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,13 @@ class Nic:
     ----------
     kind : str
         ``infiniband``, ``roce``, ``slingshot``, ``opa`` or ``ethernet``.
+    state : str
+        ``active``, ``down``, ``init`` or ``armed`` (no subnet manager yet), or ``unknown`` where the source
+        does not say (hwloc, for plain interfaces).
+    rate_gbps : float
+        0: unknown.
+    virtual : bool
+        True for a virtual function (SR-IOV) of another card.
     interface : str
         The IP interface beside it (``ib0``, ``hsn1``); empty when there is none.
 
@@ -59,15 +82,38 @@ class Nic:
     pci: str
     port: int = 1
     kind: str = "infiniband"
-    active: bool = True
+    state: str = "active"
     rate_gbps: float = 0.0
     numa_node: int | None = None
     interface: str = ""
+    virtual: bool = False
+
+    @property
+    def active(self) -> bool:
+        """False when the port is known not to carry data."""
+        return self.state in ("active", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One node. ``hops`` holds (gpu pci, nic pci, PCI bridges between the two)."""
+    """One node.
+
+    Attributes
+    ----------
+    numa_nodes : tuple of NumaNode
+        Those with PUs and DRAM: where workers' cores and pages are planned.
+    cores : tuple of CpuSet
+        The PUs of each core.
+    hops : tuple of (str, str, int)
+        PCI addresses of GPU and NIC, and the PCI bridges between the two.
+    source : str
+        Who described the node, for people.
+    other_memory : tuple of NumaNode
+        Memory that is no place for a worker's heap.
+    name : str
+        The machine's product name.
+
+    """
 
     numa_nodes: tuple[NumaNode, ...]
     cores: tuple[CpuSet, ...]
@@ -76,3 +122,5 @@ class Topology:
     hops: tuple[tuple[str, str, int], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
+    other_memory: tuple[NumaNode, ...] = ()
+    name: str = ""

@@ -93,6 +93,8 @@ def _reasons(topology: Topology, gpu: Gpu, nic: Nic) -> tuple[str, ...]:
     for other in sorted(topology.nics, key=lambda n: (distance(topology, gpu, n), _by_pci(n))):
         if distance(topology, gpu, other) >= chosen:
             break
+        if other.kind not in _FABRICS:
+            continue
         if not other.active:
             why = "port down"
         elif other in usable:

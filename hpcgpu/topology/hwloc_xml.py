@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
@@ -16,9 +17,8 @@ from hpcgpu.topology import pci
 # OS devices: version 1 and 2 number the kinds, version 3 has a bit for each, and OpenFabrics is also a network.
 _NET, _OPENFABRICS = 2, 3
 _NET_BIT, _OPENFABRICS_BIT = 16, 32
-_ACTIVE = "4"
-# A GPU's own memory and high-bandwidth memory are no place for a worker's heap.
-_NOT_DRAM = ("gpumemory", "hbm", "mcdram", "cxl")
+# A GPU's own memory and high-bandwidth memory beside DRAM are no place for a worker's heap.
+_OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
 
 
 def read(text: str) -> Topology:
@@ -47,7 +47,8 @@ def read(text: str) -> Topology:
 
 def _topology(root: ET.Element) -> Topology:
     objects = list(_walk(root, ()))
-    numa = _numa_nodes([o for o, _ in objects])
+    facts = [_infos(o) for o, _ in objects if o.get("type") == "Machine"]
+    numa, other = _numa_nodes([o for o, _ in objects], any(f.get("Architecture", "")[:5] == "ppc64" for f in facts))
     if not numa:
         raise ParseError("hwloc XML without a NUMA node, a machine or a PU: no node to plan for")
     kinds = {kind: [_cpus(o) for o, _ in objects if o.get("type") == kind] for kind in ("Core", "PU")}
@@ -74,6 +75,8 @@ def _topology(root: ET.Element) -> Topology:
         pci.hops(chains, gpus, nics),
         source=f"hwloc XML v{root.get('version', '1.0')}",
         warnings=() if chains else (pci.NO_PCI,),
+        other_memory=tuple(other),
+        name=next((name for f in facts if (name := f.get("DMIProductName") or f.get("PlatformModel"))), "").strip(),
     )
 
 
@@ -87,20 +90,31 @@ def _cpus(node: ET.Element) -> CpuSet:
     return CpuSet.from_mask(node.get("cpuset") or "0x0")
 
 
-def _numa_nodes(objects: list[ET.Element]) -> list[NumaNode]:
-    """Return the DRAM nodes with PUs; a version 1 file of a machine with one node may name none."""
+def _numa_nodes(objects: list[ET.Element], is_power: bool) -> tuple[list[NumaNode], list[NumaNode]]:
+    """Return the DRAM nodes with PUs, and the other ones.
+
+    A version 1 file of a machine with one node may name none. Where all memory is of the fast kind
+    (Xeon Max without DIMMs) it is what there is.
+    """
     # "Socket" until hwloc 1.10.
     packages = [(int(o.get("os_index", "0")), _cpus(o)) for o in objects if o.get("type") in ("Package", "Socket")]
     named = [o for o in objects if o.get("type") == "NUMANode"]
     out: dict[int, NumaNode] = {}
     for o in named or [o for o in objects if o.get("type") == "Machine"]:
         cpus = _cpus(o)
-        if not cpus or (o.get("subtype") or "").lower().startswith(_NOT_DRAM):
-            continue
         index = int(o.get("os_index", "0")) if named else 0
         package = next((i for i, p in packages if p & cpus), 0)
-        out[index] = NumaNode(index, cpus, int(o.get("local_memory", "0")), package)
-    return [out[i] for i in sorted(out)]
+        subtype = (o.get("subtype") or "").lower()
+        kind = next((kind for word, kind in _OTHER_MEMORY.items() if subtype.startswith(word)), "dram")
+        if kind == "dram" and not cpus:  # hwloc 1 and sysfs show the memory of POWER9's GPUs as nodes without PUs
+            kind = "gpu" if is_power else "other"
+        out[index] = NumaNode(index, cpus, int(o.get("local_memory", "0")), package, kind)
+    nodes = [out[i] for i in sorted(out)]
+    heap = "dram" if any(n.kind == "dram" for n in nodes) else "hbm"
+    return (
+        [replace(n, kind="dram") for n in nodes if n.kind == heap and n.cpuset],
+        [n for n in nodes if n.kind != heap or not n.cpuset],
+    )
 
 
 def _bridge(node: ET.Element) -> str:
@@ -148,11 +162,15 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
             rdma.append(osdev)
         elif kind > 0 and kind & _NET_BIT if version3 else kind == _NET:
             nets.append(osdev)
+    virtual = pci.is_virtual(vendor, number)
     if pci.is_slingshot(vendor, number):
         # hwloc tells no state of an interface; the live machine's is added from /sys (topology.sysfs.refine_nics).
         name = next((o.get("name", "") for o in rdma), "") or next((o.get("name", "") for o in nets), "")
         interface = next((o.get("name", "") for o in nets if not o.get("name", "").startswith("cxi")), "")
-        return [Nic(name, address, 1, "slingshot", True, 0.0, near, interface)] if name else []
+        return [Nic(name, address, 1, "slingshot", "unknown", 0.0, near, interface)] if name else []
+    if not rdma:
+        names = sorted((int(_infos(o).get("Port") or "1"), o.get("name", "")) for o in nets)
+        return [Nic(name, address, port, "ethernet", "unknown", 0.0, near, name, virtual) for port, name in names]
     out = []
     for osdev in rdma:
         facts = _infos(osdev)
@@ -161,8 +179,8 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
             lid = int(facts.get(f"Port{port}LID") or "0", 16)
             interface = _sibling(nets, port, len(ports))
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
-            active = facts.get(f"Port{port}State") == _ACTIVE
-            out.append(Nic(osdev.get("name", ""), address, port, kind_name, active, 0.0, near, interface))
+            state = pci.port_state(facts.get(f"Port{port}State", ""))
+            out.append(Nic(osdev.get("name", ""), address, port, kind_name, state, 0.0, near, interface, virtual))
     return out
 
 

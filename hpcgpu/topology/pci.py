@@ -20,6 +20,14 @@ _CASSINI = ("17db", "0501")
 _OMNI_PATH = ("8086", ("24f0", "24f1"))
 # RDMA devices that are no RoCE and that UCX's verbs transports do not drive: Cisco usNIC, AWS EFA.
 _NOT_ROCE = ("1137", "1d0f")
+# hwloc does not say which functions are virtual (/sys does: physfn), the device numbers do: pci.ids.
+_VIRTUAL = {
+    "15b3": ("1002", "1004", "1014", "1016", "1018", "101a", "101c", "101e"),
+    "8086": ("10ca", "10ed", "1515", "1520", "154c", "1889"),
+    "1137": ("0071", "00cf"),
+}
+# IBTA's port states, as the kernel and hwloc number them.
+_STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
 
 def address(text: str) -> str:
@@ -68,6 +76,16 @@ def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: in
     if link_layer:
         return "infiniband" if link_layer.lower() == "infiniband" else "roce"
     return "infiniband" if klass == "0207" or (klass == "0280" and lid) else "roce"
+
+
+def is_virtual(vendor: str, device: str) -> bool:
+    """Tell a virtual function by its device number."""
+    return device in _VIRTUAL.get(vendor, ())
+
+
+def port_state(number: str) -> str:
+    """Return the state of an RDMA port, ``unknown`` for an empty word."""
+    return _STATES.get(number, "down" if number else "unknown")
 
 
 def hops(

@@ -34,7 +34,7 @@ def read(files: Mapping[str, str]) -> Topology:
     """
     try:
         cores, packages = _cores(files)
-        numa = _numa_nodes(files, cores, packages)
+        numa, other = _numa_nodes(files, cores, packages)
         gpus, chains = _pci(files, numa)
         nics = _nics(files, numa)
     except ValueError as e:
@@ -47,6 +47,8 @@ def read(files: Mapping[str, str]) -> Topology:
         pci.hops(chains, gpus, nics),
         source="sysfs",
         warnings=() if chains else (pci.NO_PCI,),
+        other_memory=tuple(other),
+        name=files.get("class/dmi/id/product_name", "").strip(),
     )
 
 
@@ -61,9 +63,10 @@ def refine_nics(nics: tuple[Nic, ...], files: Mapping[str, str]) -> tuple[Nic, .
             nic = replace(
                 nic,
                 kind=now.kind,
-                active=now.active,
+                state=now.state,
                 rate_gbps=now.rate_gbps,
                 interface=nic.interface or now.interface,
+                virtual=nic.virtual or now.virtual,
             )
         out.append(nic)
     return tuple(out)
@@ -84,16 +87,22 @@ def _cores(files: Mapping[str, str]) -> tuple[set[CpuSet], dict[int, int]]:
     return cores, packages
 
 
-def _numa_nodes(files: Mapping[str, str], cores: set[CpuSet], packages: dict[int, int]) -> list[NumaNode]:
-    out = []
+def _numa_nodes(
+    files: Mapping[str, str], cores: set[CpuSet], packages: dict[int, int]
+) -> tuple[list[NumaNode], list[NumaNode]]:
+    """Return the nodes with PUs, and the others."""
+    out: list[NumaNode] = []
     for path, text in files.items():
-        if (found := _NODE.fullmatch(path)) and (cpus := CpuSet.parse(text)):
+        if found := _NODE.fullmatch(path):
+            cpus = CpuSet.parse(text)
             total = _TOTAL.search(files.get(path.replace("cpulist", "meminfo"), ""))
             size = int(total[1]) * 1024 if total else 0
-            out.append(NumaNode(int(found[1]), cpus, size, packages.get(min(cpus), 0)))
+            package = packages.get(min(cpus), 0) if cpus else 0
+            out.append(NumaNode(int(found[1]), cpus, size, package, "dram" if cpus else "other"))
     if not out:  # a kernel without CONFIG_NUMA
         out = [NumaNode(0, CpuSet(i for c in cores for i in c), 0)]
-    return sorted(out, key=lambda n: n.os_index)
+    out.sort(key=lambda n: n.os_index)
+    return [n for n in out if n.cpuset], [n for n in out if not n.cpuset]
 
 
 def _word(files: Mapping[str, str], path: str) -> str:
@@ -142,13 +151,31 @@ def _nics(files: Mapping[str, str], numa: list[NumaNode] | tuple[NumaNode, ...])
             device = _device_of(files.get(f"class/infiniband/{found[1]}", ""))
             if device:
                 out.append(_port(files, found[1], int(found[2]), device, nets.get(device, []), numa))
+    taken = {n.pci for n in out}
     for device, interfaces in nets.items():
-        if pci.is_slingshot(_word(files, f"{_PCI}{device}/vendor"), _word(files, f"{_PCI}{device}/device")):
-            name = min(n for n, _ in interfaces)
-            up = files.get(f"class/net/{name}/operstate", "").strip() == "up"
-            rate = max(float(files.get(f"class/net/{name}/speed", "").strip() or 0), 0.0) / 1000
-            out.append(Nic(name, pci.address(device), 1, "slingshot", up, rate, _near(files, device, numa), name))
+        if (address := pci.address(device)) not in taken:
+            out += _plain(files, device, address, sorted(interfaces), _near(files, device, numa))
     return sorted(out, key=lambda n: (n.pci, n.name, n.port))
+
+
+def _plain(
+    files: Mapping[str, str], device: str, address: str, interfaces: list[tuple[str, int]], near: int | None
+) -> list[Nic]:
+    """Return the interfaces of a function that has no RDMA device: Slingshot's and plain Ethernet's."""
+    vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("vendor", "device"))
+    kind = "slingshot" if pci.is_slingshot(vendor, number) else "ethernet"
+    out = []
+    for name, port in interfaces:
+        up = files.get(f"class/net/{name}/operstate", "").strip()
+        state = {"": "unknown", "unknown": "unknown", "up": "active"}.get(up, "down")
+        rate = max(float(files.get(f"class/net/{name}/speed", "").strip() or 0), 0.0) / 1000
+        out.append(Nic(name, address, port, kind, state, rate, near, name, _is_virtual(files, device)))
+    return out
+
+
+def _is_virtual(files: Mapping[str, str], device: str) -> bool:
+    vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("vendor", "device"))
+    return f"{_PCI}{device}/physfn" in files or pci.is_virtual(vendor, number)
 
 
 def _port(
@@ -167,10 +194,10 @@ def _port(
         klass, _word(files, f"{_PCI}{device}/vendor"), _word(files, f"{_PCI}{device}/device"), layer, lid
     )
     # "4: ACTIVE"; "200 Gb/sec (4X HDR)"
-    active = files.get(f"{folder}/state", "").partition(":")[0].strip() == "4"
+    state = pci.port_state(files.get(f"{folder}/state", "").partition(":")[0].strip())
     rate = float(files.get(f"{folder}/rate", "").partition(" ")[0].strip() or 0)
     ports = sum(p.startswith(f"class/infiniband/{name}/ports/") and p.endswith("/state") for p in files)
     siblings = sorted(n for n, p in nets if p == port) or (sorted(n for n, _ in nets) if ports == 1 else [])
-    return Nic(
-        name, pci.address(device), port, kind, active, rate, _near(files, device, numa), siblings[0] if siblings else ""
-    )
+    interface = siblings[0] if siblings else ""
+    near, virtual = _near(files, device, numa), _is_virtual(files, device)
+    return Nic(name, pci.address(device), port, kind, state, rate, near, interface, virtual)
