@@ -69,7 +69,10 @@ def test_ports_with_state_kind_and_interface() -> None:
         "mlx5_5": ("infiniband", True, 7, "ib0"),
         "eno6": ("ethernet", True, 0, "eno6"),
     }
-    assert [(n.name, n.kind) for n in machine("opa-hfi").nics] == [("hfi1_0", "opa")]
+    assert [(n.name, n.kind) for n in machine("opa-hfi").nics] == [
+        ("hfi1_0", "opa"),
+        ("enp66s0", "ethernet"),
+    ]
     assert [(n.name, n.kind) for n in machine("test-topo").nics] == [("mlx5_ib0", "infiniband"), ("mlx5_an0", "roce")]
     assert {n.kind for n in machine("16intel64-manyVFs").nics} == {"ethernet"}  # usNIC: an RDMA device, but no RoCE
 
