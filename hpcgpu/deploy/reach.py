@@ -68,7 +68,7 @@ async def _try(
     try:
         comm = await connect(address, timeout=deadline_s, **arguments)
     except OSError as e:
-        reasons[address] = str(e.__cause__ or e)
+        reasons[address] = str(e.__cause__ or e) or "no answer"
         return None
     own = get_address_host(comm.local_address)
     await comm.close()

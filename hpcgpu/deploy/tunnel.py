@@ -9,6 +9,7 @@ from typing import Self
 from hpcgpu.host.relay import Mux
 
 _HOST = "127.0.0.1"
+_ENDING_S = 5.0
 
 
 class Tunnel:
@@ -42,6 +43,9 @@ class Tunnel:
 
     async def failure(self) -> str:
         """Return what the relay said when it has ended; empty while it runs."""
+        if self._carrying.done():  # its end of the pipe is closed: it is ending, but may not have ended yet
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _ENDING_S)
         if self._process.returncode is None or self._process.stderr is None:
             return ""
         said = (await self._process.stderr.read()).decode(errors="replace").strip()
