@@ -94,7 +94,23 @@ def test_environment_of_a_site_module_is_left_alone() -> None:
     environ |= {"HPCGPU_DEBUG": "1", "HPCGPU_LIBHWLOC": "/lib/x", "HPCGPU_KEEP_LAB": "1"}  # ours, and no options
     assert read_settings({}, environ=environ) == Settings()
     assert "did you mean HPCGPU_WALLTIME" in fails({}, environ={"HPCGPU_WALTIME": "1h"})
-    assert "cores_per_gpu" in fails({}, environ={"HPCGPU_CORES": "4"})
+    assert "cores_per_gpu" in fails({}, environ={"HPCGPU_NCPUS": "4"})
+
+
+def test_cores_and_ports_are_a_rule_or_a_number_or_names() -> None:
+    for given, read in (("all", "all"), ("local", "local"), (8, 8), ("8", 8)):
+        assert read_settings({"cores": given}).cores == read
+    for wrong in (0, -1, "some", 1.5, True):
+        assert "'all' (equal shares)" in fails({"cores": wrong})
+    for rule in ("balanced", "nearest", "ucx", ["nearest"]):
+        assert read_settings({"nics": rule}).nics == (rule if isinstance(rule, str) else rule[0])
+    for names in ("mlx5_0,mlx5_1:2", ["mlx5_0", "mlx5_1:2"], '["mlx5_0", "mlx5_1:2"]'):
+        assert read_settings({"nics": names}).nics == ("mlx5_0", "mlx5_1:2")
+    assert "stands alone" in fails({"nics": "balanced,mlx5_0"})
+    assert "no name" in fails({"nics": ""})
+    assert read_settings({"reserved_cores": "0"}).reserved_cores == 0
+    assert "whole number from 0" in fails({"reserved_cores": -1})
+    assert "preferred-many" in fails({"memory_policy": "strict"})
 
 
 def test_lists_from_the_environment() -> None:
@@ -223,7 +239,7 @@ def test_foreign_names_say_what_instead(name: str) -> None:
 
 def test_foreign_tables_do_not_overlap() -> None:
     assert not JOBQUEUE.keys() & DASK_CUDA.keys()
-    assert "cores_per_gpu" in fails({"cores": 8})
+    assert "cores_per_gpu" in fails({"job_cpu": 8})
     assert "gpus_per_node" in fails({"processes": 1})
 
 

@@ -26,6 +26,9 @@ TIME = st.floats(0, 1e9)
 LIMIT = st.one_of(st.just(0), st.floats(1e-9, 1.0), st.integers(1024, 1 << 60))
 BY_KIND: dict[str, st.SearchStrategy[object]] = {
     "count": COUNT,
+    "number": COUNT,
+    "cores": COUNT | st.sampled_from(["all", "local"]),
+    "nics": st.sampled_from(["balanced", "nearest", "ucx"]) | st.lists(st.sampled_from(["mlx5_0", "hsn1"]), min_size=1),
     "bytes": COUNT,
     "duration": COUNT,
     "seconds": TIME,

@@ -42,7 +42,6 @@ SPILL_CUDF = f"spilling inside cuDF {LATER}; device_memory_limit says where spil
 # dask-jobqueue 0.9 (facts/jobqueue.md 1.1, 1.2): a job of ours has many nodes and one worker per GPU.
 JOBQUEUE: Mapping[str, Foreign] = MappingProxyType(
     {
-        "cores": Foreign("give cores_per_gpu (cores asked for each GPU) and nthreads (threads of a worker)"),
         "processes": Foreign("there is one worker per GPU: give gpus_per_node", (True,)),
         "n_workers": Foreign("there is one worker per GPU: give nodes and gpus_per_node"),
         "job_cpu": Foreign("give cores_per_gpu, the cores asked for each GPU"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
@@ -11,17 +10,17 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
+from hpcgpu.config.sizes import plain_number, read_bytes, read_host_limit, read_limit
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import user_name
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.units import parse_bytes, parse_duration_s
+from hpcgpu.units import parse_duration_s
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 MARKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no shell line or batch directive carries these; a tab is fine
-NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SMALLEST = 1024  # a limit below is a slip: a fraction or a unit was meant
-LIMIT = "allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), a size ('5GB', 5_000_000_000), or 0 for none"
+CORES = ("all", "local")
+NIC_RULES = ("balanced", "nearest", "ucx")
 
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # noqa: ANN401 - the option's own type
@@ -67,60 +66,37 @@ def _count(_: Field[Any], value: object) -> int:
     return value
 
 
-def _bytes(_: Field[Any], value: object) -> int:
-    size = _size(value, "allowed: bytes as a number, or text such as '5GB', '512MiB'")
-    if size == 0:
-        raise ConfigError("0 bytes; allowed: a size such as '5GB', or nothing at all for what the site gives")
-    return size
+def _number_from_0(_: Field[Any], value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{value!r} is not a number; allowed: a whole number from 0")
+    return value
 
 
-def _size(value: object, allowed: str) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # 5e9
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ConfigError(f"{value!r} is not a size; {allowed}")
+def _cores(option: Field[Any], value: object) -> str | int:
+    if value in CORES:
+        return str(value)
     try:
-        return parse_bytes(value)
-    except (ConfigError, OverflowError) as error:
-        raise ConfigError(f"{value!r} is not a size; {allowed}") from error
+        return _count(option, value)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{value!r} is no number of cores; allowed: 'all' (equal shares), 'local' (those on the GPU's NUMA node), "
+            "or a whole number from 1 for each worker"
+        ) from error
 
 
-def _limit(_: Field[Any], value: object) -> float | int:
-    """Bytes as int, a fraction as float. 1 is refused: it is one byte to dask-cuda, and 100 % to its reader."""
-    if value == "default":  # dask-cuda's word for it
-        return 0.8
-    number = _number(value)
-    if number is None:
-        size = _size(value, LIMIT)
-        if 0 < size < SMALLEST:
-            raise ConfigError(f"{value!r} is less than {SMALLEST} bytes; {LIMIT}")
-        return size
-    if number == 0:
-        return 0
-    whole = isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal())
-    if not whole and 0 < number <= 1:
-        return number
-    if number < 0 or not number.is_integer() or number < SMALLEST:
-        one = " (1.0 is the whole memory; as a size it would be one byte)" if number == 1 else ""
-        raise ConfigError(f"{value!r} is neither a fraction nor a size{one}; {LIMIT}")
-    return int(value) if isinstance(value, (int, str)) and whole else int(number)
-
-
-def _number(value: object) -> float | None:
-    """Return a plain number, also from text; None for everything else."""
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) or NUMBER.fullmatch(str(value))):
-        return None
-    try:
-        number = float(value)  # type: ignore[arg-type] # a number or its text, by the test above
-    except OverflowError as error:
-        raise ConfigError(f"{value!r} is too large") from error
-    if not math.isfinite(number):
-        raise ConfigError(f"{value!r} is not a finite number")
-    return number
-
-
-def _host_limit(option: Field[Any], value: object) -> float | int | None:
-    return None if value == "auto" else _limit(option, value)  # Dask's word for a share of the node
+def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
+    """Read a rule, or names of ports; a text with commas is a list."""
+    if isinstance(value, str) and not value.strip().startswith("["):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    names = _texts(option, value)
+    if len(names) == 1 and names[0] in NIC_RULES:
+        return names[0]
+    if not names or (rules := sorted(set(names) & set(NIC_RULES))):
+        given = f"{rules[0]!r} is a rule and stands alone" if names else "there is no name in it"
+        raise ConfigError(f"{given}; allowed: {', '.join(map(repr, NIC_RULES))}, or names such as 'mlx5_0,mlx5_1:2'")
+    return names
 
 
 def _duration(option: Field[Any], value: object) -> int:
@@ -136,7 +112,7 @@ def _duration(option: Field[Any], value: object) -> int:
 
 
 def _seconds(_: Field[Any], value: object) -> float:
-    number = _number(value)
+    number = plain_number(value)
     if number is None and isinstance(value, str):
         number = float(parse_duration_s(value))
     if number is None or number < 0:
@@ -234,7 +210,7 @@ def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
         value = [part for part in value if part != ""]
     found: dict[str, float] = {}
     for name, given in _pairs(value, allowed).items():
-        number = _number(given)
+        number = plain_number(given)
         if not isinstance(name, str) or number is None or number < 0:
             raise ConfigError(f"{name!r}: {given!r} is not a number from 0; {allowed}")
         found[_one_line(name, "name")] = number
@@ -256,11 +232,14 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
 READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
     {
         "count": _count,
-        "bytes": _bytes,
+        "number": _number_from_0,
+        "cores": _cores,
+        "nics": _nics,
+        "bytes": read_bytes,
         "duration": _duration,
         "seconds": _seconds,
-        "limit": _limit,
-        "host-limit": _host_limit,
+        "limit": read_limit,
+        "host-limit": read_host_limit,
         "gpus": _gpus,
         "choice": _choice,
         "text": _text,

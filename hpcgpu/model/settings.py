@@ -61,6 +61,32 @@ class Settings:
     log_directory: str | None = option(None, "text", "folder for the job's output")
     python: str | None = option(None, "text", "Python of the ranks; this one if unset")
     site: str | None = option(None, "text", "name of a site file, or a path to one")
+    workers_per_gpu: int = option(1, "count", "workers that share each GPU, and its memory")
+    cores: str | int = option(
+        "all",
+        "cores",
+        "cores of each worker: 'all' shares out what the job has, 'local' takes those on the GPU's NUMA node only, "
+        "a number is so many",
+    )
+    reserved_cores: int = option(
+        0, "number", "cores of each node left free of workers, for progress threads, scheduler and nannies"
+    )
+    memory_policy: str = option(
+        "preferred-many",
+        "choice",
+        "where a worker's host memory goes: on the NUMA nodes next to it while there is room, on them only, "
+        "on all in turn, or as the kernel likes",
+        choices=("preferred-many", "bind", "interleave", "none"),
+    )
+    nics: str | tuple[str, ...] = option(
+        "balanced",
+        "nics",
+        "network ports of the workers: 'balanced', 'nearest', 'ucx' (left to UCX), or the names that may be used",
+        example="'mlx5_0,mlx5_1:2'",
+    )
+    respect_launcher: bool = option(
+        False, "flag", "keep each worker inside its own rank's mask; otherwise the masks of a node's ranks together"
+    )
     device_memory_limit: float | int = option(
         0.8, "limit", "where spilling from the GPU begins: bytes, or a fraction of its memory; 0 = never"
     )
