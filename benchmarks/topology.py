@@ -10,6 +10,8 @@ One JSON line per figure. Times are medians of ``--runs`` runs. Placement is cou
 ``cores_of_several_workers``, ``cores_of_no_worker``
     Share of the node's cores that more than one worker has, and that none has. These shares are means over a
     machine, then over the machines.
+``memory_on_numa_nodes_without_gpu``
+    Share of the machine's DRAM that a strict policy on each GPU's own NUMA node leaves out of reach.
 ``port_load_spread``
     Workers on the fullest active port less those on the emptiest; a worker with k ports counts 1/k on each.
 ``workers_on_a_dead_port``
@@ -98,7 +100,9 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def times(runs: int) -> None:
-    said = [subprocess.run([sys.executable, "-c", LIVE], capture_output=True, check=True).stdout for _ in range(runs)]
+    said = [
+        subprocess.run([sys.executable, "-c", LIVE], stdout=subprocess.PIPE, check=True).stdout for _ in range(runs)
+    ]
     live = [[float(word) for word in line.split()] for line in said]
     case = f"this machine, {len(os.sched_getaffinity(0))} PUs, first in a process"
     report(case, "hpcgpu", "discover_ms", [d for d, _ in live], "ms")
@@ -153,6 +157,10 @@ def on_dead_port(chosen: Sequence[Sequence[Nic]]) -> int:
 def report_cores(found: dict[str, Topology]) -> None:
     rules = {"hpcgpu": lambda t: tuple(c for c, _ in ours(t)), **CORE_RULES}
     for name, topology in found.items():
+        homes = {g.numa_node for g in topology.gpus}
+        away = sum(n.memory_bytes for n in topology.numa_nodes if n.os_index not in homes)
+        total = sum(n.memory_bytes for n in topology.numa_nodes)
+        report(name, "the machine", "memory_on_numa_nodes_without_gpu", [away / total], "share")
         for who, rule in rules.items():
             right = half_local(topology, rule(topology))
             report(name, who, HALF_LOCAL, [right], f"of {len(topology.gpus)} workers")
