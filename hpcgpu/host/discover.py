@@ -1,4 +1,4 @@
-"""The topology of this machine: by libhwloc, else lstopo, else /sys, whichever shows PCI devices first."""
+"""The topology of this machine: by libhwloc, lstopo or /sys, whichever shows PCI devices first."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hpcgpu.errors import ParseError
-from hpcgpu.host import gpus, libhwloc
-from hpcgpu.model import Topology
+from hpcgpu.host import gpus, libhwloc, nvml
+from hpcgpu.model import CpuSet, NumaNode, Topology
 from hpcgpu.topology import hwloc_xml, pci, sysfs
 
-_SYS = Path("/sys")
+_AFFINITY = "affinity mask of this process"
 _CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
 _PCI_FILES = ("class", "vendor", "device", "numa_node")
 _LSTOPO_TIMEOUT_S = 20.0
@@ -24,49 +25,64 @@ def topology() -> Topology:
     """Return this machine, with what NVML and the kernel say of its GPUs and ports now.
 
     ``source`` names where it came from; ``warnings`` say what is missing. No CUDA context is made.
-
-    Raises
-    ------
-    ParseError
-        Not even /sys describes a CPU.
-
+    Where nothing describes the machine it is what this process may run on, as one NUMA node.
+    ``HWLOC_FSROOT`` is followed as hwloc does: the folder that stands for ``/``.
     """
     found, warnings = _machine()
     found = replace(found, nics=sysfs.refine_nics(found.nics, network_files()))
-    nvml, notes = gpus.nvml_facts()
-    found = gpus.joined(found, nvml)
-    nowhere = tuple(
-        f"the GPU at {g.pci} has no known NUMA node: its worker gets an even share of the cores"
-        for g in found.gpus
-        if g.numa_node is None
-    )
-    return replace(found, warnings=(*warnings, *found.warnings, *notes, *nowhere))
+    facts = nvml.read()
+    found = gpus.joined(found, facts.gpus, facts.memory_nodes)
+    return replace(found, warnings=(*warnings, *found.warnings, *facts.warnings, *_nowhere(found)))
+
+
+def _nowhere(found: Topology) -> tuple[str, ...]:
+    lost = tuple(dict.fromkeys(g.pci for g in found.gpus if g.numa_node is None))
+    if not lost or found.source == _AFFINITY:
+        return ()
+    return (f"no NUMA node is known for the GPU at {', '.join(lost)}: its workers get an even share of the cores",)
 
 
 def _machine() -> tuple[Topology, tuple[str, ...]]:
     """Return the first source's topology that has PCI devices, else the first at all; and what went wrong."""
     first: Topology | None = None
-    warnings: list[str] = []
+    problems: list[str] = []
     for source, read in _sources():
         try:
             found = replace(read(), source=source)
         except ParseError as e:
-            warnings.append(f"{source}: {e}")
+            problems.append(f"{source}: {e}")
             continue
         if pci.NO_PCI not in found.warnings:
-            return found, tuple(warnings)
+            return found, tuple(problems)
         first = first or found
-    if first is None:
-        raise ParseError(f"nothing describes this machine; tried: {'; '.join(warnings)}")
-    return first, tuple(warnings)
+    return (first, tuple(problems)) if first else (_by_affinity("; ".join(problems)), ())
+
+
+def _by_affinity(problems: str) -> Topology:
+    pus = CpuSet(os.sched_getaffinity(0))
+    return Topology(
+        (NumaNode(0, pus, 0),),
+        tuple(CpuSet([pu]) for pu in sorted(pus)),
+        source=_AFFINITY,
+        warnings=(
+            f"nothing describes this machine ({problems}): locality is unknown, and workers get an even share "
+            f"of the PUs that are allowed ({pus})",
+        ),
+    )
 
 
 def _sources() -> Iterator[tuple[str, Callable[[], Topology]]]:
-    for text, name in libhwloc.exports():
-        yield name, lambda text=text: hwloc_xml.read(text)  # type: ignore[misc]
+    for export in libhwloc.exports():
+        yield export.source, partial(_read_export, export)
     if (program := _lstopo()) is not None:
         yield "lstopo", lambda: hwloc_xml.read(_run_lstopo(program))
     yield "sysfs", lambda: sysfs.read(machine_files())
+
+
+def _read_export(export: libhwloc.Export) -> Topology:
+    if export.problem:
+        raise ParseError(export.problem)
+    return hwloc_xml.read(export.text)
 
 
 def _lstopo() -> str | None:
@@ -83,7 +99,7 @@ def _run_lstopo(program: str) -> str:
 
     """
     argv = [program, "--of", "xml", "--disallowed"]
-    env = os.environ | {"HWLOC_COMPONENTS": "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"}
+    env = os.environ | {"HWLOC_COMPONENTS": libhwloc.quiet_components()}
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_LSTOPO_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -93,8 +109,13 @@ def _run_lstopo(program: str) -> str:
     return done.stdout
 
 
-def machine_files(root: Path = _SYS) -> dict[str, str]:
+def _sys() -> Path:
+    return Path(os.environ.get("HWLOC_FSROOT") or "/") / "sys"
+
+
+def machine_files(root: Path | None = None) -> dict[str, str]:
     """Gather the files of /sys that :func:`hpcgpu.topology.sysfs.read` needs."""
+    root = root or _sys()
     files: dict[str, str] = {}
     for cpu in root.glob("devices/system/cpu/cpu[0-9]*/topology"):
         _read(files, root, *(cpu / name for name in _CPU_FILES))
@@ -107,8 +128,9 @@ def machine_files(root: Path = _SYS) -> dict[str, str]:
     return files | network_files(root)
 
 
-def network_files(root: Path = _SYS) -> dict[str, str]:
+def network_files(root: Path | None = None) -> dict[str, str]:
     """Gather what /sys says of network ports: a few files for each, however large the machine."""
+    root = root or _sys()
     files: dict[str, str] = {}
     for interface in root.glob("class/net/*"):
         _link(files, root, interface)

