@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpcgpu.errors import ParseError
@@ -16,6 +17,7 @@ _GPU_CLASSES = {
 }
 NO_PCI = "no PCI device is described, so neither GPUs nor network cards are known"
 
+_ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
 _CASSINI = ("17db", "0501")
 _OMNI_PATH = ("8086", ("24f0", "24f1"))
 # RDMA devices that are no RoCE and that UCX's verbs transports do not drive: Cisco usNIC, AWS EFA.
@@ -41,13 +43,11 @@ def address(text: str) -> str:
         Not domain:bus:device.function.
 
     """
-    domain, _, rest = text.strip().lower().partition(":")
-    bus, _, slot = rest.partition(":")
-    device, _, function = slot.partition(".")
-    try:
-        return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{int(function or '0', 16):x}"
-    except ValueError as e:
-        raise ParseError(f"{text!r} is not a PCI address such as 0000:06:00.0", evidence=text) from e
+    found = _ADDRESS.fullmatch(text.strip())
+    if found is None:
+        raise ParseError(f"{text[:40]!r} is not a PCI address such as 0000:06:00.0", evidence=text)
+    domain, bus, device, function = (int(word or "0", 16) for word in found.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
 def gpu_vendor(klass: str, vendor: str) -> str:

@@ -1,0 +1,211 @@
+"""Read NCCL's (and RCCL's) topology XML: what NCCL_TOPO_FILE names and NCCL_TOPO_DUMP_FILE writes.
+
+Virtual machines show a flat /sys; Azure, AWS and OCI ship such a file beside it. It tells where GPUs
+and network cards are, by PCI address and nesting. It does not tell which PUs share a core, packages,
+memory sizes, or NUMA nodes without a device.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hpcgpu.errors import ParseError
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.topology import pci, safe_xml
+
+_COARSE = (
+    "NCCL's topology XML tells neither which PUs share a core (each counts as a core), nor packages (each NUMA node "
+    "counts as one), nor memory sizes, nor NUMA nodes without a GPU or a network card"
+)
+_SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be told apart and count as one"
+# Shipped files write these for switches that the virtual machine does not show.
+_MADE_UP = ("0000", "ffff")
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A PCI function, the switches above it and the NUMA node they hang under, -1 where unknown."""
+
+    element: ET.Element
+    address: str
+    switches: tuple[str, ...]
+    numaid: int
+
+
+def read(text: str) -> Topology:
+    """Return the node that ``text`` describes.
+
+    Each NUMA node counts as a package of its own: the file has no packages, and NCCL itself takes any two NUMA
+    nodes to be equally far. A network function without a name of a device is left out, since UCX could not use
+    it, and named in ``warnings``.
+
+    Raises
+    ------
+    ParseError
+        Not NCCL's XML, cut off, of several hosts, without any PU, or with a value that cannot be read.
+
+    """
+    root, functions, claims = _parse(text)
+    if claims.keys() == {-1}:
+        claims, functions = {0: claims[-1]}, [replace(f, numaid=0) for f in functions]
+    claims.pop(-1, None)
+    pus = CpuSet().union(*claims.values())
+    if not pus:
+        raise ParseError(
+            "this NCCL topology XML names no PU (affinity of <cpu>), so it cannot stand for a whole node; "
+            "it can add the places of GPUs and network cards to the machine's own description",
+            evidence=text[:400],
+        )
+    warnings = [_COARSE]
+    homes = {i: i for i, s in claims.items() if s}
+    if sum(len(s) for s in claims.values()) > len(pus):
+        homes = dict.fromkeys(claims, min(claims))
+        claims = {min(claims): CpuSet(pus)}
+        warnings.append(_SHARED)
+    gpus = [Gpu(f.address, vendor=v, numa_node=homes.get(f.numaid)) for f in functions if (v := _gpu_vendor(f))]
+    try:
+        nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
+    except ValueError as e:
+        raise _unreadable(text, e) from e
+    nameless = sorted(f.address for f in functions if _class(f).startswith("02") and f.element.find("nic/net") is None)
+    if nameless:
+        warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
+    return Topology(
+        tuple(NumaNode(i, s, 0, i) for i, s in sorted(claims.items()) if s),
+        tuple(CpuSet([i]) for i in sorted(pus)),
+        tuple(sorted(gpus, key=lambda g: g.pci)),
+        tuple(sorted(nics, key=lambda n: (n.pci, n.name, n.port))),
+        pci.hops({f.address: f.switches for f in functions}, gpus, nics),
+        source=f"NCCL topology XML v{root.get('version', '1')}",
+        warnings=tuple(warnings) if gpus or nics or nameless else (*warnings, pci.NO_PCI),
+    )
+
+
+def locate(topology: Topology, text: str) -> Topology:
+    """Return ``topology`` with the NUMA nodes and bridges that NCCL's XML ``text`` tells of devices nobody placed.
+
+    A device is found by its PCI address and gets the only NUMA node of ``topology`` that has PUs of its
+    ``<cpu>``'s affinity, else the one numbered ``numaid``. What has a NUMA node keeps it. Bridges between two
+    devices are taken from the file where one of them was without a node: a flat /sys says that all are next
+    to each other.
+
+    Raises
+    ------
+    ParseError
+        As :func:`read`, but a file without PUs will do.
+
+    """
+    _, functions, claims = _parse(text)
+    devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
+    lost = {d.pci for d in devices if d.numa_node is None}
+    if not lost:
+        return topology
+    known = {f.address: f for f in functions}
+    # NCCL writes the functions of a network card as ports of its function 0.
+    found = {d.pci: f for d in devices if (f := known.get(d.pci) or known.get(f"{d.pci.rpartition('.')[0]}.0"))}
+    if not lost & found.keys():
+        note = f"NCCL_TOPO_FILE names none of the devices whose NUMA node is unknown: {', '.join(sorted(lost))}"
+        return replace(topology, warnings=(*topology.warnings, note))
+    homes = {i: _home(topology, i, claims[i]) for i in claims}
+
+    def place(address: str, node: int | None) -> int | None:
+        return homes[found[address].numaid] if node is None and address in found else node
+
+    told = pci.hops({a: f.switches for a, f in found.items()}, topology.gpus, topology.nics)
+    return replace(
+        topology,
+        gpus=tuple(replace(g, numa_node=place(g.pci, g.numa_node)) for g in topology.gpus),
+        nics=tuple(replace(n, numa_node=place(n.pci, n.numa_node)) for n in topology.nics),
+        hops=tuple(
+            sorted(
+                {h for h in topology.hops if not (lost & {*h[:2]} and {*h[:2]} <= found.keys())}
+                | {h for h in told if lost & {*h[:2]}}
+            )
+        ),
+        source=f"{topology.source} + NCCL_TOPO_FILE",
+    )
+
+
+def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet]]:
+    """Return the root, the PCI functions and the PUs of each numaid."""
+    root = safe_xml.parse(text, "NCCL topology XML")
+    if root.tag != "system":
+        raise ParseError(f"not NCCL topology XML: it begins with <{root.tag}>, not <system>", evidence=text[:400])
+    # NCCL puts all nodes that NVLink joins (GB200) into one dump.
+    hosts = {h for cpu in root.findall("cpu") if (h := cpu.get("host_hash"))}
+    if len(hosts) > 1:
+        raise ParseError(f"this NCCL topology XML describes {len(hosts)} hosts, not one", evidence=text[:400])
+    claims: dict[int, CpuSet] = {}
+    functions: list[_Function] = []
+    try:
+        for cpu in root.findall("cpu"):
+            numaid = max(int(cpu.get("numaid") or -1), -1)
+            claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | safe_xml.mask(cpu.get("affinity") or ""))
+            functions += _below(cpu, (), numaid)
+    except ValueError as e:
+        raise _unreadable(text, e) from e
+    addresses = sorted(f.address for f in functions)
+    if twice := next((a for a, b in pairwise(addresses) if a == b), ""):
+        raise ParseError(f"NCCL topology XML with {twice} in two places", evidence=text[:400])
+    return root, functions, claims
+
+
+def _unreadable(text: str, error: ValueError) -> ParseError:
+    return ParseError(f"NCCL topology XML with a value that cannot be read: {error}", evidence=text[:400])
+
+
+def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
+    for child in node.findall("pci"):
+        address = pci.address(child.get("busid", ""))
+        yield _Function(child, address, switches, numaid)
+        yield from _below(child, (*switches, address), numaid)
+
+
+def _word(function: _Function, name: str) -> str:
+    return function.element.get(name, "").strip().lower().removeprefix("0x")
+
+
+def _class(function: _Function) -> str:
+    return _word(function, "class")[:4]
+
+
+def _gpu_vendor(function: _Function) -> str:
+    """Return the GPU's vendor, empty for no GPU. Azure's files name no vendors; RCCL adds ``gcn`` to ``<gpu>``."""
+    klass, vendor, gpu = _class(function), _word(function, "vendor"), function.element.find("gpu")
+    if kind := pci.gpu_vendor(klass, vendor):
+        return kind
+    if gpu is not None:
+        return "amd" if gpu.get("gcn") else "nvidia"
+    return "nvidia" if klass in ("0300", "0302") and vendor in ("", *_MADE_UP) else ""
+
+
+def _nics(function: _Function, near: int | None) -> list[Nic]:
+    klass, vendor, number = _class(function), _word(function, "vendor"), _word(function, "device")
+    virtual = pci.is_virtual(vendor, number)
+    out = []
+    for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
+        name, rate = net.get("name", ""), max(int(net.get("speed") or 0), 0) / 1000
+        told = int(net.get("port") or 1)
+        if told < 1:  # NCCL's socket transport: an interface, and its ports count from 0
+            out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual))
+            continue
+        # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort).
+        port = max(told - i, 1)
+        kind = pci.nic_kind(klass, vendor, number)
+        out.append(Nic(name, function.address, port, kind, "unknown", rate, near, "", virtual))
+    return out
+
+
+def _home(topology: Topology, numaid: int, affinity: CpuSet) -> int | None:
+    """Return the node of ``topology`` that a ``<cpu>`` is.
+
+    Affinity goes first: it is what NCCL binds to, and a file may number nodes otherwise than the kernel (Azure's
+    for ND H100 v5 gives PUs 48-95 to node 0).
+    """
+    near = [n.os_index for n in topology.numa_nodes if n.cpuset & affinity]
+    if len(near) == 1:
+        return near[0]
+    return numaid if numaid in (near or [n.os_index for n in topology.numa_nodes]) else None
