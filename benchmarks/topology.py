@@ -16,6 +16,8 @@ One JSON line per figure. Times are medians of ``--runs`` runs. Placement is cou
     Workers on the fullest active port less those on the emptiest; a worker with k ports counts 1/k on each.
 ``workers_on_a_dead_port``
     Workers with ports of which none is active.
+``workers_on_nearest_active_ports``
+    Workers with ports all of which are as near to their GPU as any active one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from _rules import CORE_RULES, NIC_RULES, in_pci_order, local_cores, usable_ports
+from _rules import CORE_RULES, NIC_RULES, best_class, in_pci_order, local_cores, usable_ports
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
@@ -154,6 +156,11 @@ def on_dead_port(chosen: Sequence[Sequence[Nic]]) -> int:
     return sum(bool(ports) and not any(n.active for n in ports) for ports in chosen)
 
 
+def on_nearest(topology: Topology, chosen: Sequence[Sequence[Nic]]) -> int:
+    near = best_class(topology)
+    return sum(bool(ports) and set(ports) <= set(best) for ports, best in zip(chosen, near, strict=True))
+
+
 def report_cores(found: dict[str, Topology]) -> None:
     rules = {"hpcgpu": lambda t: tuple(c for c, _ in ours(t)), **CORE_RULES}
     for name, topology in found.items():
@@ -184,6 +191,8 @@ def report_ports(found: dict[str, Topology]) -> None:
             chosen = rule(topology)
             report(name, who, "port_load_spread", [load_spread(topology, chosen)], "workers")
             report(name, who, "workers_on_a_dead_port", [on_dead_port(chosen)], f"of {len(chosen)} workers")
+            near = on_nearest(topology, chosen)
+            report(name, who, "workers_on_nearest_active_ports", [near], f"of {len(chosen)} workers")
 
 
 def main() -> None:
