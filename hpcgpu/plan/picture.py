@@ -104,7 +104,7 @@ def _shape(tile: Tile) -> Iterator[str]:
         line = INK if tile.workers else "#AAAAAA"
     outline = f'rx="{radius}" stroke="{line}" stroke-width="{width}"'
     yield f'<rect {_box(box)} {outline} fill="{fill}"/>'
-    if len(tile.workers) > 1:
+    if kind == "gpu" and len(tile.workers) > 1:
         each = box.width / len(tile.workers)
         for i, worker in enumerate(tile.workers):
             strip = Box(box.x + i * each, box.y, each, box.height)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.units import format_bytes
 
-_MAKERS_NAMES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
+_MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
+_PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Node:
     Attributes
     ----------
     cores : tuple of CpuSet
-        With a core for each PU that no core of the topology claims, as the planner has it.
+        With one for each planned PU that no core of the topology claims, as the planner has it.
     gpus : tuple of Gpu
         The topology's and, where these are others (simulated ones), the bindings', by PCI address.
 
@@ -93,8 +94,7 @@ def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str
     names = tuple(names) or tuple(str(i) for i in range(len(bindings)))
     if len(names) != len(bindings):
         raise ValueError(f"{len(names)} names for {len(bindings)} bindings; give one for each, or none")
-    known = CpuSet().union(*(n.cpuset for n in topology.numa_nodes), *(b.cpuset for b in bindings))
-    rest = known.difference(*topology.cores)
+    rest = CpuSet().union(*(b.cpuset for b in bindings)).difference(*topology.cores)
     gpus = list(topology.gpus)
     for own in (b.gpus[0] for b in bindings if b.gpus):
         if not any(_same_gpu(own, g) for g in gpus):
@@ -120,9 +120,14 @@ def port_name(nic: Nic) -> str:
 def gpu_name(gpu: Gpu) -> str:
     """Return the model without its maker's name, and the profile of a MIG slice."""
     model = gpu.model
-    for word in _MAKERS_NAMES:
+    for word in _PREFIXES:
         model = model.removeprefix(word)
-    return " ".join(filter(None, (model or gpu.vendor, f"MIG {gpu.mig}" if gpu.mig else "")))
+    return " ".join(filter(None, (model or _MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
+
+
+def counted(number: int, what: str) -> str:
+    """Return how many there are of something."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def gib(size_bytes: int) -> str:
@@ -134,7 +139,11 @@ def worker_words(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     """Return the worker's name, GPU, cores, memory policy and port."""
     binding = node.bindings[worker]
     own = binding.gpus[0] if binding.gpus else None
-    count = sum(bool(core & binding.cpuset) for core in node.cores)
+    count = counted(sum(bool(core & binding.cpuset) for core in node.cores), "core")
+    where = (
+        f", node{'s' if len(binding.memory_nodes) > 1 else ''} {binding.memory_nodes}" if binding.memory_nodes else ""
+    )
+    memory = "not bound" if binding.memory_policy == "none" else binding.memory_policy + where
     shared = ", shared" if binding.shared_cores else ""
     ports = [
         port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
@@ -143,7 +152,7 @@ def worker_words(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     return (
         node.names[worker],
         f"{gpu_name(own)}, {own.pci}" if own else "-",
-        f"{count} core{'s' if count != 1 else ''}{shared}: PUs {binding.cpuset}",
-        f"{binding.memory_policy} {binding.memory_nodes}".rstrip(),
+        f"{count}{shared}: PUs {binding.cpuset}",
+        memory,
         ", ".join(ports) or "-",
     )

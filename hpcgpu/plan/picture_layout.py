@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
-from hpcgpu.plan.picture_facts import Node, Things, gib, gpu_name, port_name, worker_words
+from hpcgpu.plan.picture_facts import Node, Things, counted, gib, gpu_name, port_name, worker_words
 from hpcgpu.plan.picture_parts import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
 
 WIDTH = 1200
 MARGIN = 24
 _PAD = 10
-_CORE_WIDTH, _CORE_HEIGHT, _CORE_GAP = 22, 20, 3
-_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 190, 122, 160  # at least
+_CORE_WIDTH, _CORE_WIDEST, _CORE_HEIGHT, _CORE_GAP = 22, 46, 20, 3
+_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 230, 122, 150  # at least
 _TAGS_ACROSS = 8  # in a core that workers share
 _KINDS = {
     "infiniband": "InfiniBand",
@@ -64,7 +64,7 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
 
 def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
     things = node.things(numa.os_index)
-    words = f"{len(things.cores)} core{'s' if len(things.cores) != 1 else ''}, PUs {numa.cpuset}"
+    words = f"{counted(len(things.cores), 'core')}, PUs {numa.cpuset}"
     return _place(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), words), things, x, y, width)
 
 
@@ -90,21 +90,24 @@ def _place(
 
 
 def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float) -> list[Tile]:
-    """Return a small box for each core; all large enough for the tags of the most workers that share one."""
+    """Return a small box for each core, in rows of about equal length; wider where workers share it, for their tags."""
     owners = [node.of_core(c) for c in cores]
     most = max((len(o) for o in owners), default=0)
-    wide, high = float(_CORE_WIDTH), float(_CORE_HEIGHT)
-    if most > 1:
-        wide = max(wide, min(most, _TAGS_ACROSS) * TAG + 3)
-        high = math.ceil(most / _TAGS_ACROSS) * TAG + 3
-    columns = max(1, int((width + _CORE_GAP) // (wide + _CORE_GAP)))
-    columns = math.ceil(len(cores) / math.ceil(len(cores) / columns)) if cores else 1  # rows of equal length
-    out = []
-    for i, (core, workers) in enumerate(zip(cores, owners, strict=True)):
-        box = Box(x + i % columns * (wide + _CORE_GAP), y + i // columns * (high + _CORE_GAP), wide, high)
+    high = math.ceil(most / _TAGS_ACROSS) * TAG + 3 if most > 1 else _CORE_HEIGHT
+    fitting = int((width + _CORE_GAP) // (_CORE_WIDTH + _CORE_GAP))
+    columns = math.ceil(len(cores) / math.ceil(len(cores) / fitting)) if cores else 1
+    wide = min(_CORE_WIDEST, (width + _CORE_GAP) / columns - _CORE_GAP)
+    out: list[Tile] = []
+    left, top = x, y
+    for core, workers in zip(cores, owners, strict=True):
+        own = wide if len(workers) < 2 else min(len(workers), _TAGS_ACROSS) * TAG + 3
+        if left + own > x + width + 0.01:  # widths are fractions
+            left, top = x, top + high + _CORE_GAP
+        box = Box(left, top, own, high)
+        left = box.right + _CORE_GAP
         label = str(workers[0]) if len(workers) == 1 else ""
-        texts = (Text(box.x + wide / 2, box.y + high / 2 + 4, label, 10, anchor="middle"),) if label else ()
-        inside = tags(workers, box.x + 2.5, box.y + 2.5, wide - 3) if len(workers) > 1 else ()
+        texts = (Text(box.x + own / 2, box.y + high / 2 + 4, label, 10, anchor="middle"),) if label else ()
+        inside = tags(workers, box.x + 2.5, box.y + 2.5, own - 3) if len(workers) > 1 else ()
         said = f"PU{'s' if len(core) > 1 else ''} {core}: {node.said_of(workers)}"
         out.append(Tile("core", box, texts, inside, workers, said))
     return out
@@ -114,7 +117,7 @@ def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
     workers = node.of_gpu(gpu)
     name = gpu_name(gpu)
     room = width - 3 * 8 - min(len(workers), 2) * TAG
-    lines = (f"GPU {node.gpus.index(gpu)}  {name}", "  ".join(filter(None, (gpu.pci, _size(gpu)))))
+    lines = (f"GPU {node.gpus.index(gpu)} · {name}", " · ".join(filter(None, (gpu.pci, _size(gpu)))))
     texts = (
         Text(x + 8, y + 16, fit(lines[0], room, 11, bold=True), 11, bold=True),
         Text(x + 8, y + 31, fit(lines[1], room, 10), 10),
@@ -133,8 +136,10 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     workers = node.of_port(nic)
     rate = f"{nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
     beside = nic.interface if nic.interface != nic.name else ""
-    kind = _KINDS.get(nic.kind, nic.kind)
-    lines = [f"{kind}, {nic.state}", ", ".join(filter(None, (beside, rate, "virtual" if nic.virtual else "")))]
+    known = nic.state != "unknown"
+    kind = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if known else "")
+    rest = (beside, rate, "VF" if nic.virtual else "", "" if known else "state unknown")
+    lines = [kind, ", ".join(filter(None, rest))]
     room = width - 14
     texts = [Text(x + 7, y + 15, fit(port_name(nic), room, 11, bold=True), 11, bold=True)]
     texts += [Text(x + 7, y + 28 + 13 * i, fit(line, room, 10), 10) for i, line in enumerate(filter(None, lines))]
@@ -146,7 +151,7 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
 
 
 def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
-    lines = (f"NUMA node {memory.os_index}", f"{_MEMORIES.get(memory.kind, memory.kind)}, {gib(memory.memory_bytes)}")
+    lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
     texts = tuple(Text(x + 7, y + 15 + 13 * i, fit(line, width - 14, 10), 10) for i, line in enumerate(lines))
     return Tile("memory", Box(x, y, width, 34), texts, tooltip=", ".join(lines))
 
@@ -175,8 +180,8 @@ def lay_out(node: Node) -> Picture:
         (len(node.gpus), "GPU"),
         (len(topology.nics), "network port"),
     ]
-    words = ", ".join(f"{n} {what}{'s' if n != 1 else ''}" for n, what in counts)
-    source = f"; read by {topology.source}" if topology.source else ""
+    words = ", ".join(counted(n, what) for n, what in counts if n)
+    source = f"; source: {topology.source}" if topology.source else ""
     texts = (
         Text(MARGIN, 40, fit(topology.name or "a node", inner, 20, bold=True), 20, bold=True),
         Text(MARGIN, 60, fit(words + source, inner, 12), 12),
@@ -217,7 +222,7 @@ def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
 def _legend(node: Node, y: float) -> list[Tile]:
     """Return a row for each worker."""
     columns = (("worker", 150.0), ("GPU", 240.0), ("cores", 352.0), ("memory", 190.0), ("network port", 220.0))
-    rows = [([name for name, _ in columns], -1)] if node.bindings else [(["no worker is planned"], -1)]
+    rows = [([name for name, _ in columns], -1)] if node.bindings else []
     rows += [(list(worker_words(node, i)), i) for i in range(len(node.bindings))]
     out: list[Tile] = []
     for words, worker in rows:
@@ -240,7 +245,8 @@ def _words(node: Node, y: float) -> list[Tile]:
     for i, binding in enumerate(node.bindings):
         for reason in binding.reasons:
             reasons.setdefault(reason, []).append(i)
-    said = [f"worker{'s' if len(who) > 1 else ''} {CpuSet(who)}: {reason}" for reason, who in reasons.items()]
+    said = [] if node.bindings else ["no worker is planned"]
+    said += [f"worker{'s' if len(who) > 1 else ''} {CpuSet(who)}: {reason}" for reason, who in reasons.items()]
     said += [f"note: {warning}" for warning in node.topology.warnings]
     out: list[Tile] = []
     for words in said:

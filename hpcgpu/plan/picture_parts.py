@@ -11,10 +11,10 @@ GAP = 6
 TAG = 17  # side of a worker's numbered square
 
 # Advance widths in em of DejaVu Sans, the widest of the usual sans-serif fonts: what fits in it fits in all of them.
-_NARROW = dict.fromkeys(" ,.:;|!'ijl/\\I()[]ftr-\"`", 0.42)
-_WIDE = dict.fromkeys("mwMWOQGDNUH@%#&+<>=~^", 0.84) | {"m": 0.98, "M": 0.87, "W": 0.99, "@": 1.0, "%": 0.96}
-_UPPER = dict.fromkeys("ABCEFJKLPRSTVXYZ", 0.7)
-_EMS = _NARROW | _UPPER | _WIDE
+_EMS = dict.fromkeys(map(chr, range(32, 127)), 0.64)
+_EMS |= dict.fromkeys(" ,.'iljIJ·", 0.33) | dict.fromkeys(":;|!/\\()[]ftr-", 0.43) | dict.fromkeys('"`*_', 0.52)
+_EMS |= dict.fromkeys("ABCEFKPRSTVXYZ", 0.7) | dict.fromkeys("wOQGDNUH#&+<>=~^", 0.84) | dict.fromkeys("mMW@%", 1.0)
+_OTHER = 1.05  # what is not ASCII may be as wide as it is high
 _BOLD = 1.16
 
 
@@ -92,7 +92,7 @@ class Tile:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Return how wide the text is at most, in any of the usual sans-serif fonts."""
-    ems = sum(_EMS.get(c, 0.64) if c.isascii() and c.isprintable() else 1.05 for c in text)
+    ems = sum(_EMS.get(c, _OTHER) for c in text)
     return ems * size * (_BOLD if bold else 1.0)
 
 
