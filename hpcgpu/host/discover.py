@@ -105,7 +105,8 @@ def _run_lstopo(program: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ParseError(f"{' '.join(argv)}: {e}") from e
     if done.returncode != 0:
-        raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}", evidence=done.stderr)
+        said = " ".join(done.stderr.split())
+        raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {said}", evidence=done.stderr)
     return done.stdout
 
 
