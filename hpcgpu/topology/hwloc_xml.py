@@ -34,17 +34,18 @@ def read(text: str) -> Topology:
     if root.tag != "topology":
         raise ParseError(f"not hwloc XML: it begins with <{root.tag}>, not <topology>", evidence=text[:400])
     try:
-        return _topology(root)
+        topology = _topology(root)
     except ValueError as e:
         raise ParseError(f"hwloc XML with a value that cannot be read: {e}", evidence=text[:400]) from e
+    if not topology.numa_nodes:
+        raise ParseError("hwloc XML without a NUMA node, a machine or a PU: no node to plan for", evidence=text[:400])
+    return topology
 
 
 def _topology(root: ET.Element) -> Topology:
     objects = list(_walk(root, ()))
     facts = [_infos(o) for o, _ in objects if o.get("type") == "Machine"]
     numa, other = _numa_nodes([o for o, _ in objects], any(f.get("Architecture", "")[:5] == "ppc64" for f in facts))
-    if not numa:
-        raise ParseError("hwloc XML without a NUMA node, a machine or a PU: no node to plan for")
     kinds = {kind: [_cpus(o) for o, _ in objects if o.get("type") == kind] for kind in ("Core", "PU")}
     cores = [c for c in kinds["Core"] or kinds["PU"] if c]
     gpus: list[Gpu] = []
