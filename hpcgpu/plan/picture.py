@@ -11,11 +11,12 @@ from hpcgpu.plan.picture_facts import node_of
 from hpcgpu.plan.picture_layout import WIDTH, lay_out
 from hpcgpu.plan.picture_parts import Box, Text, Tile
 
-# Paul Tol's "light" scheme (SRON technical note 3.2), which keeps apart for colour-blind readers and carries dark text;
-# from the ninth worker on its hues again, pale or as mixtures. The number in each box says the same without colour.
+# Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
+# then eight that keep the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic
+# and tritanopic eyes see them (model of Machado et al., 2009). The number in each box says the same without colour.
 COLOURS = (
     *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
-    *("#BBCCEE", "#FFCCCC", "#EEEEBB", "#CCDDAA", "#CCBBDD", "#CCEEFF", "#D8C3A5", "#FFDDBB"),
+    *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
 )
 INK = "#1A1A1A"
 FADED = "#5F5F5F"
