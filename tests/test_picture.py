@@ -143,13 +143,13 @@ def test_what_nobody_knows_the_place_of_has_a_box_of_its_own() -> None:
     topology = machine("coral-lassen")
     lost = replace(
         topology,
-        gpus=(replace(topology.gpus[0], numa_node=None), *topology.gpus[1:]),
+        gpus=tuple(replace(g, numa_node=n) for g, n in zip(topology.gpus, (None, 77, 8, 8), strict=True)),
         nics=(replace(topology.nics[0], numa_node=77), *topology.nics[1:]),
         other_memory=(NumaNode(9, CpuSet(), GIB, package=5, kind="cxl"),),
     )
     (unknown,) = groups(render_svg(lost, planned(lost)), "unknown")
     inside = [g.get("class") for g in unknown.findall(f"{SVG}g")]
-    assert inside == ["gpu", "port", "memory"]
+    assert inside == ["gpu", "gpu", "port", "memory"]
     assert not groups(render_svg(topology, planned(topology)), "unknown")
 
 
