@@ -181,10 +181,12 @@ def test_a_mig_slice_is_drawn_with_its_profile() -> None:
 def test_legend_says_of_each_worker_what_it_is_tied_to() -> None:
     topology = replace(machine("nvidiaDGX2"), warnings=("something is odd",))
     names = [f"gpu-n7-{i}" for i in range(16)]
-    said = words(ET.fromstring(render_svg(topology, planned(topology), names)))
+    bindings = tuple(replace(b, reasons=("as for all", f"as for {i % 2}")) for i, b in enumerate(planned(topology)))
+    said = words(ET.fromstring(render_svg(topology, bindings, names)))
     assert set(names) <= set(said)
     assert said.count("4 cores, shared: PUs 0-1,24-25") == 16
-    assert [w for w in said if w.startswith("workers 0-15: 4 cores for 16 workers")]
+    assert "workers 0-15: as for all" in said
+    assert "workers 1,3,5,7,9,11,13,15: as for 1" in said
     assert said[-1] == "note: something is odd"
 
 
