@@ -156,11 +156,11 @@ def test_what_nobody_knows_the_place_of_has_a_box_of_its_own() -> None:
 def test_other_memory_stands_beside_its_cores_or_in_its_package() -> None:
     topology = machine("coral-lassen")
     hbm = NumaNode(1, topology.numa_nodes[0].cpuset, 64 * GIB, package=0, kind="hbm")
-    gpu = NumaNode(255, CpuSet(), 16 * GIB, package=8, kind="gpu")
+    gpu = NumaNode(255, CpuSet(), 0, package=8, kind="gpu")
     svg = render_svg(replace(topology, other_memory=(hbm, gpu)), ())
     first, second = groups(svg, "package")
     assert "NUMA node 1 · 64 GiB" in words(first.find(f"{SVG}g[@class='node']"))
-    assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · 16 GiB", "GPU memory"]
+    assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · size unknown", "GPU memory"]
 
 
 def test_simulated_gpus_are_drawn_beside_the_node_they_are_planned_on() -> None:
