@@ -160,7 +160,7 @@ def test_other_memory_stands_beside_its_cores_or_in_its_package() -> None:
     svg = render_svg(replace(topology, other_memory=(hbm, gpu)), ())
     first, second = groups(svg, "package")
     assert "NUMA node 1 · 64 GiB" in words(first.find(f"{SVG}g[@class='node']"))
-    assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · size unknown", "GPU memory"]
+    assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · ? GiB", "GPU memory"]
 
 
 def test_simulated_gpus_are_drawn_beside_the_node_they_are_planned_on() -> None:

@@ -133,7 +133,7 @@ def counted(number: int, what: str) -> str:
 def gib(size_bytes: int) -> str:
     """Return a size in GiB; a simulated GPU's may be less than one, and 0 is a size that nobody told."""
     if size_bytes == 0:
-        return "size unknown"
+        return "? GiB"
     return f"{size_bytes / 2**30:.0f} GiB" if size_bytes >= 2**30 else format_bytes(size_bytes)
 
 
