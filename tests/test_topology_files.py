@@ -108,6 +108,7 @@ def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
     [
         ('<system><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>', "names no PU"),
         ('<system><cpu affinity="0-31"/></system>', "'0-31' is not a mask"),
+        (f'<system><cpu affinity="{"ffffffff," * 2000}ffffffff"/></system>', "is not a mask"),
         ('<system><cpu affinity="1" numaid="x"/></system>', "cannot be read"),
         ('<system><cpu affinity="1"><pci class="0x030200"/></cpu></system>', "not a PCI address"),
         (
@@ -195,6 +196,12 @@ def test_the_second_function_of_a_card_is_where_the_first_is() -> None:
     assert [n.numa_node for n in nccl_xml.locate(live, text_of("nccl/dump")).nics] == [1, None]
 
 
+def test_bridges_to_a_card_that_the_file_does_not_name_stay() -> None:
+    live = flat(["0000:03:00.0"], ["0000:04:00.0", "0000:99:00.0"], ["0-15,64-79", "16-31,80-95"])
+    topology = nccl_xml.locate(replace(live, hops=tuple((g, n, 7) for g, n, _ in live.hops)), text_of("nccl/dump"))
+    assert topology.hops == (("0000:03:00.0", "0000:04:00.0", 1), ("0000:03:00.0", "0000:99:00.0", 7))
+
+
 def test_a_file_of_another_machine_changes_nothing_and_says_so() -> None:
     live = flat(["0000:01:00.0"], [], ["0-7", "8-15"])
     topology = nccl_xml.locate(live, text_of("nccl/azure-ndv4"))
@@ -223,6 +230,7 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
         (PNG.decode("latin-1"), "begins with"),
         ('{"topology": 1}', "begins with '{\"topology\": 1}'"),
         ("<!DOCTYPE html><html></html>", "begins with <html>"),
+        ('<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0//EN" "xhtml1.dtd"><html/>', "begins with <html>"),
         ("Machine (7946MB total)\n  Package L#0", "begins with 'Machine"),
         ("<?xml version='1.0'?><!-- no end", "not a topology file"),
         ("<topologies/>", "begins with <topologies>"),
@@ -233,7 +241,7 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
         ("<topology>" * 100_000 + "</topology>" * 100_000, "nested"),
         ("<system>" + '<pci busid="0:0:0.0">' * 100_000 + "</pci>" * 100_000 + "</system>", "nested"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_what_is_no_topology_file_is_refused(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=re.escape(says)):

@@ -70,7 +70,7 @@ def read(text: str) -> Topology:
         nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
     except ValueError as e:
         raise _unreadable(text, e) from e
-    nameless = sorted(f.address for f in functions if _class(f).startswith("02") and f.element.find("nic/net") is None)
+    nameless = sorted({f.address for f in functions if _class(f).startswith("02")} - {n.pci for n in nics})
     if nameless:
         warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
     return Topology(

@@ -16,7 +16,10 @@ _MASK = re.compile(r"(?:0x)?[0-9a-fA-F]{0,8}(?:,(?:0x)?[0-9a-fA-F]{0,8})*")
 _SPACE = re.compile(r"[ \t\r\n]+")
 _NAME = re.compile(r"<([A-Za-z_][\w.:-]*)")
 # hwloc's own is <!DOCTYPE topology SYSTEM "hwloc2.dtd">. Expat does not load it.
-_DOCTYPE = re.compile(r"<!DOCTYPE\s+[^\s\[\]<>\"']+(?:\s+SYSTEM)?(?:\s+(?:\"[^\"<>]*\"|'[^'<>]*'))?\s*>")
+_LITERAL = r"""(?:"[^"<>]*"|'[^'<>]*')"""
+_DOCTYPE = re.compile(
+    rf"""<!DOCTYPE\s+[^\s\[\]<>"']+(?:\s+(?:SYSTEM|PUBLIC\s+{_LITERAL})\s+{_LITERAL})?\s*>""", re.ASCII
+)
 _SKIPPED = (("<?", "?>"), ("<!--", "-->"))
 
 
