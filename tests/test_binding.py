@@ -1,8 +1,7 @@
-"""Bindings: the expected plan of every recorded machine, and the laws on all of them."""
+"""Bindings: the expected plan of every recorded machine, and single cases; the laws are in test_binding_laws.py."""
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import replace
 from functools import cache
@@ -13,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcgpu.errors import BindingError, ConfigError
-from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology, WorkerSpec
+from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.plan import network
 from hpcgpu.plan.binding import place_simulated, plan_bindings
-from hpcgpu.plan.cores import split_cores, usable_cores
 from hpcgpu.plan.explain import binding_table, render_table
 from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes, plan_memory_nodes
+from hpcgpu.plan.ports import Ports
 from hpcgpu.topology import hwloc_xml
 
 DATA = Path(__file__).parent / "data" / "topology"
@@ -51,149 +50,10 @@ def test_expected_plan(name: str) -> None:
     assert text == path.read_text()
 
 
-# --- laws ------------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> tuple[Topology, tuple[Gpu, ...], CpuSet, int]:
-    """A recorded machine, some of its GPUs in any order, some of its PUs, and workers per GPU."""
-    topology = machine(draw(st.sampled_from(MACHINES)))
-    gpus = tuple(draw(st.lists(st.sampled_from(gpus_of(topology)), min_size=1, unique=True)))
-    lost = draw(st.sets(st.sampled_from(gpus)))
-    gpus = tuple(replace(g, numa_node=None) if g in lost else g for g in gpus)
-    whole = draw(st.booleans())
-    pieces = topology.cores if whole else tuple(CpuSet([i]) for i in sorted(pus(topology)))
-    some = draw(st.one_of(st.just(pieces), st.lists(st.sampled_from(pieces), min_size=1, unique=True)))
-    return topology, gpus, CpuSet(i for c in some for i in c), draw(st.sampled_from([1, 1, 2]))
-
-
-@given(plans())
-@settings(deadline=None, max_examples=150)
-def test_cores_are_granted_whole_disjoint_and_even(plan: tuple[Topology, tuple[Gpu, ...], CpuSet, int]) -> None:
-    topology, gpus, allowed, each = plan
-    bindings = plan_bindings(topology, gpus, allowed, each)
-    assert [b.gpus[0] for b in bindings] == [g for g in gpus for _ in range(each)]
-    cores = usable_cores(topology, allowed)
-    for b in bindings:
-        assert b.cpuset
-        assert b.cpuset <= allowed
-        assert all(core <= b.cpuset for core in cores if core & b.cpuset)
-        assert set(b.gpus) == set(gpus)
-        assert b.shared_cores == (len(cores) < len(bindings))
-    if len(cores) >= len(bindings):
-        assert sum(len(b.cpuset) for b in bindings) == len(allowed)  # disjoint, and nothing is left over
-        counts = [sum(core <= b.cpuset for core in cores) for b in bindings]
-        assert max(counts) - min(counts) <= 1
-
-
-@given(plans(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=60)
-def test_order_of_devices_does_not_matter(plan: tuple[Topology, tuple[Gpu, ...], CpuSet, int], random) -> None:
-    topology, gpus, allowed, each = plan
-    shuffled = [list(x) for x in (topology.gpus, topology.nics, topology.hops, topology.cores, topology.numa_nodes)]
-    for x in (*shuffled, mixed := list(gpus)):
-        random.shuffle(x)
-    g, n, h, c, m = (tuple(x) for x in shuffled)
-    other = replace(topology, gpus=g, nics=n, hops=h, cores=c, numa_nodes=m)
-    first = {b.gpus[0].pci: b for b in plan_bindings(topology, gpus, allowed)}
-    again = {b.gpus[0].pci: b for b in plan_bindings(other, mixed, allowed)}
-    assert first == again
-    assert each in (1, 2)
-
-
-@given(plans())
-@settings(deadline=None, max_examples=60)
-def test_a_plan_on_its_own_cores_is_the_same_plan(plan: tuple[Topology, tuple[Gpu, ...], CpuSet, int]) -> None:
-    topology, gpus, allowed, each = plan
-    bindings = plan_bindings(topology, gpus, allowed, each)
-    used = CpuSet(i for b in bindings for i in b.cpuset)
-    assert plan_bindings(topology, gpus, used, each) == bindings
-
-
-@given(plans())
-@settings(deadline=None, max_examples=60)
-def test_memory_nodes_hold_dram_near_the_gpu(plan: tuple[Topology, tuple[Gpu, ...], CpuSet, int]) -> None:
-    topology, gpus, allowed, _ = plan
-    nodes = {n.os_index: n for n in topology.numa_nodes}
-    for b in plan_bindings(topology, gpus, allowed):
-        assert b.memory_nodes <= nodes.keys()
-        assert b.memory_policy in ("none", "preferred-many")  # never strict
-        if b.memory_policy == "preferred-many":
-            assert len(nodes) > 1
-            assert b.gpus[0].numa_node in b.memory_nodes
-        elif len(nodes) > 1:
-            assert b.gpus[0].numa_node is None
-
-
-@given(plans(), st.data())
-@settings(deadline=None, max_examples=100)
-def test_only_active_ports_balanced_within_one(
-    plan: tuple[Topology, tuple[Gpu, ...], CpuSet, int], data: st.DataObject
-) -> None:
-    topology, gpus, allowed, each = plan
-    dead = data.draw(st.sets(st.sampled_from(range(len(topology.nics)))) if topology.nics else st.just(set()))
-    nics = tuple(replace(n, state="down") if i in dead else n for i, n in enumerate(topology.nics))
-    topology = replace(topology, nics=nics)
-    usable = network.usable_nics(topology)
-    bindings = plan_bindings(topology, gpus, allowed, each)
-    used = [n for b in bindings for n in b.nics]
-    assert set(used) <= {n for n in nics if n.active and n.kind != "ethernet"}
-    assert all(len(b.nics) == (1 if usable else 0) for b in bindings)
-    if usable:
-        loads = [used.count(n) for n in usable]
-        assert max(loads) - min(loads) <= 1
-
-
-def cost(topology: Topology, homes: list[int | None], shares: tuple[tuple[CpuSet, ...], ...]) -> int:
-    """0 for a core on the worker's NUMA node, 1 on its package, 2 elsewhere."""
-    package = {n.os_index: n.package for n in topology.numa_nodes}
-    total = 0
-    for home, cores in zip(homes, shares, strict=True):
-        for core in cores:
-            at = next(n.os_index for n in topology.numa_nodes if n.cpuset & core)
-            total += 0 if at == home else 1 if home is not None and package[at] == package[home] else 2
-    return total
-
-
-def least_cost(topology: Topology, homes: list[int | None], cores: tuple[CpuSet, ...]) -> int:
-    """By trying every way to hand out the cores evenly."""
-    best = 10**9
-    low, more = divmod(len(cores), len(homes))
-    for owners in itertools.product(range(len(homes)), repeat=len(cores)):
-        counts = [owners.count(w) for w in range(len(homes))]
-        if all(low <= c <= low + bool(more) for c in counts):
-            shares = tuple(tuple(c for c, o in zip(cores, owners, strict=True) if o == w) for w in range(len(homes)))
-            best = min(best, cost(topology, homes, shares))
-    return best
-
-
 SMALL = Topology(
     numa_nodes=tuple(NumaNode(i, CpuSet([2 * i, 2 * i + 1]), GIB, i // 2) for i in range(4)),
     cores=tuple(CpuSet([i]) for i in range(8)),
 )
-
-
-@given(
-    st.lists(st.sampled_from([0, 1, 2, 3, None]), min_size=1, max_size=3),
-    st.sets(st.sampled_from(range(8)), min_size=3, max_size=7),
-)
-@settings(deadline=None, max_examples=120)
-def test_no_even_share_is_nearer(homes: list[int | None], allowed: set[int]) -> None:
-    cores = usable_cores(SMALL, CpuSet(allowed))
-    shares = split_cores(SMALL, cores, homes)
-    assert cost(SMALL, homes, shares) == least_cost(SMALL, homes, cores)
-
-
-@given(st.data())
-@settings(deadline=None, max_examples=100)
-def test_no_other_assignment_of_ports_is_nearer(data: st.DataObject) -> None:
-    rows = data.draw(st.integers(1, 4))
-    columns = data.draw(st.integers(rows, 5))
-    costs = [data.draw(st.lists(st.integers(-50, 50), min_size=columns, max_size=columns)) for _ in range(rows)]
-    found = network._assign(costs)
-    assert len(set(found)) == rows
-    total = sum(costs[r][c] for r, c in enumerate(found))
-    assert total == min(sum(costs[r][c] for r, c in enumerate(p)) for p in itertools.permutations(range(columns), rows))
 
 
 # --- single cases ----------------------------------------------------------------------------------------------
@@ -203,7 +63,7 @@ def test_a_dead_port_next_to_the_gpu_is_passed_over_and_said() -> None:
     topology = machine("turin-4gpu-nvml")
     bindings = plan_bindings(topology, topology.gpus, pus(topology))
     assert [b.nics[0].name for b in bindings] == ["mlx5_4", "mlx5_5", "mlx5_4", "mlx5_5"]
-    assert "nearer than mlx5_4:1, but port down: mlx5_0:1, mlx5_3:1, mlx5_1:1, mlx5_2:1" in bindings[0].reasons
+    assert "mlx5_0, mlx5_3, mlx5_1, mlx5_2 are nearer but their ports are down → mlx5_4" in bindings[0].reasons
     assert [network.ucx_env(b) for b in bindings[:2]] == [
         (("UCX_NET_DEVICES", "mlx5_4:1"),),
         (("UCX_NET_DEVICES", "mlx5_5:1"),),
@@ -238,13 +98,14 @@ def test_infiniband_before_roce_even_when_roce_is_nearer() -> None:
     near_roce = tuple(replace(n, numa_node=0 if n.kind == "roce" else 3) for n in topology.nics)
     binding = plan_bindings(replace(topology, nics=near_roce), [gpu], pus(topology))[0]
     assert binding.nics[0].kind == "infiniband"
-    assert "nearer than mlx5_ib0:1, but roce: mlx5_an0:1" in binding.reasons
+    assert "mlx5_an0 is nearest but it is roce beside infiniband → mlx5_ib0" in binding.reasons
 
 
 def test_slow_ports_are_not_used() -> None:
     nics = tuple(Nic(f"mlx5_{i}", f"0000:0{i}:00.0", rate_gbps=r, numa_node=0) for i, r in enumerate((25.0, 200.0)))
-    topology = replace(SMALL, nics=nics)
-    assert [n.name for n in network.usable_nics(topology)] == ["mlx5_1"]
+    ports = Ports(replace(SMALL, nics=nics))
+    assert [n.name for n in ports.usable] == ["mlx5_1"]
+    assert ports.why_not[nics[0]].one == "it has 25 Gb/s where others have 200"
 
 
 def test_slingshot_plans_an_interface_and_no_ucx_device() -> None:
@@ -284,12 +145,132 @@ def test_nothing_granted_or_a_gpu_twice_is_an_error() -> None:
     assert plan_bindings(SMALL, [], pus(SMALL)) == ()
 
 
-def test_one_numa_node_needs_no_policy_and_a_cgroup_takes_nodes_away() -> None:
-    gpu = place_simulated(SMALL, 1, GIB, "n")[0]
-    assert plan_memory_nodes(SMALL, gpu) == ("preferred-many", CpuSet([0, 1]))
-    assert plan_memory_nodes(SMALL, gpu, CpuSet([1, 2])) == ("preferred-many", CpuSet([1]))
-    assert plan_memory_nodes(SMALL, gpu, CpuSet([2, 3])) == ("none", CpuSet())
-    assert plan_memory_nodes(SMALL, gpu, CpuSet([3])) == ("none", CpuSet([3]))
+def test_memory_nodes_are_divided_over_the_gpus_of_a_package() -> None:
+    """Two GPUs on NUMA nodes 3 and 1 of a package of four, as on JUWELS Booster: all four are in somebody's share."""
+    nodes = tuple(NumaNode(i, CpuSet([i]), GIB, 0) for i in range(4))
+    topology = Topology(nodes, tuple(CpuSet([i]) for i in range(4)))
+
+    def plan(homes: list[int | None], allowed: list[int] | None = None, policy: str = "preferred-many") -> list[str]:
+        found = plan_memory_nodes(topology, homes, (), CpuSet(allowed) if allowed is not None else None, policy)
+        return [f"{p} {n}".strip() for p, n in found]
+
+    assert plan([3, 1]) == ["preferred-many 2-3", "preferred-many 0-1"]
+    assert plan([3, 1], policy="bind") == ["bind 2-3", "bind 0-1"]
+    assert plan([3, 1], policy="interleave") == ["interleave 0-3"] * 2
+    assert plan([3, 1], policy="none") == ["none"] * 2
+    assert plan([0, 0, 1]) == ["preferred-many 0,2", "preferred-many 0,3", "preferred-many 1"]
+    assert plan([None, 1]) == ["none", "preferred-many 0-3"]
+    # a cgroup took nodes away: the rest of the package, and with one node left there is nothing to say
+    assert plan([3, 1], [0, 1]) == ["preferred-many 0", "preferred-many 1"]
+    assert plan([3, 1], [2]) == ["none 2"] * 2
+
+
+def test_a_worker_has_several_ports_where_there_are_more_of_them() -> None:
+    """DGX-like: eight ports for four GPUs, two next to each; what is on another NUMA node is not taken."""
+    nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i // 2, interface=f"ib{i}") for i in range(8))
+    topology = replace(SMALL, nics=nics)
+    gpus = place_simulated(topology, 4, GIB, "n")
+    bindings = plan_bindings(topology, gpus, pus(topology))
+    assert [[n.name for n in b.nics] for b in bindings] == [[f"mlx5_{2 * i}", f"mlx5_{2 * i + 1}"] for i in range(4)]
+    assert network.ucx_env(bindings[1]) == (("UCX_NET_DEVICES", "mlx5_2:1,mlx5_3:1"), ("UCX_MAX_RNDV_RAILS", "2"))
+    assert network.nccl_env(bindings)[0][1].startswith("=mlx5_0:1,mlx5_1:1,")
+    far = replace(topology, nics=tuple(replace(n, numa_node=0) for n in nics))
+    assert [len(b.nics) for b in plan_bindings(far, gpus, pus(far))] == [2, 1, 1, 1]
+
+
+def test_cards_share_the_load_where_ports_leave_a_choice() -> None:
+    """Three ports at the same distance, two of them on one card: two workers take two cards."""
+    nics = tuple(
+        Nic(f"mlx5_{i}", a, numa_node=0) for i, a in enumerate(["0000:41:00.0", "0000:41:00.1", "0000:42:00.0"])
+    )
+    topology = replace(SMALL, nics=nics)
+    gpus = tuple(replace(g, numa_node=0) for g in place_simulated(topology, 2, GIB, "n"))
+    assert {b.nics[0].pci for b in plan_bindings(topology, gpus, pus(topology))} == {"0000:41:00.0", "0000:42:00.0"}
+
+
+def test_rules_of_the_user_for_ports() -> None:
+    nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=0, interface=f"ib{i}") for i in range(2))
+    topology = replace(SMALL, nics=(*nics, Nic("eth0", "0000:50:00.0", kind="ethernet", interface="eth0")))
+    gpus = place_simulated(topology, 4, GIB, "n")
+
+    def plan(rule: str | tuple[str, ...]) -> list[list[str]]:
+        found = plan_bindings(topology, gpus, pus(topology), Settings(nics=rule))
+        return [[n.name for n in b.nics] for b in found]
+
+    assert plan("balanced") == [["mlx5_0"], ["mlx5_0"], ["mlx5_1"], ["mlx5_1"]]
+    assert plan(("mlx5_1",)) == plan(("mlx5_1:1",)) == plan(("ib1",)) == [["mlx5_1"]] * 4
+    assert plan(("eth0",)) == [["eth0"]] * 4
+    assert plan("ucx") == [[]] * 4
+    with pytest.raises(ConfigError, match=r"'mlx5_7'.* it has: mlx5_0:1, mlx5_1:1, eth0:1"):
+        plan(("mlx5_7",))
+    dead = replace(topology, nics=tuple(replace(n, state="down") for n in nics))
+    binding = plan_bindings(dead, gpus, pus(dead), Settings(nics=("mlx5_0",)))[0]
+    assert (binding.nics, binding.reasons) == ((), ("no port that nics names is active",))
+
+
+def test_the_nearest_rule_takes_the_nearest_whatever_the_load() -> None:
+    topology = machine("coral-lassen")
+    bindings = plan_bindings(topology, topology.gpus[:2], pus(topology), Settings(nics="nearest", workers_per_gpu=4))
+    ports = Ports(topology)
+    assert len({b.nics[0] for b in bindings}) < 4
+    assert all(
+        ports.distance(b.gpus[0], b.nics[0]) == min(ports.distance(b.gpus[0], n) for n in ports.usable)
+        for b in bindings
+    )
+
+
+def test_virtual_functions_are_used_only_where_there_is_nothing_else() -> None:
+    nics = tuple(Nic(f"mlx5_{i}", f"0000:41:00.{i}", numa_node=0, virtual=i > 0) for i in range(3))
+    assert [n.name for n in Ports(replace(SMALL, nics=nics)).usable] == ["mlx5_0"]
+    assert [n.name for n in Ports(replace(SMALL, nics=nics[1:])).usable] == ["mlx5_1", "mlx5_2"]  # a VM's own
+
+
+def test_cores_reserved_and_counted() -> None:
+    gpus = place_simulated(SMALL, 2, GIB, "n")  # on NUMA nodes 0 and 2
+
+    def plan(**wanted: object) -> list[str]:
+        return [str(b.cpuset) for b in plan_bindings(SMALL, gpus, pus(SMALL), Settings(**wanted))]  # type: ignore[arg-type]
+
+    assert plan() == ["0-3", "4-7"]
+    assert plan(cores="local") == ["0-1", "4-5"]
+    assert plan(cores=1) == ["0", "4"]
+    assert plan(cores=3) == ["0-2", "4-6"]
+    assert plan(reserved_cores=2) == ["0-2", "4-6"]
+    assert plan(cores="local", workers_per_gpu=2) == ["0", "1", "4", "5"]
+    with pytest.raises(ConfigError, match=r"cores=5 for each of 2 workers are more than the 8 cores"):
+        plan(cores=5)
+    with pytest.raises(ConfigError, match=r"reserved_cores=7 are more than the 8 cores"):
+        plan(reserved_cores=7)
+
+
+def test_local_cores_that_cannot_be_had_are_said() -> None:
+    gpus = tuple(replace(g, numa_node=0) for g in place_simulated(SMALL, 3, GIB, "n"))
+    bindings = plan_bindings(SMALL, gpus, pus(SMALL), Settings(cores="local"))
+    assert sorted(len(b.cpuset) for b in bindings) == [2, 3, 3]
+    assert all("cores='local' cannot be had" in b.reasons[0] for b in bindings)
+
+
+def test_a_launchers_masks_are_respected_when_asked() -> None:
+    gpus = place_simulated(SMALL, 2, GIB, "n")
+    masks = (CpuSet([6]), CpuSet([0, 1]))
+    bindings = plan_bindings(SMALL, gpus, CpuSet([0, 1, 6]), masks=masks)
+    assert [str(b.cpuset) for b in bindings] == ["6", "0-1"]
+    with pytest.raises(BindingError, match="mask"):
+        plan_bindings(SMALL, gpus, CpuSet([0, 1]), masks=masks)
+
+
+def test_a_mig_slice_is_alone_and_whole_gpus_see_whole_ones() -> None:
+    """CUDA takes one slice per process, and slices have no IPC."""
+    whole = [Gpu(f"0000:0{i}:00.0", f"GPU-{i}", numa_node=0) for i in range(2)]
+    slices = [Gpu("0000:09:00.0", f"MIG-{i}", numa_node=2, mig="1g.10gb") for i in range(2)]
+    bindings = plan_bindings(SMALL, [*whole, *slices], pus(SMALL))
+    assert [[g.uuid for g in b.gpus] for b in bindings] == [
+        ["GPU-0", "GPU-1"],
+        ["GPU-1", "GPU-0"],
+        ["MIG-0"],
+        ["MIG-1"],
+    ]
+    assert bindings[2].cpuset <= pus(SMALL) - CpuSet([0, 1])
 
 
 @given(st.sampled_from(MACHINES), st.integers(1, 40))

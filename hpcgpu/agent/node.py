@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import cgroup
+from hpcgpu.host import addresses, cgroup
 from hpcgpu.model import CpuSet, Gpu, RunDocument, Settings, WorkerSpec
 from hpcgpu.model.simulated import parse_simulated
 
@@ -55,7 +56,7 @@ def plan(
     """
     from hpcgpu.host import discover
     from hpcgpu.plan.binding import place_simulated
-    from hpcgpu.plan.workers import NodeFacts, plan_workers
+    from hpcgpu.plan.workers import NodeFacts, mask_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     topology = discover.topology()
@@ -65,14 +66,14 @@ def plan(
     else:
         visible = {g.uuid for g in _real_gpus(environ)}
         gpus = tuple(g for g in topology.gpus if g.uuid in visible)
+        _say(host, topology.warnings)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
         raise LaunchError(
             f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
             f"but {len(gpus)} can be opened on {host}"
         )
-    # A launcher that ties each rank to a core of its own has not meant the workers: what the node's ranks have
-    # together is granted to them.
-    allowed = CpuSet().union(*(CpuSet.parse(records[r]["cpus"]) for r in home.ranks))
+    masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
+    allowed = CpuSet().union(*masks.values())
     os.sched_setaffinity(0, allowed)
     facts = NodeFacts(
         name=host,
@@ -83,7 +84,15 @@ def plan(
         memory_bytes=cgroup.memory_limit_bytes(),
         environ=environ,
         scratch=scratch,
+        masks=masks if settings.respect_launcher else {},
+        interfaces=addresses.usable_interfaces(),
     )
     before = [n for n in layout.nodes if n.node < home.node and records[n.leader]["host"] == host]
-    first = sum(len(w) for n in before for w in n.workers)
-    return plan_workers(settings, facts, home, first)
+    workers = plan_workers(settings, facts, home, sum(len(w) for n in before for w in n.workers))
+    _say(host, mask_warnings(masks, [spec for _, spec in workers], settings.respect_launcher))
+    return workers
+
+
+def _say(host: str, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"hpcgpu: {host}: {warning}", file=sys.stderr, flush=True)

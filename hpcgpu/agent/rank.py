@@ -58,7 +58,8 @@ class Rank:
             except HpcGpuError as e:
                 self._failure = str(e)  # said in the meeting, or the others would wait for this rank
             records = self._meet(image)
-            layout = plan_layout([node.rank_record(r) for r in records], self._allocation.node_count)
+            each = self._run.settings.workers_per_gpu
+            layout = plan_layout([node.rank_record(r) for r in records], self._allocation.node_count, each)
             home = layout.node_of(rank)
             if home.leader != rank:
                 return follow(rank, records[home.leader]["door"])

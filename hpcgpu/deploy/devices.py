@@ -43,5 +43,5 @@ def open_device(spec: WorkerSpec) -> None:
     register()
     gpu = spec.gpu
     sim.set_current_gpu(
-        sim.SimGpu(gpu.memory_bytes, uuid=gpu.uuid, pci=gpu.pci, usage_file=os.fspath(usage_file(spec)))
+        sim.SimGpu(spec.device_memory_bytes, uuid=gpu.uuid, pci=gpu.pci, usage_file=os.fspath(usage_file(spec)))
     )

@@ -35,6 +35,16 @@ def own_addresses(interface: str | None = None) -> tuple[str, ...]:
     return tuple(sorted(out, key=lambda a: ":" in a))
 
 
+def usable_interfaces() -> frozenset[str]:
+    """Return the interfaces of this node that are up and have an IP address."""
+    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    return frozenset(
+        name
+        for name, found in psutil.net_if_addrs().items()
+        if name in up and any(a.family in (socket.AF_INET, socket.AF_INET6) for a in found)
+    )
+
+
 def _is_reachable(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast)

@@ -14,7 +14,7 @@ class NodeLayout:
     ranks : tuple of int
         Global ranks on the node, ascending; the first is the leader.
     workers : tuple of tuple of int
-        For each rank the positions of its GPUs in the node's plan; empty for the scheduler's rank
+        For each rank the positions of its workers in the node's plan, GPU by GPU; empty for the scheduler's rank
         beside others, and for idle ranks.
 
     """

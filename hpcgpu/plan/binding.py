@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcgpu.errors import BindingError, ConfigError
-from hpcgpu.model import Binding, CpuSet, Gpu, Topology
+from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
 from hpcgpu.plan.cores import split_cores, usable_cores
 from hpcgpu.plan.memory import plan_memory_nodes
 from hpcgpu.plan.network import plan_nics
+
+_DEFAULTS = Settings()
 
 
 def plan_bindings(
     topology: Topology,
     gpus: Sequence[Gpu],
     allowed: CpuSet,
-    workers_per_gpu: int = 1,
+    wanted: Settings = _DEFAULTS,
     allowed_nodes: CpuSet | None = None,
+    masks: Sequence[CpuSet] = (),
 ) -> tuple[Binding, ...]:
-    """Return the bindings of one node's workers, in the order of ``gpus``.
-
-    The plan depends on which GPUs there are, not on their order.
+    """Return the bindings of one node's workers, in the order of ``gpus``, which is the only use of that order.
 
     Parameters
     ----------
@@ -31,10 +32,13 @@ def plan_bindings(
         The granted GPUs, each once; ``numa_node`` says where each is.
     allowed : CpuSet
         PUs that this job may use: the cgroup's and the launcher's mask.
-    workers_per_gpu : int
-        Bindings for each GPU; those of one GPU follow each other.
+    wanted : Settings
+        ``workers_per_gpu``, ``cores``, ``reserved_cores``, ``memory_policy`` and ``nics``; those of one GPU follow
+        each other.
     allowed_nodes : CpuSet, optional
         NUMA nodes that this job may use; all if not given.
+    masks : sequence of CpuSet, optional
+        A mask for each worker that it stays inside (``respect_launcher``).
 
     Returns
     -------
@@ -46,62 +50,87 @@ def plan_bindings(
     ------
     BindingError
         No core is allowed, or a GPU is given twice.
+    ConfigError
+        Cores or ports that are not there.
 
     """
+    _check(topology, gpus, allowed)
+    each = wanted.workers_per_gpu
+    order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
+    workers = [gpus[i] for i in order for _ in range(each)]
+    inside = [masks[i * each + k] & allowed if masks else allowed for i in order for k in range(each)]
+    planned = _plan(topology, workers, inside, wanted, allowed_nodes)
+    at = {i: rank for rank, i in enumerate(order)}
+    return tuple(planned[at[i] * each + k] for i in range(len(gpus)) for k in range(each))
+
+
+def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
     names = [(g.pci, g.uuid) for g in gpus]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
-    cores = usable_cores(topology, allowed)
-    if not cores:
+    if not usable_cores(topology, allowed):
         raise BindingError(f"no core is granted to this process (allowed PUs: {str(allowed) or 'none'}): bind to what?")
-    ranked = sorted(gpus, key=lambda g: (g.pci, g.uuid))
-    planned = _plan(topology, ranked, cores, workers_per_gpu, allowed_nodes)
-    return tuple(b for g in gpus for b in planned[ranked.index(g)])
 
 
 def _plan(
-    topology: Topology, gpus: list[Gpu], cores: tuple[CpuSet, ...], each: int, allowed_nodes: CpuSet | None
-) -> list[list[Binding]]:
-    """Return the bindings of each GPU, all in PCI order."""
-    if not gpus:
-        return []
-    workers = [g for g in gpus for _ in range(each)]
-    shares = split_cores(topology, cores, [g.numa_node for g in workers])
-    ports = plan_nics(topology, workers)
-    out: list[list[Binding]] = [[] for _ in gpus]
-    for k, gpu in enumerate(workers):
-        i = k // each
-        policy, nodes = plan_memory_nodes(topology, gpu, allowed_nodes)
-        nic, passed_over = ports[k] or (None, ())
+    topology: Topology, workers: list[Gpu], masks: list[CpuSet], wanted: Settings, allowed_nodes: CpuSet | None
+) -> list[Binding]:
+    """Return the bindings of the workers, which are in PCI order."""
+    whole = list(dict.fromkeys(g for g in workers if not g.mig))
+    cores = _cores(topology, workers, masks, wanted)
+    homes, cpusets = [g.numa_node for g in workers], [c for c, _, _ in cores]
+    memory = plan_memory_nodes(topology, homes, cpusets, allowed_nodes, wanted.memory_policy)
+    ports = plan_nics(topology, workers, wanted.nics)
+    out = []
+    for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
+        first = 0 if gpu.mig else whole.index(gpu)
         binding = Binding(
-            cpuset=CpuSet(pu for core in shares[k] for pu in core),
-            gpus=tuple(gpus[i:] + gpus[:i]),
-            nics=(nic,) if nic else (),
+            cpuset=cpuset,
+            # CUDA takes one slice per process, and slices have no IPC
+            gpus=(gpu,) if gpu.mig else tuple(whole[first:] + whole[:first]),
+            nics=port.nics,
             memory_policy=policy,
             memory_nodes=nodes,
-            interface=nic.interface if nic else "",
-            shared_cores=len(cores) < len(workers),
+            interface=port.interface,
+            shared_cores=shared,
         )
-        reasons = (*_core_reasons(topology, gpu, binding, len(cores), len(workers)), *passed_over)
-        out[i].append(replace(binding, reasons=reasons))
+        out.append(replace(binding, reasons=(*notes, *_core_reasons(topology, gpu, binding), *port.reasons)))
     return out
 
 
-def _core_reasons(topology: Topology, gpu: Gpu, binding: Binding, cores: int, workers: int) -> tuple[str, ...]:
+def _cores(
+    topology: Topology, workers: list[Gpu], masks: list[CpuSet], wanted: Settings
+) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
+    """Return each worker's PUs, whether it shares them, and what is to be said of it; masks are planned one by one."""
+    out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
+    for mask in dict.fromkeys(masks):
+        mine = [i for i, m in enumerate(masks) if m == mask]
+        cores = usable_cores(topology, mask)
+        if not cores:
+            raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
+        homes = [workers[i].numa_node for i in mine]
+        found = split_cores(topology, cores, homes, wanted.cores, wanted.reserved_cores)
+        notes = (found.note,) if found.note else ()
+        shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
+        if len(cores) < len(mine):
+            few = f"{len(cores)} core{'s' if len(cores) > 1 else ''} for {len(mine)} workers"
+            notes = (*notes, f"{few}: all of them share what there is")
+        for i, share in zip(mine, found.shares, strict=True):
+            out[i] = (CpuSet(pu for core in share for pu in core), shared, notes)
+    return out
+
+
+def _core_reasons(topology: Topology, gpu: Gpu, binding: Binding) -> tuple[str, ...]:
     """Say what is not as one would wish."""
-    out = []
     home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
     if home is None:
-        out.append("nobody knows which NUMA node this GPU is on: cores are an even share, memory is not bound")
-    if binding.shared_cores:
-        out.append(f"{cores} core{'s' if cores > 1 else ''} for {workers} workers: all of them share what there is")
-    elif home is not None and (far := CpuSet(binding.cpuset - home.cpuset)):
-        if far == binding.cpuset:
-            out.append(f"no core of its own NUMA node {home.os_index} for it: PUs {far} are on others")
-        else:
-            out.append(f"NUMA node {home.os_index} has fewer cores than an even share: PUs {far} are on others")
-    return tuple(out)
+        return ("nobody knows which NUMA node this GPU is on: cores are an even share, memory is not bound",)
+    if binding.shared_cores or not (far := CpuSet(binding.cpuset - home.cpuset)):
+        return ()
+    if far == binding.cpuset:
+        return (f"no core of its own NUMA node {home.os_index} for it: PUs {far} are on others",)
+    return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on others",)
 
 
 def place_simulated(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:

@@ -1,4 +1,4 @@
-"""Share the cores of one node among workers: each the same number within one, the nearest first.
+"""Share the cores of one node among workers, the nearest first.
 
 Distances on a tree of NUMA nodes, packages and the machine are an ultrametric, so matching from
 the bottom up (what is near first, the surplus goes one level up) is optimal.
@@ -9,18 +9,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from hpcgpu.errors import ConfigError
 from hpcgpu.model import CpuSet, Topology
+
+
+class CoreShares(NamedTuple):
+    """The cores of each worker, and what could not be as it was asked for."""
+
+    shares: tuple[tuple[CpuSet, ...], ...]
+    note: str = ""
+
+
+class _Place(NamedTuple):
+    """NUMA node and package of a core or a worker; None where unknown."""
+
+    node: int | None
+    package: int | None
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """What one worker gets, and has so far."""
+    """What one worker gets, and has so far: positions in the list of cores."""
 
-    node: int | None
-    package: int | None
+    home: _Place
     size: int = 0
-    cores: list[CpuSet] = field(default_factory=list)
+    cores: list[int] = field(default_factory=list)
 
 
 def usable_cores(topology: Topology, allowed: CpuSet) -> tuple[CpuSet, ...]:
@@ -31,70 +46,142 @@ def usable_cores(topology: Topology, allowed: CpuSet) -> tuple[CpuSet, ...]:
 
 
 def split_cores(
-    topology: Topology, cores: Sequence[CpuSet], homes: Sequence[int | None]
-) -> tuple[tuple[CpuSet, ...], ...]:
-    """Return the cores of each worker; ``homes`` holds the NUMA node of each, None where unknown.
+    topology: Topology,
+    cores: Sequence[CpuSet],
+    homes: Sequence[int | None],
+    rule: str | int = "all",
+    reserved: int = 0,
+) -> CoreShares:
+    """Return the cores of each worker.
 
     With fewer cores than workers everybody has all of them: the kernel balances better over
     shared cores than any fixed share of less than a core.
+
+    Parameters
+    ----------
+    topology : Topology
+        The node.
+    cores : sequence of CpuSet
+        By lowest PU, as :func:`usable_cores` returns them.
+    homes : sequence of int or None
+        The NUMA node of each worker's GPU; None: unknown.
+    rule : str or int
+        ``all``: all cores, the same number for each within one. ``local``: only those of the worker's
+        own NUMA node, divided among its workers. A number: so many for each.
+    reserved : int
+        Cores that stay free: the farthest ones.
+
+    Raises
+    ------
+    ConfigError
+        There are not so many cores.
+
     """
+    if isinstance(rule, int) and rule * len(homes) + reserved > len(cores):
+        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved, len(cores))
     if len(cores) < len(homes):
-        return tuple(tuple(cores) for _ in homes)
+        return CoreShares(tuple(tuple(cores) for _ in homes))
+    if len(homes) + reserved > len(cores):
+        _refuse(f"a core for each of {len(homes)} workers", reserved, len(cores))
     packages = {n.os_index: n.package for n in topology.numa_nodes}
-    shares = [_Share(h if h in packages else None, packages.get(h) if h is not None else None) for h in homes]
-    places = {c: _place(topology, c) for c in cores}
-    _set_sizes(shares, list(places.values()))
-    free = list(cores)
-    _deal(free, shares, lambda s: s.node, lambda c: places[c][0])
-    _deal(free, shares, lambda s: s.package, lambda c: places[c][1])
-    _deal(free, shares, lambda s: 0, lambda c: 0)
-    return tuple(tuple(sorted(s.cores, key=min)) for s in shares)
+    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
+    nodes = [node_of.get(min(c)) for c in cores]
+    places = [_Place(n, packages[n] if n is not None else None) for n in nodes]
+    shares = [_Share(_Place(h, packages[h]) if h in packages else _Place(None, None)) for h in homes]
+    note = _set_sizes(shares, places, rule, reserved)
+    free = list(range(len(cores)))
+    free = _deal(free, shares, lambda s: s.home.node, lambda i: places[i].node)
+    free = _deal(free, shares, lambda s: s.home.package, lambda i: places[i].package)
+    _deal(free, shares, lambda s: 0, lambda i: 0)
+    return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
 
 
-def _set_sizes(shares: Sequence[_Share], places: Sequence[tuple[int | None, int | None]]) -> None:
-    """Give each share its size, the same within one; one more goes to those for whom a core is nearest.
+def _refuse(what: str, reserved: int, there: int) -> None:
+    kept = f" and reserved_cores={reserved}" if reserved else ""
+    raise ConfigError(
+        f"{what}{kept} are more than the {there} core{'s' * (there != 1)} that this job may use on the node; ask the "
+        "batch system for more, or leave cores and reserved_cores out for equal shares of what there is"
+    )
+
+
+def _set_sizes(shares: Sequence[_Share], places: Sequence[_Place], rule: str | int, reserved: int) -> str:
+    """Give each share its size; return a note when the rule could not be kept."""
+    if isinstance(rule, int):
+        for share in shares:
+            share.size = rule
+        return ""
+    if rule == "local":
+        if _set_local_sizes(shares, places, reserved):
+            return ""
+        _set_even_sizes(shares, places, reserved)
+        return "cores='local' cannot be had: not every worker finds a core of its own, so they are an even share"
+    _set_even_sizes(shares, places, reserved)
+    return ""
+
+
+def _set_local_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved: int) -> bool:
+    """Share out each NUMA node among its workers; those without a core at home share the nodes without workers."""
+    there = Counter(p.node for p in places)
+    homes: dict[int | None, list[_Share]] = {}
+    for share in shares:
+        homes.setdefault(share.home.node if there[share.home.node] else None, []).append(share)
+    elsewhere = len(places) - sum(there[h] for h in homes if h is not None)
+    for home, group in homes.items():
+        for i, share in enumerate(group):
+            total = elsewhere if home is None else there[home]
+            share.size = total // len(group) + (i < total % len(group))
+    for _ in range(sum(s.size for s in shares) + reserved - len(places)):
+        max(shares, key=lambda s: s.size).size -= 1
+    return all(s.size > 0 for s in shares)
+
+
+def _set_even_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved: int) -> None:
+    """Give each the same within one; one more goes to those for whom a core is nearest.
 
     A core more costs a step for each level (NUMA node, package) whose cores are all asked for
     already. Such costs are convex on a tree, so taking the cheapest each time is optimal.
     """
-    smallest, more = divmod(len(places), len(shares))
-    node_left, package_left = Counter(n for n, _ in places), Counter(p for _, p in places)
+    smallest, more = divmod(len(places) - reserved, len(shares))
+    node_left, package_left = Counter(p.node for p in places), Counter(p.package for p in places)
     for share in shares:
         share.size = smallest
-        node_left[share.node] -= smallest
-        package_left[share.package] -= smallest
+        node_left[share.home.node] -= smallest
+        package_left[share.home.package] -= smallest
+
+    def cost(share: _Share) -> int:
+        node, package = share.home
+        return 2 if node is None else (node_left[node] <= 0) + (package_left[package] <= 0)
+
     waiting = list(shares)
     for _ in range(more):
-        share = min(
-            waiting,
-            key=lambda s: 2 if s.node is None else (node_left[s.node] <= 0) + (package_left[s.package] <= 0),
-        )
+        share = min(waiting, key=cost)
         waiting.remove(share)
         share.size += 1
-        node_left[share.node] -= 1
-        package_left[share.package] -= 1
-
-
-def _place(topology: Topology, core: CpuSet) -> tuple[int | None, int | None]:
-    node = next((n for n in topology.numa_nodes if n.cpuset & core), None)
-    return (node.os_index, node.package) if node else (None, None)
+        node_left[share.home.node] -= 1
+        package_left[share.home.package] -= 1
 
 
 def _deal(
-    free: list[CpuSet],
+    free: list[int],
     shares: Sequence[_Share],
     home_of: Callable[[_Share], Hashable],
-    place_of: Callable[[CpuSet], Hashable],
-) -> None:
-    """Give the free cores of each place, in runs, to the shares at home there, up to its size each."""
-    for place in dict.fromkeys(place_of(c) for c in free):
+    place_of: Callable[[int], Hashable],
+) -> list[int]:
+    """Give the free cores of each place, in runs, to the shares at home there, up to its size each; return the rest."""
+    here: dict[Hashable, list[int]] = {}
+    for core in free:
+        here.setdefault(place_of(core), []).append(core)
+    left: list[int] = []
+    for place, found in here.items():
         near = [s for s in shares if place is not None and home_of(s) == place and len(s.cores) < s.size]
-        here = [c for c in free if place_of(c) == place]
-        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], len(here)), strict=True):
-            for core in here[:count]:
-                share.cores.append(core)
-                free.remove(core)
-            here = here[count:]
+        # neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0
+        near.sort(key=lambda s: (s.home.node is None, s.home.node))
+        start = 0
+        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], len(found)), strict=True):
+            share.cores += found[start : start + count]
+            start += count
+        left += found[start:]
+    return sorted(left)
 
 
 def _even(wanted: Sequence[int], there: int) -> list[int]:

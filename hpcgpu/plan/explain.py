@@ -42,16 +42,21 @@ def _row(spec: WorkerSpec) -> BindingRow:
     binding, gpu = spec.binding, spec.gpu
     size = f" {format_bytes(gpu.memory_bytes)}" if gpu.memory_bytes else ""
     memory = f"{binding.memory_nodes} {binding.memory_policy}" if binding.memory_nodes else binding.memory_policy
-    ports = []
-    for nic in binding.nics:
-        port = f"{nic.name}:{nic.port}" if nic.name != nic.interface else nic.name
-        ports.append(f"{port} ({binding.interface})" if binding.interface not in ("", nic.name) else port)
+    ports = [f"{nic.name}:{nic.port}" if nic.name != nic.interface else nic.name for nic in binding.nics]
+    if binding.interface not in ("", *(n.name for n in binding.nics)):
+        ports.append(f"({binding.interface})")
     return BindingRow(
         spec.name,
-        f"{gpu.pci} {gpu.model}".rstrip() + size,
+        f"{gpu.pci} {gpu.model}{f' {gpu.mig}' if gpu.mig and gpu.mig not in gpu.model else ''}".rstrip() + size,
         str(binding.cpuset),
         memory,
-        ", ".join(ports) or "-",
+        " ".join(ports) or "-",
         "yes" if binding.shared_cores else "no",
-        binding.reasons,
+        worker_reasons(spec),
     )
+
+
+def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:
+    """Return why the worker is not tied as one would wish, and what is kept as the user set it."""
+    kept = tuple(f"{name} is kept as you set it" for name in spec.kept_env)
+    return (*spec.binding.reasons, *kept)

@@ -32,10 +32,10 @@ class RankRecord:
     devices: str = ""
 
 
-def plan_layout(records: Sequence[RankRecord], node_count: int = 0) -> Layout:
+def plan_layout(records: Sequence[RankRecord], node_count: int = 0, workers_per_gpu: int = 1) -> Layout:
     """Return the layout of the world that met.
 
-    A node's GPUs are divided over that node's ranks other than 0; a node with one rank has all its
+    A node's workers are divided over that node's ranks other than 0; a node with one rank has all its
     workers under that rank. Fewer ranks than GPUs: shared out. More: the rest idle. A rank that is
     isolated is a node of its own here.
 
@@ -64,20 +64,20 @@ def plan_layout(records: Sequence[RankRecord], node_count: int = 0) -> Layout:
             "no GPU can be opened on any node of this run; ask the batch system for GPUs, "
             "or use simulated ones: --gpus sim:4"
         )
-    nodes = tuple(_plan_node(i, tuple(ranks)) for i, ranks in enumerate(homes.values()))
+    nodes = tuple(_plan_node(i, tuple(ranks), workers_per_gpu) for i, ranks in enumerate(homes.values()))
     return Layout(nodes)
 
 
-def _plan_node(index: int, records: tuple[RankRecord, ...]) -> NodeLayout:
+def _plan_node(index: int, records: tuple[RankRecord, ...], each: int) -> NodeLayout:
     ranks = tuple(r.rank for r in records)
     hosts = [r for r in ranks if r != 0] or list(ranks)
-    gpus = max(r.gpus for r in records)
-    shares = dict(zip(hosts, _shares(gpus, len(hosts)), strict=True))
+    workers = max(r.gpus for r in records) * each
+    shares = dict(zip(hosts, _shares(workers, len(hosts)), strict=True))
     return NodeLayout(index, ranks, tuple(shares.get(r, ()) for r in ranks))
 
 
-def _shares(gpus: int, ranks: int) -> list[tuple[int, ...]]:
-    """Deal positions 0..gpus-1 in contiguous blocks, sizes within one, larger ones first."""
-    size, extra = divmod(gpus, ranks)
+def _shares(workers: int, ranks: int) -> list[tuple[int, ...]]:
+    """Deal positions 0..workers-1 in contiguous blocks, sizes within one, larger ones first."""
+    size, extra = divmod(workers, ranks)
     starts = [i * size + min(i, extra) for i in range(ranks + 1)]
     return [tuple(range(a, b)) for a, b in itertools.pairwise(starts)]

@@ -2,41 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import CpuSet, Gpu, Topology
+from hpcgpu.model import CpuSet, NumaNode, Topology
 from hpcgpu.units import format_bytes
 
 
-def plan_memory_nodes(topology: Topology, gpu: Gpu, allowed: CpuSet | None = None) -> tuple[str, CpuSet]:
-    """Return memory policy and NUMA nodes of the worker of ``gpu``.
+def plan_memory_nodes(
+    topology: Topology,
+    homes: Sequence[int | None],
+    cpusets: Sequence[CpuSet] = (),
+    allowed: CpuSet | None = None,
+    policy: str = "preferred-many",
+) -> tuple[tuple[str, CpuSet], ...]:
+    """Return memory policy and NUMA nodes of each worker.
 
-    The DRAM nodes of the GPU's package, as a preference: the kernel fills them first, the one
-    next to the running core before the others, and then goes on to the rest. A strict policy on the
-    GPU's own node would take half of the memory from a spilling worker: of 6 recorded node types
-    with 4 NUMA nodes per package, all have half of their DRAM on nodes without a GPU.
+    The NUMA nodes of a package are divided over its workers: each has its GPU's own, and one
+    without a GPU goes to whom has most of its cores, or else least memory so far. On nodes with several NUMA
+    nodes per package half of the memory is on ones without a GPU (all 6 recorded types), and a
+    worker that spills needs its share of them. ``preferred-many`` is a preference: when they are full
+    the kernel goes on to the others.
 
     Parameters
     ----------
     topology : Topology
         The node.
-    gpu : Gpu
-        The worker's own GPU.
+    homes : sequence of int or None
+        The NUMA node of each worker's GPU; None: unknown.
+    cpusets : sequence of CpuSet, optional
+        The PUs of each worker.
     allowed : CpuSet, optional
         NUMA nodes that the process may use (``Mems_allowed``); all if not given.
+    policy : str
+        As in :class:`hpcgpu.model.Settings`.
 
     Returns
     -------
-    tuple of str and CpuSet
-        ``preferred-many`` and the nodes; ``none`` and the only node, or no node when the GPU's
-        locality is unknown.
+    tuple of (str, CpuSet)
+        ``none`` where there is one node only, or where the GPU's locality is unknown.
 
     """
-    nodes = {n.os_index: n for n in topology.numa_nodes if allowed is None or n.os_index in allowed}
-    if len(nodes) <= 1:
-        return "none", CpuSet(nodes)
-    home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
-    near = CpuSet(i for i, n in nodes.items() if home is not None and n.package == home.package)
-    return ("preferred-many", near) if near else ("none", CpuSet())
+    nodes = _usable_nodes(topology, allowed)
+    everywhere = CpuSet(n.os_index for n in nodes)
+    if policy == "none" or len(nodes) <= 1:
+        return tuple(("none", everywhere if policy != "none" else CpuSet()) for _ in homes)
+    if policy == "interleave":
+        return tuple((policy, everywhere) for _ in homes)
+    packages = {n.os_index: n.package for n in topology.numa_nodes}
+    shares: list[CpuSet] = [CpuSet()] * len(homes)
+    for package in sorted(set(packages.values())):
+        mine = [i for i, h in enumerate(homes) if h in packages and packages[h] == package]
+        near = [n for n in nodes if n.package == package]
+        cores = [cpusets[i] if cpusets else CpuSet() for i in mine]
+        for i, share in zip(mine, _divide(near, [homes[i] for i in mine], cores), strict=True):
+            shares[i] = share
+    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
+
+
+def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:
+    """Return the allowed NUMA nodes that have memory, by number."""
+    known = any(n.memory_bytes for n in topology.numa_nodes)
+    there = [n for n in topology.numa_nodes if n.memory_bytes or not known]
+    return sorted((n for n in there if allowed is None or n.os_index in allowed), key=lambda n: n.os_index)
+
+
+def _divide(nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]) -> list[CpuSet]:
+    """Divide the NUMA nodes of one package over the workers that are at home on them."""
+    shares: list[set[int]] = [{n.os_index for n in nodes if n.os_index == h} for h in homes]
+    room = [sum(n.memory_bytes / homes.count(h) for n in nodes if n.os_index == h) for h in homes]
+    for node in nodes if homes else ():
+        if node.os_index not in homes:
+            nearest = min(
+                (-len(cpusets[i] & node.cpuset), room[i], abs((h or 0) - node.os_index), i) for i, h in enumerate(homes)
+            )[-1]
+            shares[nearest].add(node.os_index)
+            room[nearest] += node.memory_bytes or 1
+    # a home that the cgroup took away, and more workers than nodes: the package's other nodes are as near as can be
+    return [CpuSet(s) if s else CpuSet(n.os_index for n in nodes) for s in shares]
+
+
+def strict_room_bytes(topology: Topology, shares: Sequence[CpuSet]) -> tuple[int, ...]:
+    """Return how much memory each worker finds on its own NUMA nodes; nodes that several have are divided."""
+    users = {n.os_index: sum(n.os_index in s for s in shares) for n in topology.numa_nodes}
+    return tuple(
+        sum(n.memory_bytes // users[n.os_index] for n in topology.numa_nodes if n.os_index in s) for s in shares
+    )
 
 
 def plan_memory_limit_bytes(

@@ -1,160 +1,155 @@
-"""Which network port each worker uses: only what works, as many workers on each port within one, the nearest then."""
+"""Which network ports each worker uses: only what works, the same load on each within one, the nearest then."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from hpcgpu.model import Binding, Gpu, Nic, Topology
+from hpcgpu.plan.assignment import assign
+from hpcgpu.plan.ports import NODE, UNKNOWN, Distance, Ports, label
 
-# Of several fabrics in a node one carries the job: InfiniBand beside RoCE means that RoCE is for storage or
-# management (JUSUF: the port nearest to the GPU is the RoCE one). Plain Ethernet is left to the kernel's routes.
-_FABRICS = ("infiniband", "slingshot", "opa", "roce")
 _UCX_KINDS = ("infiniband", "roce")
-_SAME_NODE, _SAME_PACKAGE, _FAR, _UNKNOWN = 1, 2, 3, 4
-_CLASS, _BRIDGE, _MUST, _INFINITE = 10**12, 10**9, 10**15, 10**20
+# What counts more is out of reach of any sum of what counts less, up to 100 workers and 100 ports: slots that must
+# be filled, rate, class of distance, load of a card, PCI bridges, and last how far apart the two are in PCI order.
+_BRIDGE, _CARD, _CLASS, _RATE, _MUST = 10**12, 10**16, 10**22, 10**26, 10**30
 
 
-def usable_nics(topology: Topology) -> tuple[Nic, ...]:
-    """Return the active ports of the node's fastest fabric, by PCI address.
+class PortPlan(NamedTuple):
+    """The ports of one worker, the nearest first, and why."""
 
-    A port with less than half of the fastest one's rate is a management or storage port.
+    nics: tuple[Nic, ...] = ()
+    interface: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+def plan_nics(
+    topology: Topology, gpus: Sequence[Gpu], nics: str | tuple[str, ...] = "balanced"
+) -> tuple[PortPlan, ...]:
+    """Return the ports of each worker.
+
+    Under ``balanced`` loads of ports differ by at most one; among such plans the sum of distances is
+    the least, then the loads of cards are even, and ties go by PCI order, so that the i-th GPU has
+    the same rail on equal nodes. With more ports than workers each has several, as long as they are
+    on its GPU's NUMA node.
+
+    Parameters
+    ----------
+    topology : Topology
+        The node.
+    gpus : sequence of Gpu
+        One for each worker.
+    nics : str or tuple of str
+        ``balanced``, ``nearest`` (each its nearest, whatever the load), ``ucx`` (none: UCX chooses),
+        or names of ports to balance over.
+
+    Raises
+    ------
+    ConfigError
+        A name that no port of the node has.
+
     """
-    active = [n for n in topology.nics if n.active]
-    kind = next((k for k in _FABRICS if any(n.kind == k for n in active)), "")
-    ports = [n for n in active if n.kind == kind]
-    fastest = max((n.rate_gbps for n in ports), default=0.0)
-    return tuple(sorted((n for n in ports if not 0 < n.rate_gbps < fastest / 2), key=_by_pci))
-
-
-def distance(topology: Topology, gpu: Gpu, nic: Nic) -> tuple[int, int]:
-    """Return (class, PCI bridges): 0 below one host bridge, 1 same NUMA node, 2 same package, 3 far, 4 unknown."""
-    for gpu_pci, nic_pci, bridges in topology.hops:
-        if (gpu_pci, nic_pci) == (gpu.pci, nic.pci):
-            return 0, bridges
-    packages = {n.os_index: n.package for n in topology.numa_nodes}
-    if gpu.numa_node not in packages or nic.numa_node not in packages:
-        return _UNKNOWN, 0
-    if gpu.numa_node == nic.numa_node:
-        return _SAME_NODE, 0
-    return (_SAME_PACKAGE if packages[gpu.numa_node] == packages[nic.numa_node] else _FAR), 0
-
-
-def plan_nics(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[Nic, tuple[str, ...]] | None, ...]:
-    """Return the port of each GPU and why, or None for all where no port is usable.
-
-    Loads of the ports differ by at most one; among such plans the sum of distances is the least;
-    ties go by PCI order, so that the i-th GPU has the same rail on equal nodes.
-    """
-    nics = usable_nics(topology)
-    if not nics or not gpus:
-        return tuple(None for _ in gpus)
+    ports = Ports(topology, nics)
+    if not ports.usable or not gpus:
+        nothing = "no port that nics names is active" if isinstance(nics, tuple) else ""
+        return tuple(PortPlan(reasons=(nothing,) if nothing else ()) for _ in gpus)
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
     ranked = [gpus[i] for i in order]
-    full = len(gpus) // len(nics)
-    slots = [j for j in range(len(nics)) for _ in range(full + (len(gpus) % len(nics) > 0))]
-    # All but the last slot of each port must be filled: far below any sum of distances.
-    must = [k % (len(slots) // len(nics)) < full for k in range(len(slots))]
-    costs = []
-    for i, gpu in enumerate(ranked):
-        near = [
-            _weight(distance(topology, gpu, n)) + ((2 * i + 1) * len(nics) - (2 * j + 1) * len(gpus)) ** 2
-            for j, n in enumerate(nics)
-        ]
-        costs.append([near[j] - (_MUST if m else 0) for j, m in zip(slots, must, strict=True)])
-    out: list[tuple[Nic, tuple[str, ...]] | None] = [None] * len(gpus)
-    for i, slot in enumerate(_assign(costs)):
-        nic = nics[slots[slot]]
-        out[order[i]] = (nic, _reasons(topology, ranked[i], nic))
+    chosen = _nearest(ports, ranked) if nics == "nearest" else _balanced(ports, ranked)
+    out = [PortPlan()] * len(gpus)
+    for i, gpu, mine in zip(order, ranked, chosen, strict=True):
+        reasons = [*ports.passed_over(gpu, mine[0])]
+        if not mine[0].interface:
+            reasons.append(f"{label(mine[0])} has no IP interface: Dask's own traffic takes the route to the scheduler")
+        if nics == "ucx":
+            out[i] = PortPlan((), mine[0].interface, ("nics='ucx': UCX chooses among all ports itself",))
+        else:
+            out[i] = PortPlan(mine, mine[0].interface, tuple(reasons))
     return tuple(out)
 
 
 def ucx_env(binding: Binding) -> tuple[tuple[str, str], ...]:
-    """Return UCX_NET_DEVICES for a worker on InfiniBand or RoCE; nothing for others.
+    """Return UCX's variables for a worker on InfiniBand or RoCE; nothing for others.
 
-    UCX has no transport for Slingshot: there a worker talks tcp on the binding's interface.
+    UCX has no transport for Slingshot: there a worker talks tcp on the binding's interface. UCX
+    spreads one message over at most two ports (UCX_MAX_RNDV_RAILS) unless told otherwise.
     """
-    ports = [f"{n.name}:{n.port}" for n in binding.nics if n.kind in _UCX_KINDS]
-    return (("UCX_NET_DEVICES", ",".join(ports)),) if ports else ()
+    ports = _ucx_names(binding.nics)
+    rails = (("UCX_MAX_RNDV_RAILS", str(len(ports))),) if len(ports) > 1 else ()
+    return (("UCX_NET_DEVICES", ",".join(ports)), *rails) if ports else ()
 
 
-def _by_pci(nic: Nic) -> tuple[str, int, str]:
-    return nic.pci, nic.port, nic.name
+def nccl_env(bindings: Sequence[Binding]) -> tuple[tuple[str, str], ...]:
+    """Return NCCL's ports, the same for all workers of a node, which decide together how to connect.
 
-
-def _weight(at: tuple[int, int]) -> int:
-    return at[0] * _CLASS + at[1] * _BRIDGE
-
-
-def _reasons(topology: Topology, gpu: Gpu, nic: Nic) -> tuple[str, ...]:
-    """Say which nearer ports were passed over, and why."""
-    chosen = distance(topology, gpu, nic)
-    usable = usable_nics(topology)
-    passed: dict[str, list[str]] = {}
-    for other in sorted(topology.nics, key=lambda n: (distance(topology, gpu, n), _by_pci(n))):
-        if distance(topology, gpu, other) >= chosen:
-            break
-        if other.kind not in _FABRICS:
-            continue
-        if not other.active:
-            why = "port down"
-        elif other in usable:
-            why = "has its share of workers"
-        else:
-            why = f"{other.kind}{_rate(other)}"
-        passed.setdefault(why, []).append(f"{other.name}:{other.port}")
-    return tuple(f"nearer than {nic.name}:{nic.port}, but {why}: {', '.join(names)}" for why, names in passed.items())
-
-
-def _rate(nic: Nic) -> str:
-    return f" with {nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
-
-
-def _assign(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Return a column for each row, all different, with the least sum of costs, for rows <= columns.
-
-    The Hungarian method by shortest augmenting paths, O(rows² · columns): 16 GPUs on 16 ports take
-    about a millisecond.
+    Without the ``=`` NCCL takes ``mlx5_1`` for the beginning of a name, so ``mlx5_10`` too.
     """
-    rows, columns = len(costs), len(costs[0])
-    row_price, column_price = [0] * rows, [0] * columns
-    owner: list[int] = [-1] * columns
-    for row in range(rows):
-        # Dijkstra from the new row to the nearest free column, over reduced costs.
-        length, came_from = [_INFINITE] * columns, [-1] * columns
-        done: list[int] = []
-        column, at, base = -1, row, 0
-        while True:
-            _relax(costs[at], row_price[at], column_price, base, column, done, length, came_from)
-            column = min((j for j in range(columns) if j not in done), key=lambda j: (length[j], j))
-            base = length[column]
-            if owner[column] < 0:
-                break
-            done.append(column)
-            at = owner[column]
-        row_price[row] += base
-        for j in done:
-            row_price[owner[j]] += base - length[j]
-            column_price[j] -= base - length[j]
-        while column >= 0:
-            before = came_from[column]
-            owner[column] = owner[before] if before >= 0 else row
-            column = before
-    found = {r: j for j, r in enumerate(owner) if r >= 0}
-    return [found[r] for r in range(rows)]
+    ports = _ucx_names(n for b in bindings for n in b.nics)
+    return (("NCCL_IB_HCA", "=" + ",".join(ports)),) if ports else ()
 
 
-def _relax(
-    costs: Sequence[int],
-    row_price: int,
-    column_price: Sequence[int],
-    base: int,
-    column: int,
-    done: Sequence[int],
-    length: list[int],
-    came_from: list[int],
-) -> None:
-    """Shorten the ways to the open columns by going through this row, which ``column`` led to."""
-    for j in range(len(costs)):
-        way = base + costs[j] - row_price - column_price[j]
-        if j not in done and way < length[j]:
-            length[j], came_from[j] = way, column
+def _ucx_names(nics: Iterable[Nic]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{n.name}:{n.port}" for n in nics if n.kind in _UCX_KINDS))
+
+
+def _nearest(ports: Ports, gpus: Sequence[Gpu]) -> list[tuple[Nic, ...]]:
+    usable = ports.usable
+    return [
+        (usable[min(range(len(usable)), key=lambda j: (ports.distance(g, usable[j]), _skew(i, gpus, j, usable)))],)
+        for i, g in enumerate(gpus)
+    ]
+
+
+def _balanced(ports: Ports, gpus: Sequence[Gpu]) -> list[tuple[Nic, ...]]:
+    usable = ports.usable
+    rails = len(usable) // len(gpus) if usable[0].kind in _UCX_KINDS else 1
+    if rails <= 1:
+        slots, costs_of_slots = _slots(usable, len(gpus))
+        costs = [
+            [c + _cost(ports, gpus, i, j) for j, c in zip(slots, costs_of_slots, strict=True)] for i in range(len(gpus))
+        ]
+        return [(usable[slots[s]],) for s in assign(costs)]
+    rows = [g for g in gpus for _ in range(rails)]
+    found = assign([[_cost(ports, rows, i, j) for j in range(len(usable))] for i in range(len(rows))])
+    out = []
+    for i, gpu in enumerate(gpus):
+        mine = sorted(found[i * rails : (i + 1) * rails], key=lambda j: (ports.distance(gpu, usable[j]), j))
+        near = [j for j in mine[1:] if ports.distance(gpu, usable[j]) <= Distance(NODE)]
+        out.append(tuple(usable[j] for j in (mine[0], *near)))
+    return out
+
+
+def _slots(usable: Sequence[Nic], workers: int) -> tuple[list[int], list[int]]:
+    """Return places to fill, each a position in ``usable``, and what each costs beside the distance.
+
+    Each port has ``workers // ports`` places that must be filled, and may have one more. Those go round the
+    cards first (two ports or functions of one card share its PCI link, and are as near to any GPU), and to
+    faster ports before slower ones.
+    """
+    full = workers // len(usable)
+    fastest = max(n.rate_gbps for n in usable)
+    slots = [j for j in range(len(usable)) for _ in range(full)]
+    costs = [-_MUST] * len(slots)
+    if workers % len(usable):
+        for _, card in groupby(range(len(usable)), key=lambda j: _card(usable[j])):
+            mine = list(card)
+            slots += mine
+            load = full * len(mine)
+            costs += [(load + k) * _CARD + (usable[j].rate_gbps < fastest) * _RATE for k, j in enumerate(mine)]
+    return slots, costs
+
+
+def _card(nic: Nic) -> str:
+    """Return domain, bus and device of a port's PCI function."""
+    return nic.pci.rpartition(".")[0]
+
+
+def _cost(ports: Ports, gpus: Sequence[Gpu], i: int, j: int) -> int:
+    kind, bridges = ports.distance(gpus[i], ports.usable[j])
+    return min(kind, UNKNOWN) * _CLASS + bridges * _BRIDGE + _skew(i, gpus, j, ports.usable)
+
+
+def _skew(i: int, gpus: Sequence[Gpu], j: int, nics: Sequence[Nic]) -> int:
+    """Return how far apart the two are in the order of PCI addresses."""
+    return ((2 * i + 1) * len(nics) - (2 * j + 1) * len(gpus)) ** 2

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.plan.binding import plan_bindings
-from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes
-from hpcgpu.plan.network import ucx_env
+from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes, strict_room_bytes
+from hpcgpu.plan.network import nccl_env, ucx_env
+from hpcgpu.units import format_bytes
 
 # Variables that no launcher and no batch system sets: when they are there, the user wants them so.
-_USERS = ("UCX_NET_DEVICES", "UCX_TLS")
+_USERS = ("UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class NodeFacts:
     Attributes
     ----------
     gpus : tuple of Gpu
-        The granted GPUs, or the simulated ones.
+        The granted GPUs, or the simulated ones; a slice of a divided GPU counts as one.
     allowed, allowed_nodes : CpuSet
         PUs and NUMA nodes that the job may use.
     memory_bytes : int
@@ -31,6 +32,10 @@ class NodeFacts:
         The rank's environment.
     scratch : str
         A folder of this run on the node, for the workers' files.
+    masks : mapping of int to CpuSet
+        The mask with which each rank was started; empty where none is to be respected.
+    interfaces : frozenset of str, optional
+        IP interfaces that have an address; None: not known.
 
     """
 
@@ -42,6 +47,8 @@ class NodeFacts:
     memory_bytes: int
     environ: Mapping[str, str]
     scratch: str
+    masks: Mapping[int, CpuSet] = field(default_factory=dict)
+    interfaces: frozenset[str] | None = None
 
 
 def plan_workers(
@@ -56,7 +63,7 @@ def plan_workers(
     node : NodeFacts
         The machine as it is.
     shares : NodeLayout
-        Which rank has which of the GPUs.
+        Which rank has which of the workers; those of one GPU follow each other.
     first : int
         Number of the first worker in its name; above 0 where other leaders of the host come before.
 
@@ -69,32 +76,102 @@ def plan_workers(
 
     """
     wanted = sum(len(s) for s in shares.workers)
-    if len(node.gpus) < wanted:
-        raise LaunchError(f"{node.name} was to have {wanted} GPUs, but {len(node.gpus)} can be opened there")
-    gpus = node.gpus[:wanted]
-    bindings = plan_bindings(node.topology, gpus, node.allowed, allowed_nodes=node.allowed_nodes or None)
+    needed = wanted // settings.workers_per_gpu
+    if len(node.gpus) < needed:
+        raise LaunchError(f"{node.name} was to have {needed} GPUs, but {len(node.gpus)} can be opened there")
+    gpus = node.gpus[:needed]
+    owners = {i: rank for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine}
+    masks = [node.masks[owners[i]] for i in range(wanted)] if node.masks else ()
+    bindings = plan_bindings(node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks)
+    bindings = tuple(_reachable(b, node.interfaces) for b in bindings)
+    limits = _memory_limits(settings, node, gpus, bindings)
+    common = nccl_env(bindings)
+    specs = [
+        _spec(settings, node, b, limit, common, first + i)
+        for i, (b, limit) in enumerate(zip(bindings, limits, strict=True))
+    ]
+    return tuple((rank, specs[i]) for i, rank in owners.items())
+
+
+def mask_warnings(
+    masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec], respect_launcher: bool = False
+) -> tuple[str, ...]:
+    """Say what a launcher's masks have done to the workers of one node.
+
+    ``srun --cpu-bind=cores`` and Open MPI's default tie each rank to cores of its own, which was not
+    meant for the workers: what the node's ranks have together is shared out among them.
+    """
+    out = []
+    together = CpuSet().union(*masks.values())
+    if len(set(masks.values())) > 1 and not respect_launcher:
+        out.append(
+            "the launcher tied each rank to cores of its own; the workers have all of these together, PUs "
+            f"{CpuSet(together)} (--respect-launcher keeps each to its rank's)"
+        )
+    if len(specs) > 1 and (shared := [s for s in specs if s.binding.shared_cores]):
+        out.append(
+            f"{len(shared)} workers share PUs {CpuSet(together)}: ask for more cores, or start the ranks without masks "
+            "of their own (srun --cpu-bind=none, mpirun --bind-to none)"
+        )
+    return tuple(out)
+
+
+def _reachable(binding: Binding, interfaces: frozenset[str] | None) -> Binding:
+    """Leave an interface out that has no address: Dask could not listen there."""
+    if interfaces is None or not binding.interface or binding.interface in interfaces:
+        return binding
+    why = f"{binding.interface} has no IP address: Dask's own traffic takes the route to the scheduler"
+    return replace(binding, interface="", reasons=(*binding.reasons, why))
+
+
+def _memory_limits(
+    settings: Settings, node: NodeFacts, gpus: Sequence[Gpu], bindings: Sequence[Binding]
+) -> list[int | None]:
+    """Return the host memory of each worker; under ``bind`` never more than its NUMA nodes have for it."""
     simulated_bytes = sum(g.memory_bytes for g in gpus if g.vendor == "simulated")
-    limit = plan_memory_limit_bytes(settings.memory_limit, node.memory_bytes, max(wanted, 1), simulated_bytes)
-    owners = [(rank, i) for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine]
-    return tuple((rank, _spec(settings, node, bindings[i], limit, first + i)) for rank, i in owners)
+    limit = plan_memory_limit_bytes(settings.memory_limit, node.memory_bytes, max(len(bindings), 1), simulated_bytes)
+    rooms = strict_room_bytes(node.topology, [b.memory_nodes for b in bindings])
+    out: list[int | None] = []
+    for binding, room in zip(bindings, rooms, strict=True):
+        if limit is None or binding.memory_policy != "bind" or not room or limit <= room:
+            out.append(limit)
+        elif settings.memory_limit is None:
+            out.append(room)
+        else:
+            raise ConfigError(
+                f"memory_limit={settings.memory_limit!r} (set by {settings.where('memory_limit')}) is "
+                f"{format_bytes(limit)} for each worker, but memory_policy='bind' ties one to NUMA nodes "
+                f"{binding.memory_nodes}, which have {format_bytes(room)} for it: leave one of the two out"
+            )
+    return out
 
 
-def _spec(settings: Settings, node: NodeFacts, binding: Binding, limit: int | None, number: int) -> WorkerSpec:
+def _spec(
+    settings: Settings,
+    node: NodeFacts,
+    binding: Binding,
+    limit: int | None,
+    common: Sequence[tuple[str, str]],
+    number: int,
+) -> WorkerSpec:
     gpu = binding.gpus[0]
-    kept = tuple(name for name in _USERS if name in node.environ and name not in settings.env)
-    planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding)])
+    size = gpu.memory_bytes // settings.workers_per_gpu
+    planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ())])
+    kept = {name for name in planned if name in settings.env or (name in _USERS and name in node.environ)}
+    if "UCX_NET_DEVICES" in kept:
+        planned.pop("UCX_MAX_RNDV_RAILS", None)
     env = {k: v for k, v in planned.items() if k not in kept} | dict(settings.env)
     return WorkerSpec(
         name=f"{node.name}-{number}",
         binding=binding,
         nthreads=settings.nthreads,
         memory_limit_bytes=limit,
-        device_memory_limit_bytes=plan_device_memory_limit_bytes(settings.device_memory_limit, gpu.memory_bytes),
-        device_memory_bytes=gpu.memory_bytes,
+        device_memory_limit_bytes=plan_device_memory_limit_bytes(settings.device_memory_limit, size),
+        device_memory_bytes=size,
         simulated=gpu.vendor == "simulated",
         local_directory=node.scratch,
         env=tuple(sorted(env.items())),
-        kept_env=kept,
+        kept_env=tuple(sorted(kept)),
         resources=tuple(settings.resources.items()),
     )
 
