@@ -19,7 +19,7 @@ def plan_memory_nodes(
     """Return memory policy and NUMA nodes of each worker.
 
     The NUMA nodes of a package are divided over its workers: each has its GPU's own, and one
-    without a GPU goes to whom has most of its cores, or else least memory so far. On nodes with several NUMA
+    without a GPU is that of the workers with cores there, or else of whom has least so far. On nodes with several NUMA
     nodes per package half of the memory is on ones without a GPU (all 6 recorded types), and a
     worker that spills needs its share of them. ``preferred-many`` is a preference: when they are full
     the kernel goes on to the others.
@@ -72,12 +72,14 @@ def _divide(nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Seq
     shares: list[set[int]] = [{n.os_index for n in nodes if n.os_index == h} for h in homes]
     room = [sum(n.memory_bytes / homes.count(h) for n in nodes if n.os_index == h) for h in homes]
     for node in nodes if homes else ():
-        if node.os_index not in homes:
-            nearest = min(
-                (-len(cpusets[i] & node.cpuset), room[i], abs((h or 0) - node.os_index), i) for i, h in enumerate(homes)
-            )[-1]
-            shares[nearest].add(node.os_index)
-            room[nearest] += node.memory_bytes or 1
+        if node.os_index in homes:
+            continue
+        users = [i for i, c in enumerate(cpusets) if c & node.cpuset]
+        if not users:
+            users = [min((room[i], abs((h or 0) - node.os_index), i) for i, h in enumerate(homes))[-1]]
+        for i in users:
+            shares[i].add(node.os_index)
+            room[i] += (node.memory_bytes or 1) / len(users)
     # a home that the cgroup took away, and more workers than nodes: the package's other nodes are as near as can be
     return [CpuSet(s) if s else CpuSet(n.os_index for n in nodes) for s in shares]
 
