@@ -1,7 +1,7 @@
 """How long planning a node takes, and how well workers are placed on recorded machines, beside the rules of others.
 
 One JSON line per figure. Times are medians of ``--runs`` runs. Placement is counted on the machines of
-``tests/data/topology`` that have GPUs of known locality, one worker per GPU, all cores granted:
+``tests/data/topology`` that have GPUs (each machine once), one worker per GPU, all cores granted:
 
 ``workers_with_half_of_their_cores_local``
     Workers of which at least half of the cores are on the NUMA node of their GPU.
@@ -33,19 +33,18 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from _rules import CORE_RULES, NIC_RULES, best_class, in_pci_order, local_cores, usable_ports
+from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_order, local_cores, usable_ports
 
-from hpcgpu.errors import ParseError
-from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology
 from hpcgpu.plan.binding import place_simulated, plan_bindings
-from hpcgpu.topology import hwloc_xml
+from hpcgpu.topology import document
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "topology"
 GIB = 2**30
-# The same two machines as epyc-corona and turin-4gpu-nvml, recorded with less: counted once.
-AGAIN = ("epyc-corona-hwloc1", "drm-4gpu")
+# The first two are epyc-corona and turin-4gpu-nvml, recorded with less; an NCCL file tells of no cores.
+NOT_COUNTED = ("epyc-corona-hwloc1", "drm-4gpu", "aws-p4de-24xl-topo")
 HALF_LOCAL = "workers_with_half_of_their_cores_local"
-Placement = Sequence[tuple[CpuSet, Sequence[Nic]]]
+LOCAL = Settings(cores="local")
 
 LIVE = """
 import os, time
@@ -71,13 +70,10 @@ def pus(topology: Topology) -> CpuSet:
 
 
 def machines() -> Iterator[tuple[str, str, Topology]]:
-    """Return name, text and value of each recorded machine that hwloc wrote."""
+    """Return name, text and value of each recorded machine."""
     for path in sorted(DATA.glob("*.xml")):
         text = path.read_text()
-        try:
-            yield path.stem, text, hwloc_xml.read(text)
-        except ParseError:  # an NCCL topology file has no cores to bind to
-            continue
+        yield path.stem, text, document.read(text)
 
 
 def built(gpus: int, nics: int, pus: int) -> Topology:
@@ -120,12 +116,12 @@ def times(runs: int) -> None:
 
 
 def read_and_plan(text: str) -> None:
-    topology = hwloc_xml.read(text)
+    topology = document.read(text)
     plan_bindings(topology, topology.gpus or place_simulated(topology, 4, GIB, "here"), pus(topology))
 
 
-def ours(topology: Topology) -> Placement:
-    return [(b.cpuset, b.nics) for b in plan_bindings(topology, in_pci_order(topology), pus(topology))]
+def ours(topology: Topology, wanted: Settings | None = None) -> tuple[Binding, ...]:
+    return plan_bindings(topology, in_pci_order(topology), pus(topology), wanted or Settings())
 
 
 def half_local(topology: Topology, cpusets: Sequence[CpuSet]) -> int:
@@ -162,7 +158,11 @@ def on_nearest(topology: Topology, chosen: Sequence[Sequence[Nic]]) -> int:
 
 
 def report_cores(found: dict[str, Topology]) -> None:
-    rules = {"hpcgpu": lambda t: tuple(c for c, _ in ours(t)), **CORE_RULES}
+    rules: dict[str, CoreRule] = {
+        "hpcgpu": lambda t: tuple(b.cpuset for b in ours(t)),
+        'hpcgpu, cores="local"': lambda t: tuple(b.cpuset for b in ours(t, LOCAL)),
+        **CORE_RULES,
+    }
     for name, topology in found.items():
         homes = {g.numa_node for g in topology.gpus}
         away = sum(n.memory_bytes for n in topology.numa_nodes if n.os_index not in homes)
@@ -183,7 +183,7 @@ def report_cores(found: dict[str, Topology]) -> None:
 
 
 def report_ports(found: dict[str, Topology]) -> None:
-    rules = {"hpcgpu": lambda t: tuple(n for _, n in ours(t)), **NIC_RULES}
+    rules: dict[str, NicRule] = {"hpcgpu": lambda t: tuple(b.nics for b in ours(t)), **NIC_RULES}
     for name, topology in found.items():
         if len(usable_ports(topology)) < 2:  # nothing to choose
             continue
@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=11)
     times(parser.parse_args().runs)
-    known = {name: t for name, _, t in machines() if t.gpus and name not in AGAIN}
+    known = {name: t for name, _, t in machines() if t.gpus and name not in NOT_COUNTED}
     report_cores(known)
     report_ports(known)
 
