@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli.options import debug_option, given_settings, setting_options
+from hpcgpu.cli.options import debug_option, given_settings, setting_options, some_setting_options
 from hpcgpu.errors import ConfigError
 
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
@@ -83,12 +84,34 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 
 
 @hpcgpu.command()
-@click.option("--gpus", metavar="sim:N", help="plan for so many simulated GPUs")
-def topo(gpus: str | None) -> None:
-    """Show this machine's GPUs and what each GPU's worker would be tied to."""
-    from hpcgpu.deploy.topo import topology_table
+@click.option("--json", "as_json", is_flag=True, help="Print machine, workers and ports as JSON.")
+@click.option("--one-line", is_flag=True, hidden=True, help="JSON on one line.")
+@click.option("--svg", "picture", type=click.Path(dir_okay=False), help="Write a picture of the node to this file.")
+@click.option("--from", "file", metavar="FILE", help="Plan for the machine of an XML file: hwloc's, or NCCL's.")
+@click.option("--cpuset", metavar="LIST", help="Plan with these PUs only, such as 0-7,16.")
+@click.option("--gpus", metavar="LIST", help="Plan for these GPUs only, by position, PCI address or UUID; or sim:4.")
+@click.option("--workers", type=int, metavar="N", help="Plan for so many workers.")
+@click.option("--diff", is_flag=True, help="Say what differs between the nodes of this job, or between FILES.")
+@some_setting_options("workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics")
+@debug_option
+@click.argument("files", nargs=-1, metavar="[FILES]...")
+def topo(files: tuple[str, ...], diff: bool, as_json: bool, one_line: bool, picture: str | None, **words: Any) -> None:  # noqa: ANN401
+    """Show a machine's GPUs, and what each GPU's worker would be tied to."""
+    from hpcgpu.deploy.topo import Part, compare, plan
 
-    click.echo(topology_table(gpus), nl=False)
+    if diff:
+        click.echo(compare(files), nl=False)
+        return
+    if files:
+        raise ConfigError(f"{files[0]!r} stands alone: --from {files[0]} plans for the machine of a file")
+    part = Part(**{name: words.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
+    planned = plan(part, given_settings(words), _FROM)
+    if picture is not None:
+        Path(picture).write_text(planned.picture())
+    if as_json:
+        click.echo(json.dumps(planned.described(), indent=None if one_line else 2))
+    else:
+        click.echo(planned.table(), nl=False)
 
 
 def _checked(script: tuple[str, ...]) -> tuple[str, ...]:

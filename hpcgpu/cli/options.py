@@ -17,9 +17,18 @@ _MANY = ("texts", "lines", "environment", "numbers")
 
 def setting_options(function: Function) -> Function:
     """Give a command an option for each setting; its arguments go through :func:`given_settings`."""
-    for field in reversed(options()):
-        function = _option(field)(function)
-    return function
+    return some_setting_options(*(user_name(f) for f in options()))(function)
+
+
+def some_setting_options(*names: str) -> Callable[[Function], Function]:
+    """Give a command an option for each of these settings."""
+
+    def add(function: Function) -> Function:
+        for field in reversed([f for f in options() if user_name(f) in names]):
+            function = _option(field)(function)
+        return function
+
+    return add
 
 
 def _option(field: Field[Any]) -> Callable[[Function], Function]:

@@ -75,6 +75,11 @@ def local_argv(run: RunDocument) -> tuple[str, ...]:
     return _plan(agent_argv(run), chosen, allocation=Allocation()).argv
 
 
+def node_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
+    return _plan(argv, Settings(ranks="node", rendezvous="file")).argv
+
+
 def _execute(run: RunDocument) -> None:
     added = process.image_env(os.environ)
     launcher = _plan(agent_argv(run), run.settings, tuple(f"{k}={v}" for k, v in added.items()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcgpu.errors import ParseError
 from hpcgpu.host import gpus, libhwloc, nvml
 from hpcgpu.model import CpuSet, NumaNode, Topology
-from hpcgpu.topology import hwloc_xml, pci, sysfs
+from hpcgpu.topology import document, hwloc_xml, nccl_xml, pci, sysfs
 
 _AFFINITY = "affinity mask of this process"
 _CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
@@ -34,8 +34,20 @@ def topology() -> Topology:
     heapless = _nodes_without_pus() & {n.os_index for n in found.numa_nodes}
     found = gpus.set_aside(found, CpuSet(heapless), "other")
     facts = nvml.read()
-    found = gpus.joined(found, facts.gpus, facts.memory_nodes)
+    found = _placed_by_nccl(gpus.joined(found, facts.gpus, facts.memory_nodes))
     return replace(found, warnings=(*warnings, *found.warnings, *facts.warnings, *_nowhere(found)))
+
+
+def _placed_by_nccl(found: Topology) -> Topology:
+    """Return the topology with what ``NCCL_TOPO_FILE`` tells of devices that /sys does not place, as in VMs."""
+    path = os.environ.get("NCCL_TOPO_FILE")
+    if not path:
+        return found
+    try:
+        with Path(path).open("rb") as file:
+            return nccl_xml.locate(found, file.read(document.MAX_BYTES + 1).decode("utf-8", "replace"))
+    except (OSError, ParseError) as e:
+        return replace(found, warnings=(*found.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
 
 
 def _nowhere(found: Topology) -> tuple[str, ...]:
