@@ -32,7 +32,7 @@ def main() -> int:
         to_device = asarray
 
     with Client() as client:
-        print(report.bindings(report.workers(client)))
+        print(report.bindings(client))
         x = da.random.default_rng(1).random((options.rows, 100), chunks=(10_000, 100))
         _, s, _ = da.linalg.svd(x.map_blocks(to_device))
         found = s.compute().get()

@@ -10,6 +10,7 @@ _HOMES = {
     "LocalGPUCluster": "hpcgpu.deploy.local",
     "PBSGPUCluster": "hpcgpu.deploy.batched",
     "SLURMGPUCluster": "hpcgpu.deploy.batched",
+    "bindings": "hpcgpu.deploy.report",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are strings of a literal dict

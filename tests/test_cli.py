@@ -91,7 +91,10 @@ def test_jobscript_prints_what_would_be_submitted(script: str) -> None:
 def test_topo_prints_this_machine(script: str) -> None:
     done = hpcgpu("topo", "--gpus", "sim:2")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("gpu-")] == ["worker-0", "worker-1"]
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("worker-")] == [
+        "worker-0",
+        "worker-1",
+    ]
 
 
 def test_version_and_help() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -45,12 +46,57 @@ def test_with(own_home: Path) -> None:
     assert runs(own_home) == []
 
 
+def test_bindings_are_read_back_for_all_threads() -> None:
+    """Also for those made later; what strays from the plan is named."""
+
+    def start_thread() -> None:
+        threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+
+    def stray() -> None:
+        """Move the calling thread to other cores, as a library that binds itself does."""
+        now, everything = os.sched_getaffinity(0), set(range(os.cpu_count() or 1))
+        os.environ["MARK"] = "2"
+        os.sched_setaffinity(0, everything - now)
+
+    with LocalGPUCluster(gpus="sim:2", env={"MARK": "1"}) as cluster, Client(cluster) as client:
+        client.run(start_thread)
+        found = cluster.bindings()
+        assert found.differences == {}
+        for worker in found.workers:
+            masks = {mask for _, mask in worker.actual.threads}
+            assert masks == {worker.spec.binding.cpuset}
+            assert len(worker.actual.threads) >= 3  # the event loop's, the executor's or a library's, and the new one
+            assert ("MARK", "1") in worker.actual.env
+        planned = found.workers[0].spec.binding.cpuset
+        assert str(found).count(f"{planned}  ") >= 2
+        assert "read back from the kernel" in str(found)
+        name = found.workers[1].spec.name
+        victim = next(a for a, w in client.scheduler_info()["workers"].items() if w["name"] == name)
+        if len(os.sched_getaffinity(0)) > 1:
+            client.run(stray, workers=[victim])
+            found = hpcgpu.bindings(client)
+            assert list(found.differences) == [name]
+            assert any("threads may run on PUs" in d for d in found.differences[name])
+            assert "MARK is 2, planned: 1" in found.differences[name]
+            assert "1 of 2 workers are not as planned" in str(found)
+            assert "NOT AS PLANNED" in found._repr_html_()
+
+
+def test_several_workers_share_a_gpu() -> None:
+    with LocalGPUCluster(gpus="sim:2x256MiB", workers_per_gpu=2) as cluster, Client(cluster) as client:
+        workers = cluster.bindings().workers
+        assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
+        assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
+        assert len(client.scheduler_info()["workers"]) == 4
+
+
 def test_async_with() -> None:
     async def main() -> int:
         async with (
             LocalGPUCluster(gpus="sim:1", asynchronous=True) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
+            assert len((await cluster.bindings()).workers) == 1
             return await client.submit(sum, [1, 2])
 
     assert asyncio.run(main()) == 3

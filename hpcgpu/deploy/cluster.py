@@ -11,6 +11,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
+from distributed import Client
 from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
 
@@ -20,6 +21,7 @@ from hpcgpu.deploy.contact import Contact
 from hpcgpu.deploy.job import Job
 from hpcgpu.deploy.lease import Holder
 from hpcgpu.deploy.reach import reach
+from hpcgpu.deploy.report import Bindings, bindings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.trust import security
 from hpcgpu.deploy.tunnel import Tunnel
@@ -108,6 +110,22 @@ class GPUCluster(Cluster):
                 "then open what cluster.dashboard_url() returns (it holds a secret)\n"
             )
         return text
+
+    def bindings(self) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
+        """Return what each worker is tied to, planned and actual: read back from the kernel, for all threads.
+
+        Returns
+        -------
+        hpcgpu.deploy.report.Bindings
+            It prints as a table; an awaitable of it where the cluster is asynchronous.
+
+        """
+        return self.sync(self._bindings)
+
+    async def _bindings(self) -> Bindings:
+        async with Client(self, asynchronous=True, set_as_default=False) as client:
+            found: Bindings = await bindings(client)
+            return found
 
     @property
     def dashboard_link(self) -> str:

@@ -28,7 +28,7 @@ def main() -> int:
     """Run both and check them; return 0 only if they agree and each tier was used."""
     register()
     with Client() as client:
-        print(report.bindings(report.workers(client)))
+        print(report.bindings(client))
         limit = report.workers(client)[0].spec.memory_limit_bytes
         print(f"memory_limit of each worker: {format_bytes(limit) if limit else 'none'}\n", flush=True)
         agree = [_tall_and_skinny(client)]

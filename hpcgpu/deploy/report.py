@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distributed import Client, Worker
 
 from hpcgpu.host import bind
 from hpcgpu.model import ActualBinding, WorkerSpec
-from hpcgpu.plan.explain import binding_table, render_table
+from hpcgpu.plan import explain
 from hpcgpu.units import format_bytes
 
 
@@ -35,27 +37,70 @@ class WorkerFacts:
     @property
     def differences(self) -> tuple[str, ...]:
         """Where the process differs from its plan."""
-        return bind.differences(self.spec.binding, self.actual)
+        return explain.differences(self.spec, self.actual)
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """What all workers of a cluster are tied to, planned and actual; a table in a terminal and in a notebook."""
+
+    workers: tuple[WorkerFacts, ...]
+
+    @property
+    def differences(self) -> dict[str, tuple[str, ...]]:
+        """What is not as planned, by the worker's name; empty when all is."""
+        return {w.spec.name: w.differences for w in self.workers if w.differences}
+
+    def __str__(self) -> str:
+        table = explain.render_actual([w.spec for w in self.workers], [w.actual for w in self.workers])
+        if wrong := self.differences:
+            return f"{table}{len(wrong)} of {len(self.workers)} workers are not as planned\n"
+        return f"{table}read back from the kernel: all threads are where they were planned\n"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def bindings(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client
+    """Return what each worker is tied to, read back from the kernel now: threads, memory policy, environment.
+
+    Parameters
+    ----------
+    client : Client
+        Of a cluster whose workers hpcgpu has started.
+
+    Returns
+    -------
+    Bindings
+        An awaitable of it where the client is asynchronous.
+
+    """
+    return client.sync(_bindings, client)
 
 
 def workers(client: Client) -> tuple[WorkerFacts, ...]:
     """Ask all workers of the client's cluster, in the order of their names."""
-    return tuple(sorted(client.run(_facts).values(), key=lambda f: f.spec.name))
+    found: Bindings = bindings(client)
+    return found.workers
+
+
+async def _bindings(client: Client) -> Bindings:
+    facts = await client.run(_facts)
+    return Bindings(tuple(sorted(facts.values(), key=lambda f: _by_number(f.spec.name))))
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    host, _, number = name.rpartition("-")
+    return host, int(number) if number.isdigit() else 0, name
 
 
 def _facts(dask_worker: Worker) -> WorkerFacts:
-    store = dask_worker.data
+    store, spec = dask_worker.data, dask_worker.plugins["hpcgpu"].spec
     moved = {name: count.nbytes for name, count in store.counters.items()}
-    return WorkerFacts(dask_worker.plugins["hpcgpu"].spec, bind.read_binding(), dict(store.tiers), moved)
-
-
-def bindings(facts: tuple[WorkerFacts, ...]) -> str:
-    """Return the table worker → GPU, cores, memory nodes, NIC; differences from the plan stand below it."""
-    wrong = [f"  {f.spec.name}: {difference}\n" for f in facts for difference in f.differences]
-    proof = "read back from the kernel: all threads are where they were planned\n"
-    return render_table(binding_table([f.spec for f in facts])) + (
-        "".join(["not as planned:\n", *wrong]) if wrong else proof
-    )
+    env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
+    return WorkerFacts(spec, replace(bind.read_binding(), env=env), dict(store.tiers), moved)
 
 
 def spilled(facts: tuple[WorkerFacts, ...]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def bind(binding: Binding) -> None:
 
     Threads and children made later inherit mask and policy. The mask is never widened: cores that
     the process may not use are left out. A policy that the kernel forbids (containers without
-    CAP_SYS_NICE) leaves the old one; :func:`read_binding` and :func:`differences` tell.
+    CAP_SYS_NICE) leaves the old one; :func:`read_binding` tells.
 
     Raises
     ------
@@ -134,24 +134,3 @@ def _policy_of(folder: Path) -> tuple[str, CpuSet]:
     if not found:
         return "", CpuSet()
     return _IN_NUMA_MAPS.get(found[1], found[1]), CpuSet.parse(found[2] or "")
-
-
-def differences(binding: Binding, actual: ActualBinding) -> tuple[str, ...]:
-    """Say in words where a process differs from its plan; nothing when it has what was planned."""
-    out = []
-    wrong: dict[CpuSet, list[int]] = {}
-    for thread, mask in actual.threads:
-        if mask != binding.cpuset:
-            wrong.setdefault(mask, []).append(thread)
-    for mask, threads in wrong.items():
-        out.append(
-            f"{len(threads)} of {len(actual.threads)} threads may run on PUs {mask}, planned: {binding.cpuset} "
-            f"(thread {threads[0]}{', …' if len(threads) > 1 else ''})"
-        )
-    if not actual.threads:
-        out.append("no thread of the process could be read")
-    planned = (binding.memory_policy, binding.memory_nodes)
-    if binding.memory_policy != "none" and (actual.memory_policy, actual.memory_nodes) != planned:
-        now = f"{actual.memory_policy or 'unknown'} {actual.memory_nodes}".rstrip()
-        out.append(f"memory policy is {now}, planned: {binding.memory_policy} {binding.memory_nodes}")
-    return tuple(out)

@@ -47,12 +47,20 @@ class ActualBinding:
         Thread id and mask of every thread.
     memory_policy : str
         As in :class:`Binding`, or ``preferred``; ``none`` is the kernel's default, empty is unknown.
+    env : tuple of (str, str)
+        Variables that were asked for, as far as they are set.
 
     """
 
     threads: tuple[tuple[int, CpuSet], ...]
     memory_policy: str = ""
     memory_nodes: CpuSet = field(default_factory=CpuSet)
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cpuset(self) -> CpuSet:
+        """PUs that any of the threads may run on."""
+        return CpuSet(frozenset().union(*(mask for _, mask in self.threads)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
