@@ -114,7 +114,8 @@ def _run_lstopo(program: str) -> str:
 
     """
     argv = [program, "--of", "xml", "--disallowed"]
-    env = os.environ | {"HWLOC_COMPONENTS": libhwloc.quiet_components()}
+    components = libhwloc.quiet_components()
+    env = os.environ | ({"HWLOC_COMPONENTS": components} if components else {})
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_LSTOPO_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from _ctypes import dlclose
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ _OLDEST = 0x00020000  # hwloc 1's functions have other arguments
 # These back ends would start CUDA, OpenCL or an X connection in this process, before CUDA_VISIBLE_DEVICES is
 # set. hwloc_topology_set_components(BLACKLIST) answers EINVAL in 2.9, so the environment it is.
 _NO_DRIVERS = "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"
+# With it set, hwloc passes over the variables that describe another machine, which starts no driver anyway.
+_ELSEWHERE = ("HWLOC_XMLFILE", "HWLOC_SYNTHETIC")
 
 
 class Export(NamedTuple):
@@ -57,7 +60,15 @@ def exports() -> Iterator[Export]:
             continue
         if text not in seen:
             seen.add(text)
-            yield Export(f"libhwloc {version >> 16}.{version >> 8 & 255}.{version & 255}", text)
+            yield Export(_source(text, version), text)
+
+
+def _source(text: str, version: int) -> str:
+    """Name the library by its release, which it writes into the XML; its API has an older number."""
+    if elsewhere := next((v for v in _ELSEWHERE if os.environ.get(v)), ""):
+        return f"libhwloc, {elsewhere}={os.environ[elsewhere]}"
+    release = re.search(r'name="hwlocVersion" value="([^"]+)"', text)
+    return f"libhwloc {release[1] if release else f'{version >> 16}.{version >> 8 & 255}.{version & 255}'}"
 
 
 def _candidates() -> Iterator[tuple[str, int, str]]:
@@ -114,17 +125,20 @@ def _check(result: int, call: str) -> None:
 def quiet_components() -> str:
     """Return HWLOC_COMPONENTS for an hwloc that starts no GPU's driver; what the user asked of it stays in force."""
     given = os.environ.get(_COMPONENTS)
+    if any(os.environ.get(v) for v in _ELSEWHERE):
+        return given or ""
     return f"{_NO_DRIVERS},{given}" if given else _NO_DRIVERS
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     before = os.environ.get(_COMPONENTS)
-    os.environ[_COMPONENTS] = quiet_components()
+    if wanted := quiet_components():
+        os.environ[_COMPONENTS] = wanted
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_COMPONENTS]
+            os.environ.pop(_COMPONENTS, None)
         else:
             os.environ[_COMPONENTS] = before
