@@ -66,6 +66,16 @@ def _cpus(sys: Path, topology: Topology) -> None:
     packages: dict[int, set[int]] = {}
     for node in topology.numa_nodes:
         packages.setdefault(node.package, set()).update(node.cpuset)
+    for cache in topology.l3:
+        for cpu in cache:
+            _write(
+                sys / f"devices/system/cpu/cpu{cpu}/cache/index3",
+                level=3,
+                type="Unified",
+                size="32768K",
+                shared_cpu_map=_mask(cache),
+                shared_cpu_list=cache,
+            )
     for number, core in enumerate(topology.cores):
         package = next((i for i, cpus in packages.items() if cpus & core), 0)
         siblings, beside = _mask(core), _mask(packages.get(package, everything))

@@ -18,16 +18,16 @@ from hpcgpu.plan.binding import place_simulated, plan_bindings
 from hpcgpu.plan.explain import binding_table, render_table
 from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes, plan_memory_nodes
 from hpcgpu.plan.ports import Ports
-from hpcgpu.topology import hwloc_xml
+from hpcgpu.topology import document
 
 DATA = Path(__file__).parent / "data" / "topology"
-MACHINES = sorted(p.stem for p in DATA.glob("*.xml") if p.stem != "aws-p4de-24xl-topo")
+MACHINES = sorted(p.stem for p in DATA.glob("*.xml"))
 GIB = 2**30
 
 
 @cache
 def machine(name: str) -> Topology:
-    return hwloc_xml.read((DATA / f"{name}.xml").read_text())
+    return document.read((DATA / f"{name}.xml").read_text())
 
 
 def pus(topology: Topology) -> CpuSet:
@@ -241,6 +241,23 @@ def test_cores_reserved_and_counted() -> None:
         plan(cores=5)
     with pytest.raises(ConfigError, match=r"reserved_cores=7 are more than the 8 cores"):
         plan(reserved_cores=7)
+
+
+def test_a_share_is_in_one_cache_where_one_has_room() -> None:
+    """Three of the first cache's four cores were granted: a share of four is not torn between two caches."""
+    cores = tuple(CpuSet([i]) for i in range(12))
+    caches = tuple(CpuSet(range(i, i + 4)) for i in (0, 4, 8))
+    topology = Topology((NumaNode(0, CpuSet(range(12)), GIB),), cores, l3=caches)
+    gpus = place_simulated(topology, 2, GIB, "n")
+
+    def plan(allowed: range, **wanted: object) -> list[str]:
+        found = plan_bindings(topology, gpus, CpuSet(allowed), Settings(**wanted))  # type: ignore[arg-type]
+        return [str(b.cpuset) for b in found]
+
+    assert plan(range(1, 12), cores=4) == ["4-7", "8-11"]
+    assert plan(range(1, 12), cores=3) == ["1-3", "4-6"]
+    assert plan(range(12)) == ["0-5", "6-11"]
+    assert plan(range(1, 12)) == ["1-2,4-7", "3,8-11"]
 
 
 def test_local_cores_that_cannot_be_had_are_said() -> None:

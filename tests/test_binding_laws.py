@@ -22,16 +22,16 @@ from hpcgpu.plan.cores import split_cores, usable_cores
 from hpcgpu.plan.network import plan_nics
 from hpcgpu.plan.ports import NODE, Ports
 from hpcgpu.plan.workers import NodeFacts, plan_workers
-from hpcgpu.topology import hwloc_xml
+from hpcgpu.topology import document
 
 DATA = Path(__file__).parent / "data" / "topology"
-MACHINES = sorted(p.stem for p in DATA.glob("*.xml") if p.stem != "aws-p4de-24xl-topo")
+MACHINES = sorted(p.stem for p in DATA.glob("*.xml"))
 GIB = 2**30
 
 
 @cache
 def machine(name: str) -> Topology:
-    return hwloc_xml.read((DATA / f"{name}.xml").read_text())
+    return document.read((DATA / f"{name}.xml").read_text())
 
 
 def pus(topology: Topology) -> CpuSet:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpcgpu.errors import ConfigError, LaunchError, WorldError
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NodeLayout, NumaNode, Settings, Topology
 from hpcgpu.plan.layout import RankRecord, plan_layout
-from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
 WORLDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5).filter(
     lambda nodes: any(gpus for _, gpus in nodes)
@@ -138,3 +138,46 @@ def test_names_go_on_where_other_leaders_end() -> None:
     names = [s.name for _, s in plan_workers(Settings(), node(), SHARES, first=4)]
     assert names == ["n-4", "n-5", "n-6", "n-7"]
     assert isinstance(plan_workers(Settings(), node(), SHARES)[0][1].binding, Binding)
+
+
+def test_what_a_launchers_masks_do_is_said() -> None:
+    specs = [s for _, s in plan_workers(Settings(), node(), SHARES)]
+    apart = {r: CpuSet([r]) for r in range(5)}
+    said = node_warnings(Settings(), apart, specs)
+    assert said == (
+        "the launcher tied each rank to cores of its own; the workers have all of these together, PUs 0-4 "
+        "(--respect-launcher keeps each to its rank's)",
+    )
+    assert node_warnings(Settings(respect_launcher=True), apart, specs) == ()
+    assert node_warnings(Settings(), dict.fromkeys(range(5), CpuSet(range(8))), specs) == ()
+    few = [s for _, s in plan_workers(Settings(), node(allowed=CpuSet([0, 1])), SHARES)]
+    assert node_warnings(Settings(), {0: CpuSet([0, 1])}, few)[0].startswith("4 workers share PUs 0-1: ask for more")
+
+
+def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
+    hsn = tuple(Nic(f"cxi{i}", f"0000:4{i}:00.0", kind="slingshot", numa_node=i, interface=f"hsn{i}") for i in range(2))
+    there = node(topology=replace(MACHINE, nics=hsn), interfaces=frozenset({"hsn0", "eth0"}))
+    specs = [s for _, s in plan_workers(Settings(), there, SHARES)]
+    assert [s.binding.interface for s in specs] == ["hsn0", "hsn0", "", ""]
+    assert "hsn1 has no IP address" in specs[2].binding.reasons[-1]
+    assert not any(name.startswith(("UCX", "NCCL")) for s in specs for name, _ in s.env)
+    assert "no transport" in node_warnings(Settings(protocol="ucx"), {}, specs)[0]
+
+
+def test_memory_bound_to_nodes_fits_them() -> None:
+    bound = Settings(memory_policy="bind")
+    assert {s.memory_limit_bytes for _, s in plan_workers(bound, node(memory_bytes=64 << 30), SHARES)} == {4 << 30}
+    with pytest.raises(ConfigError, match="memory_policy='bind' ties one to NUMA nodes 0, which have"):
+        plan_workers(replace(bound, memory_limit=5 << 30), node(memory_bytes=64 << 30), SHARES)
+
+
+def test_several_workers_of_a_gpu_share_its_memory() -> None:
+    shares = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0]
+    assert shares.workers == ((), (0, 1), (2, 3), (4, 5), (6, 7))
+    specs = plan_workers(Settings(workers_per_gpu=2, device_memory_limit=0.5), node(), shares)
+    assert [(rank, s.name, s.gpu.uuid) for rank, s in specs[:3]] == [
+        (1, "n-0", "GPU-0"),
+        (1, "n-1", "GPU-0"),
+        (2, "n-2", "GPU-1"),
+    ]
+    assert {(s.device_memory_bytes, s.device_memory_limit_bytes) for _, s in specs} == {(50 << 30, 25 << 30)}

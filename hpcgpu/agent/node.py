@@ -56,7 +56,7 @@ def plan(
     """
     from hpcgpu.host import discover
     from hpcgpu.plan.binding import place_simulated
-    from hpcgpu.plan.workers import NodeFacts, mask_warnings, plan_workers
+    from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     topology = discover.topology()
@@ -89,7 +89,7 @@ def plan(
     )
     before = [n for n in layout.nodes if n.node < home.node and records[n.leader]["host"] == host]
     workers = plan_workers(settings, facts, home, sum(len(w) for n in before for w in n.workers))
-    _say(host, mask_warnings(masks, [spec for _, spec in workers], settings.respect_launcher))
+    _say(host, node_warnings(settings, masks, [spec for _, spec in workers]))
     return workers
 
 

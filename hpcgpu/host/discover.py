@@ -140,7 +140,7 @@ def machine_files(root: Path | None = None) -> dict[str, str]:
     root = root or _sys()
     files: dict[str, str] = {}
     for cpu in root.glob("devices/system/cpu/cpu[0-9]*/topology"):
-        _read(files, root, *(cpu / name for name in _CPU_FILES))
+        _read(files, root, *(cpu / name for name in _CPU_FILES), cpu.parent / "cache/index3/shared_cpu_list")
     for node in root.glob("devices/system/node/node[0-9]*"):
         _read(files, root, node / "cpulist", node / "meminfo")
     for device in root.glob("bus/pci/devices/*"):

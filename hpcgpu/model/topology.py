@@ -112,6 +112,8 @@ class Topology:
         Memory that is no place for a worker's heap.
     name : str
         The machine's product name.
+    l3 : tuple of CpuSet
+        The PUs below each L3 cache; empty where nobody tells.
 
     """
 
@@ -124,3 +126,4 @@ class Topology:
     warnings: tuple[str, ...] = ()
     other_memory: tuple[NumaNode, ...] = ()
     name: str = ""
+    l3: tuple[CpuSet, ...] = ()

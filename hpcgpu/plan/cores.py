@@ -89,10 +89,12 @@ def split_cores(
     places = [_Place(n, packages[n] if n is not None else None) for n in nodes]
     shares = [_Share(_Place(h, packages[h]) if h in packages else _Place(None, None)) for h in homes]
     note = _set_sizes(shares, places, rule, reserved)
+    caches = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}
+    cache_of = [caches.get(min(c)) for c in cores]
     free = list(range(len(cores)))
-    free = _deal(free, shares, lambda s: s.home.node, lambda i: places[i].node)
-    free = _deal(free, shares, lambda s: s.home.package, lambda i: places[i].package)
-    _deal(free, shares, lambda s: 0, lambda i: 0)
+    free = _deal(free, shares, cache_of, lambda s: s.home.node, lambda i: places[i].node)
+    free = _deal(free, shares, cache_of, lambda s: s.home.package, lambda i: places[i].package)
+    _deal(free, shares, cache_of, lambda s: 0, lambda i: 0)
     return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
 
 
@@ -164,24 +166,34 @@ def _set_even_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved
 def _deal(
     free: list[int],
     shares: Sequence[_Share],
+    cache_of: Sequence[int | None],
     home_of: Callable[[_Share], Hashable],
     place_of: Callable[[int], Hashable],
 ) -> list[int]:
-    """Give the free cores of each place, in runs, to the shares at home there, up to its size each; return the rest."""
-    here: dict[Hashable, list[int]] = {}
+    """Give the free cores of each place to the shares at home there, up to its size each; return the rest."""
+    here: dict[Hashable, dict[int | None, list[int]]] = {}
     for core in free:
-        here.setdefault(place_of(core), []).append(core)
-    left: list[int] = []
+        here.setdefault(place_of(core), {}).setdefault(cache_of[core], []).append(core)
     for place, found in here.items():
         near = [s for s in shares if place is not None and home_of(s) == place and len(s.cores) < s.size]
         # neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0
         near.sort(key=lambda s: (s.home.node is None, s.home.node))
-        start = 0
-        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], len(found)), strict=True):
-            share.cores += found[start : start + count]
-            start += count
-        left += found[start:]
-    return sorted(left)
+        there = sum(len(group) for group in found.values())
+        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], there), strict=True):
+            share.cores += _take(found, count)
+    return sorted(core for found in here.values() for group in found.values() for core in group)
+
+
+def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
+    """Take so many cores out of groups with a cache each: from the smallest that has all, else whole ones first."""
+    out: list[int] = []
+    while len(out) < count:
+        need = count - len(out)
+        enough = [k for k, group in groups.items() if len(group) >= need]
+        key = min(enough, key=lambda k: len(groups[k])) if enough else max(groups, key=lambda k: len(groups[k]))
+        out += groups[key][:need]
+        del groups[key][:need]
+    return out
 
 
 def _even(wanted: Sequence[int], there: int) -> list[int]:

@@ -85,7 +85,7 @@ class Ports:
     def passed_over(self, gpu: Gpu, chosen: Nic) -> tuple[str, ...]:
         """Say which nearer ports the worker of ``gpu`` does not use, and why."""
         limit = self.distance(gpu, chosen)
-        near = sorted((self.distance(gpu, n), self.all.index(n)) for n in self.all if n.kind in FABRICS)
+        near = sorted((self.distance(gpu, n), i) for i, n in enumerate(self.all) if n.kind in FABRICS)
         nearer = [(d, self.all[i]) for d, i in near if d < limit]
         groups: dict[Why, list[tuple[Distance, Nic]]] = {}
         for d, nic in nearer:

@@ -93,17 +93,15 @@ def plan_workers(
     return tuple((rank, specs[i]) for i, rank in owners.items())
 
 
-def mask_warnings(
-    masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec], respect_launcher: bool = False
-) -> tuple[str, ...]:
-    """Say what a launcher's masks have done to the workers of one node.
+def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
+    """Say what people should know of one node's plan before the workers start.
 
     ``srun --cpu-bind=cores`` and Open MPI's default tie each rank to cores of its own, which was not
     meant for the workers: what the node's ranks have together is shared out among them.
     """
     out = []
     together = CpuSet().union(*masks.values())
-    if len(set(masks.values())) > 1 and not respect_launcher:
+    if len(set(masks.values())) > 1 and not settings.respect_launcher:
         out.append(
             "the launcher tied each rank to cores of its own; the workers have all of these together, PUs "
             f"{CpuSet(together)} (--respect-launcher keeps each to its rank's)"
@@ -113,6 +111,8 @@ def mask_warnings(
             f"{len(shared)} workers share PUs {CpuSet(together)}: ask for more cores, or start the ranks without masks "
             "of their own (srun --cpu-bind=none, mpirun --bind-to none)"
         )
+    if settings.protocol == "ucx" and any(n.kind == "slingshot" for s in specs for n in s.binding.nics):
+        out.append("protocol='ucx' on Slingshot, for which UCX has no transport: it falls back to tcp; take 'tls'")
     return tuple(out)
 
 

@@ -72,7 +72,13 @@ def _topology(root: ET.Element) -> Topology:
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
         name=next((name for f in facts if (name := f.get("DMIProductName") or f.get("PlatformModel"))), "").strip(),
+        l3=tuple(sorted({_cpus(o) for o, _ in objects if _is_l3(o)} - {CpuSet()}, key=min)),
     )
+
+
+def _is_l3(node: ET.Element) -> bool:
+    # "Cache" with a depth until hwloc 1.11.
+    return node.get("type") == "L3Cache" or (node.get("type") == "Cache" and node.get("depth") == "3")
 
 
 def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[tuple[ET.Element, tuple[ET.Element, ...]]]:

@@ -17,6 +17,8 @@ from hpcgpu.topology import pci
 
 _PCI = "bus/pci/devices/"
 _CPU = re.compile(r"devices/system/cpu/cpu(\d+)/topology/physical_package_id")
+# index3 is the L3 of every CPU that has one: 0 and 1 are the L1's of data and instructions, 2 the L2.
+_L3 = re.compile(r"devices/system/cpu/cpu\d+/cache/index3/shared_cpu_list")
 _NODE = re.compile(r"devices/system/node/node(\d+)/cpulist")
 _PORT = re.compile(r"class/infiniband/([^/]+)/ports/(\d+)/state")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -49,6 +51,7 @@ def read(files: Mapping[str, str]) -> Topology:
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
         name=files.get("class/dmi/id/product_name", "").strip(),
+        l3=tuple(sorted({CpuSet.parse(t) for p, t in files.items() if _L3.fullmatch(p)}, key=min)),
     )
 
 
