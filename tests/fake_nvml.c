@@ -77,6 +77,21 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
     return INVALID;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device **out) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(devices[i].uuid, uuid) == 0) {
+            *out = &devices[i];
+            return devices[i].error;
+        }
+    return NOT_FOUND;
+}
+
+/* distributed's monitor asks for it; no use is told of a divided GPU or a slice */
+int nvmlDeviceGetUtilizationRates(Device *d, unsigned out[2]) {
+    out[0] = out[1] = 0;
+    return is_gpu(d) && !d->mig ? d->error : NOT_SUPPORTED;
+}
+
 static int text(const Device *d, char *out, unsigned size, const char *from) {
     snprintf(out, size, "%s", from);
     return d->error;
