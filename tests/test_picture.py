@@ -21,7 +21,7 @@ from hpcgpu.plan.picture import COLOURS, FADED, INK, render_svg
 from hpcgpu.plan.picture_facts import node_of
 from hpcgpu.plan.picture_layout import WIDTH, Picture, lay_out, walk
 from hpcgpu.plan.picture_parts import Box, Tile, text_width, wrap
-from hpcgpu.topology import hwloc_xml
+from hpcgpu.topology import document
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data" / "topology"
@@ -32,7 +32,7 @@ GIB = 2**30
 
 @cache
 def machine(name: str) -> Topology:
-    return hwloc_xml.read((DATA / f"{name}.xml").read_text())
+    return document.read((DATA / f"{name}.xml").read_text())
 
 
 def gpus_of(topology: Topology) -> tuple[Gpu, ...]:

@@ -7,7 +7,7 @@ the bottom up (what is near first, the surplus goes one level up) is optimal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,10 +23,11 @@ class CoreShares(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """NUMA node and package of a core or a worker; None where unknown."""
+    """NUMA node and package of a core or a worker, L3 cache of a core; None where unknown."""
 
     node: int | None
     package: int | None
+    cache: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -84,18 +85,23 @@ def split_cores(
     if len(homes) + reserved > len(cores):
         _refuse(f"a core for each of {len(homes)} workers", reserved, len(cores))
     packages = {n.os_index: n.package for n in topology.numa_nodes}
-    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
-    nodes = [node_of.get(min(c)) for c in cores]
-    places = [_Place(n, packages[n] if n is not None else None) for n in nodes]
+    places = _places(topology, cores, packages)
     shares = [_Share(_Place(h, packages[h]) if h in packages else _Place(None, None)) for h in homes]
     note = _set_sizes(shares, places, rule, reserved)
-    caches = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}
-    cache_of = [caches.get(min(c)) for c in cores]
     free = list(range(len(cores)))
-    free = _deal(free, shares, cache_of, lambda s: s.home.node, lambda i: places[i].node)
-    free = _deal(free, shares, cache_of, lambda s: s.home.package, lambda i: places[i].package)
-    _deal(free, shares, cache_of, lambda s: 0, lambda i: 0)
+    for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
+        free = _deal(free, shares, places, level)
     return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
+
+
+def _places(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Place]:
+    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
+    cache_of = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}
+    out = []
+    for core in cores:
+        node = node_of.get(min(core))
+        out.append(_Place(node, packages[node] if node is not None else None, cache_of.get(min(core))))
+    return out
 
 
 def _refuse(what: str, reserved: int, there: int) -> None:
@@ -151,7 +157,7 @@ def _set_even_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved
         package_left[share.home.package] -= smallest
 
     def cost(share: _Share) -> int:
-        node, package = share.home
+        node, package, _ = share.home
         return 2 if node is None else (node_left[node] <= 0) + (package_left[package] <= 0)
 
     waiting = list(shares)
@@ -166,16 +172,15 @@ def _set_even_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved
 def _deal(
     free: list[int],
     shares: Sequence[_Share],
-    cache_of: Sequence[int | None],
-    home_of: Callable[[_Share], Hashable],
-    place_of: Callable[[int], Hashable],
+    places: Sequence[_Place],
+    level: Callable[[_Place], Hashable],
 ) -> list[int]:
     """Give the free cores of each place to the shares at home there, up to its size each; return the rest."""
     here: dict[Hashable, dict[int | None, list[int]]] = {}
     for core in free:
-        here.setdefault(place_of(core), {}).setdefault(cache_of[core], []).append(core)
+        here.setdefault(level(places[core]), {}).setdefault(places[core].cache, []).append(core)
     for place, found in here.items():
-        near = [s for s in shares if place is not None and home_of(s) == place and len(s.cores) < s.size]
+        near = [s for s in shares if place is not None and level(s.home) == place and len(s.cores) < s.size]
         # neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0
         near.sort(key=lambda s: (s.home.node is None, s.home.node))
         there = sum(len(group) for group in found.values())
