@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from hpcgpu.spill.devices import Device
 from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
 from hpcgpu.spill.handle import Packed
+from hpcgpu.spill.ledger import Ledger
 from hpcgpu.spill.limits import bytes_of
-from hpcgpu.spill.policy import Candidate, victims
+from hpcgpu.spill.policy import victims
 from hpcgpu.spill.unit import TIERS, Buffer, ImmovableError, Unit
 from hpcgpu.units import format_bytes
 
@@ -28,8 +28,6 @@ _LOW = 0.95
 _PAUSE_S = 1.0
 # What was moved may be held for a moment longer by an event or by a task that has just ended.
 _FREED_S, _FREED_POLL_S = 1.0, 0.01
-# Moving less frees nothing that matters: numbers, and the skeletons of values whose arrays are on the device.
-_SMALL_BYTES = 1024
 # The part of the host tier that goes to disk when distributed asks for memory.
 _SQUEEZE = 0.1
 
@@ -55,25 +53,17 @@ class Moves:
         self._device_limit, self._devices = device_limit, list[Device]()
         self.device_limit_bytes, self.host_limit_bytes = 0, host_limit_bytes
         self.stopped = False
-        # in the order in which they were last used or came to the tier: OrderedDict, since a plain dict is
-        # quadratic at its old end (facts: 50,000 times the first of a dict 1.08 s, of an OrderedDict 0.013 s)
-        self._order: dict[str, OrderedDict[int, Unit]] = {tier: OrderedDict() for tier in TIERS}
-        self._bytes = dict.fromkeys(TIERS, 0)
-        self._spilled_bytes = self._squeeze_bytes = 0
+        self.ledger = Ledger()
+        self._squeeze_bytes = 0
         self._troubled_until: dict[str, float] = {}
         self._immovable: set[str] = set()
         names = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
         self.counters = {name: Count() for name in names}
 
     def tiers(self) -> dict[str, int]:
-        """Return the bytes in each tier."""
+        """Return the bytes in each tier; clean copies of what is in use above are not counted."""
         with self.lock:
-            return dict(self._bytes)
-
-    @property
-    def spilled_bytes(self) -> int:
-        """The bytes that are below the tier in which they are used."""
-        return self._spilled_bytes
+            return dict(self.ledger.bytes)
 
     def watch(self, device: Device) -> None:
         """Make room on a device when an allocation fails there; learn its size."""
@@ -88,26 +78,6 @@ class Moves:
             pressure.leave(device, self)
         self.disk.close()
 
-    def add(self, unit: Unit) -> None:
-        """Count a unit from now on; under the lock, as touch and forget."""
-        unit.counted = True
-        self._count(unit, unit.nbytes)
-        if unit.nbytes >= _SMALL_BYTES:
-            self._order[unit.tier][unit.name] = unit
-
-    def touch(self, unit: Unit, age: int) -> None:
-        """Note that a unit is used."""
-        unit.age = age
-        if unit.name in self._order[unit.tier]:
-            self._order[unit.tier].move_to_end(unit.name)
-
-    def forget(self, unit: Unit) -> None:
-        """Count a unit no more that no key names; its bytes go when nobody refers to it any more."""
-        if unit.counted:
-            unit.counted = False
-            self._count(unit, -unit.nbytes)
-            self._order[unit.tier].pop(unit.name, None)
-
     def is_due(self) -> bool:
         """Tell whether there is something to do for the mover."""
         return self.disk.has_waste or self.is_over()
@@ -119,15 +89,21 @@ class Moves:
     def squeeze(self) -> None:
         """Let more host memory go to disk, a part of what is there at a time."""
         with self.lock:
-            self._squeeze_bytes = int(self._bytes["host"] * _SQUEEZE) or self._bytes["host"]
+            there = self.ledger.bytes["host"] + self.ledger.copy_bytes
+            self._squeeze_bytes = int(there * _SQUEEZE) or there
 
     def relieve(self) -> bool:
         """Move down what is above the limits; return whether anything moved."""
         self.disk.empty_bin()
         squeeze, self._squeeze_bytes = self._squeeze_bytes, 0
         moved = self._evict("device", self._need("device")) if not self._is_troubled("device") else 0
-        if not self._is_troubled("host"):
-            moved += self._evict("host", max(self._need("host"), squeeze))
+        need = max(self._need("host"), squeeze)
+        if need > 0:
+            with self.lock:
+                freed = self.ledger.drop_copies(need)
+            moved += freed
+            if not self._is_troubled("host"):
+                moved += self._evict("host", need - freed)
         return moved > 0
 
     def make_room(self, device: Device, need_bytes: int) -> bool:
@@ -149,7 +125,8 @@ class Moves:
                 below, above = unit.tier, TIERS[TIERS.index(unit.tier) - 1]
                 with self._counted(f"{below}_to_{above}", unit):
                     unit.up(self.disk)
-                self._moved(unit, above)
+                with self.lock:
+                    self.ledger.moved(unit, above)
 
     def packed(self, entry: Entry) -> Packed:
         """Return the bytes of a value that is pinned, for a peer; nothing goes through the device."""
@@ -162,14 +139,10 @@ class Moves:
         places = tuple((buffers.index(buffer), i) for buffer, i in entry.places)
         return Packed(entry.rest.value, places, tuple(out))
 
-    def _count(self, unit: Unit, nbytes: int) -> None:
-        self._bytes[unit.tier] += nbytes
-        if unit.tier != unit.top:
-            self._spilled_bytes += nbytes
-
     def _over(self, tier: str, part: float) -> int:
         limit = self.device_limit_bytes if tier == "device" else self.host_limit_bytes
-        return self._bytes[tier] - int(limit * part) if limit else 0
+        there = self.ledger.bytes[tier] + (self.ledger.copy_bytes if tier == "host" else 0)
+        return there - int(limit * part) if limit else 0
 
     def _need(self, tier: str) -> int:
         return self._over(tier, _LOW) if self._over(tier, 1.0) > 0 else 0
@@ -177,15 +150,11 @@ class Moves:
     def _is_troubled(self, tier: str) -> bool:
         return time.monotonic() < self._troubled_until.get(tier, 0.0)
 
-    def _candidates(self, tier: str, device: Device | None) -> Iterator[Candidate]:
-        for unit in self._order[tier].values():
-            if device is None or (isinstance(unit, Buffer) and unit.device is device):
-                yield Candidate(unit.name, unit.age, unit.nbytes, unit.pins > 0)
-
     def _evict(self, tier: str, need_bytes: int, device: Device | None = None) -> int:
         """Move units down, the longest unused first; return the bytes."""
         with self.lock:  # victims looks at no more candidates than it needs: a million of them would hold the lock long
-            chosen = [self._order[tier][c.name] for c in victims(self._candidates(tier, device), need_bytes)]
+            found = victims(self.ledger.candidates(tier, device), need_bytes)
+            chosen = [self.ledger.unit(tier, c.name) for c in found]
         moved = 0
         for unit in chosen:
             moved += self._move_down(unit, tier)
@@ -198,10 +167,16 @@ class Moves:
             return 0
         try:
             with self.lock:
-                if unit.pins or unit.tier != tier or unit.name not in self._order[tier]:
+                if not self.ledger.is_movable(unit, tier):
                     return 0
                 for entry in unit.entries:
                     entry.value = ABSENT
+                # from now on nobody who is outside of a task gets the value itself, so that a copy stays what it is
+                clean = () if unit.volatile else unit.copies()
+                if clean:
+                    unit.let_go()
+                    self.ledger.moved(unit, clean[0])
+                    return unit.nbytes
             below = TIERS[TIERS.index(tier) + 1]
             try:
                 with self._counted(f"{tier}_to_{below}", unit):
@@ -212,25 +187,18 @@ class Moves:
             except Exception as e:  # a full disk, or whatever a device's library raises: the unit stays where it is
                 self._trouble(unit, tier, e)
                 return 0
-            self._moved(unit, below)
+            with self.lock:
+                self.ledger.moved(unit, below)
             if self._troubled_until.pop(tier, None) is not None:
                 logger.info("moving down from the %s tier works again", tier)
             return unit.nbytes
         finally:
             unit.lock.release()
 
-    def _moved(self, unit: Unit, target: str) -> None:
-        with self.lock:
-            counted = unit.counted  # if not, its last key was deleted meanwhile
-            self.forget(unit)
-            unit.tier = target
-            if counted:
-                self.add(unit)
-
     def _keep(self, unit: Unit, tier: str, why: ImmovableError) -> None:
         """Let a unit lie in its tier for good."""
         with self.lock:
-            self._order[tier].pop(unit.name, None)
+            self.ledger.keep(unit)
         if why.kind not in self._immovable:
             self._immovable.add(why.kind)
             logger.warning("a %s cannot be pickled; such values stay in memory: %s", why.kind, why)
@@ -246,8 +214,7 @@ class Moves:
             )
         self._troubled_until[tier] = time.monotonic() + _PAUSE_S
         with self.lock:
-            if unit.name in self._order[tier]:
-                self._order[tier].move_to_end(unit.name)
+            self.ledger.postpone(unit)
 
     @contextmanager
     def _counted(self, name: str, unit: Unit) -> Iterator[None]:

@@ -16,6 +16,10 @@ class Candidate(NamedTuple):
         When it was last touched; smaller is longer ago.
     pinned : bool
         A running task uses it.
+    needed : int
+        How soon a task needs it: 0 nobody known, 1 one that is ready, 2 one that runs.
+    clean : bool
+        A valid copy lies below: moving it costs nothing.
 
     """
 
@@ -23,6 +27,8 @@ class Candidate(NamedTuple):
     age: int
     nbytes: int
     pinned: bool = False
+    needed: int = 0
+    clean: bool = False
 
 
 def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:

@@ -114,13 +114,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def spilled_total(self) -> Spilled:
         """What distributed shows as spilled; with 0 in ``disk`` it would show nothing (facts/spill.md 3.6)."""
-        below = self.moves.spilled_bytes
+        below = self.moves.ledger.spilled_bytes
         return Spilled(below, below)
 
     @property
     def fast(self) -> bool:
         """Whether there is something in host memory that could go to disk, for distributed's memory monitor."""
-        return self.tiers["host"] > 0
+        return self.tiers["host"] + self.moves.ledger.copy_bytes > 0
 
     def evict(self) -> int:
         """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later."""
@@ -183,9 +183,12 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         with self._lock:
             entry = self._entries[key]
             self._touch(entry)
+            reader = _reader.get()
+            if not reader:  # an actor, a client in a task, get_worker().data: who reads so may keep it, and write to it
+                for unit in entry.units():
+                    unit.volatile = True
             if entry.value is not ABSENT:
                 return entry.value
-        reader = _reader.get()
         return Handle(self, entry, key, reader.to_worker) if reader else self.restore(entry, key)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
@@ -266,7 +269,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def _touch(self, entry: Entry) -> None:
         self._clock += 1
         for unit in entry.units():
-            self.moves.touch(unit, self._clock)
+            self.moves.ledger.touch(unit, self._clock)
 
     def _name(self, entry: Entry) -> None:
         entry.keys += 1
@@ -275,7 +278,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         for unit in entry.units():
             unit.entries.add(entry)
             if not unit.counted:
-                self.moves.add(unit)
+                self.moves.ledger.add(unit)
 
     def _drop(self, entry: Entry) -> None:
         entry.keys -= 1
@@ -284,4 +287,4 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         for unit in entry.units():
             unit.entries.discard(entry)
             if not unit.entries:
-                self.moves.forget(unit)
+                self.moves.ledger.forget(unit)

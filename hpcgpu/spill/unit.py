@@ -45,6 +45,10 @@ class Unit(ABC):
         The values that it is a part of, as far as keys name them.
     counted : bool
         Whether there is one.
+    volatile : bool
+        User code has it and may write to it at any time: copies of it that lie below are worth nothing.
+    waiting, running : int
+        How many tasks that are ready, and that run, need it.
 
     """
 
@@ -53,18 +57,30 @@ class Unit(ABC):
     def __init__(self, tier: str, nbytes: int) -> None:
         self.name = next(_NAMES)
         self.tier, self.nbytes = tier, nbytes
-        self.age = self.pins = 0
+        self.age = self.pins = self.waiting = self.running = 0
         self.entries: set[Entry] = set()
         self.lock = threading.Lock()
-        self.counted = False
+        self.counted = self.volatile = False
+
+    @abstractmethod
+    def copies(self) -> tuple[str, ...]:
+        """Return the tiers below its own in which a copy of it lies, the upper one first."""
+
+    @abstractmethod
+    def drop_copy(self, tier: str) -> None:
+        """Give up the copy in a tier."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Give up what lies in its own tier: a copy is below."""
 
     @abstractmethod
     def down(self, disk: Disk) -> None:
-        """Move one tier down; on an error it stays where it is."""
+        """Copy it one tier down, and give up what lies in its own; on an error it stays where it is."""
 
     @abstractmethod
     def up(self, disk: Disk) -> None:
-        """Move one tier up; on an error it stays where it is."""
+        """Copy it one tier up; what is below stays as a copy. On an error it stays where it is."""
 
 
 class Buffer(Unit):
@@ -88,40 +104,59 @@ class Buffer(Unit):
         return buffer
 
     def position_of(self, array: Any) -> int:  # noqa: ANN401
-        """Return which of the arrays this one is; a new one is taken up."""
+        """Return which of the arrays this one is; a new one is taken up, of which no copy tells how it lies."""
         position = self._positions.setdefault(id(array), len(self.arrays))
         if position == len(self.arrays):
             self.arrays.append(array)
+            self._packed = self._stored = None
         return position
 
     def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
         """Return its bytes on the host and how the arrays lie in them, wherever it is; it does not move."""
-        if self._packed is not None:
-            return self._packed
-        if self._stored is not None:
-            return disk.read(self._stored[0])[0], self._stored[1]
+        if self.tier != "device" or not self.volatile:
+            if self._packed is not None:
+                return self._packed
+            if self._stored is not None:
+                return disk.read(self._stored[0])[0], self._stored[1]
         return self.device.pack(self.arrays)
+
+    def copies(self) -> tuple[str, ...]:
+        """Return where copies lie."""
+        host = self.tier == "device" and self._packed is not None
+        disk = self.tier != "disk" and self._stored is not None
+        return ("host",) * host + ("disk",) * disk
+
+    def drop_copy(self, tier: str) -> None:
+        """Give up the copy in host memory or on disk."""
+        if tier == "host":
+            self._packed = None
+        else:
+            self._stored = None
+
+    def let_go(self) -> None:
+        """Give up the arrays, or the bytes in host memory."""
+        if self.tier == "device":
+            self.arrays, self._positions = [], {}
+        else:
+            self._packed = None
 
     def down(self, disk: Disk) -> None:
         """Device to host, or host to disk."""
         if self.tier == "device":
             self._packed = self.device.pack(self.arrays)
-            self.arrays, self._positions = [], {}
         elif self._packed is not None:
             root, views = self._packed
             self._stored = (disk.write([root.data]), views)
-            self._packed = None
+        self.let_go()
 
     def up(self, disk: Disk) -> None:
         """Disk to host, or host to device."""
-        if self._stored is not None:
+        if self.tier == "disk" and self._stored is not None:
             stored, views = self._stored
             self._packed = (disk.read(stored)[0], views)
-            self._stored = None
-        elif self._packed is not None:
+        elif self.tier == "host" and self._packed is not None:
             self.arrays = self.device.unpack(*self._packed)
             self._positions = {id(array): i for i, array in enumerate(self.arrays)}
-            self._packed = None
 
 
 class Rest(Unit):
@@ -133,6 +168,19 @@ class Rest(Unit):
         super().__init__("host", nbytes)
         self.value = value
         self._stored: Stored | None = None
+
+    def copies(self) -> tuple[str, ...]:
+        """Return where copies lie."""
+        return ("disk",) if self.tier == "host" and self._stored is not None else ()
+
+    def drop_copy(self, tier: str) -> None:
+        """Give up the copy on disk."""
+        del tier
+        self._stored = None
+
+    def let_go(self) -> None:
+        """Give up the value."""
+        self.value = None
 
     def down(self, disk: Disk) -> None:
         """Host to disk."""
@@ -147,7 +195,7 @@ class Rest(Unit):
         except Exception as e:
             raise ImmovableError(self.value, e) from e
         self._stored = disk.write(frames)
-        self.value = None
+        self.let_go()
 
     def up(self, disk: Disk) -> None:
         """Disk to host."""
@@ -159,4 +207,3 @@ class Rest(Unit):
                 raise
             except Exception as e:  # whatever a user's class raises
                 raise SpillError(f"it cannot be unpickled: {e!r}") from e
-            self._stored = None
