@@ -236,4 +236,5 @@ def _nodes_of_the_job() -> dict[str, dict[str, Any]]:
     if done.returncode != 0:
         raise LaunchError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}")
     found = [_read_described(line, "a node's answer") for line in done.stdout.splitlines() if line.startswith("{")]
-    return {node["machine"]["host"]: node for node in found}
+    by_host = {node["machine"]["host"]: node for node in found}
+    return {host: by_host[host] for host in sorted(by_host)}  # they answer in any order
