@@ -20,6 +20,7 @@ from hpcgpu.spill.handle import Handle, keep_packed
 
 logger = logging.getLogger("distributed.worker.memory")
 _HAND_OVER_S = 10.0
+_SOON, _RUNNING = ("ready", "constrained"), ("executing", "long-running")
 _LOST = "hpcgpu-spilled-data-lost"
 
 
@@ -70,11 +71,15 @@ class Unspilling(WorkerPlugin):
         worker.data.on_fault = self._on_fault
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:  # noqa: ANN401
-        """Called by distributed before a task runs."""
-        if finish == "executing":
+        """Called by distributed when a task gets ready, before it runs, and when it is over."""
+        if finish in _SOON or finish in _RUNNING:
             task = self.worker.state.tasks[key]
-            if type(task.run_spec) is not Unspill:
+            needs = [d.key for d in task.dependencies]
+            self.worker.data.expect(key, needs, task.priority, running=finish in _RUNNING)
+            if finish == "executing" and type(task.run_spec) is not Unspill:
                 task.run_spec = Unspill(task.run_spec, self.worker.data)
+        elif start in _SOON or start in _RUNNING:
+            self.worker.data.expect_no_more(key)
 
     def teardown(self, worker: Worker) -> None:
         """Called by distributed when the worker closes: nobody else closes the store."""

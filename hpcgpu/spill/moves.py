@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from hpcgpu.errors import SpillError
 from hpcgpu.spill import pressure
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
+from hpcgpu.spill.foresight import Foresight
 from hpcgpu.spill.handle import Packed
 from hpcgpu.spill.ledger import Ledger
 from hpcgpu.spill.limits import bytes_of
@@ -53,7 +55,7 @@ class Moves:
         self._device_limit, self._devices = device_limit, list[Device]()
         self.device_limit_bytes, self.host_limit_bytes = 0, host_limit_bytes
         self.stopped = False
-        self.ledger = Ledger()
+        self.ledger, self.foresight = Ledger(), Foresight()
         self._squeeze_bytes = 0
         self._troubled_until: dict[str, float] = {}
         self._immovable: set[str] = set()
@@ -93,7 +95,7 @@ class Moves:
             self._squeeze_bytes = int(there * _SQUEEZE) or there
 
     def relieve(self) -> bool:
-        """Move down what is above the limits; return whether anything moved."""
+        """Move down what is above the limits, else up what is needed next; return whether anything moved."""
         self.disk.empty_bin()
         squeeze, self._squeeze_bytes = self._squeeze_bytes, 0
         moved = self._evict("device", self._need("device")) if not self._is_troubled("device") else 0
@@ -104,7 +106,24 @@ class Moves:
             moved += freed
             if not self._is_troubled("host"):
                 moved += self._evict("host", need - freed)
-        return moved > 0
+        if moved:
+            return True
+        with self.lock:
+            wanted = self.foresight.wanted()
+        return self.fetch(wanted)
+
+    def fetch(self, wanted: list[Unit]) -> bool:
+        """Bring up the first of these for which there is room without moving anything else; return whether one was."""
+        for unit in wanted:
+            if unit.pins or self._over(unit.top, _LOW) + unit.nbytes > 0:
+                continue  # whoever pins it brings it up
+            try:
+                self.bring_up(unit)
+            except (OSError, MemoryError, SpillError) as e:
+                logger.debug("fetching ahead failed, the task that needs it will say so: %s", e)
+                return False
+            return True
+        return False
 
     def make_room(self, device: Device, need_bytes: int) -> bool:
         """Move from a device what can be, for an allocation that has failed; in the thread that allocates."""

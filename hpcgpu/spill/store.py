@@ -12,8 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import ConfigError, SpillError
@@ -24,19 +23,11 @@ from hpcgpu.spill.handle import Handle, Packed
 from hpcgpu.spill.limits import read_limit
 from hpcgpu.spill.mover import Mover
 from hpcgpu.spill.moves import Count, Moves
+from hpcgpu.spill.reading import Reader, reader, reading
 from hpcgpu.spill.unit import Unit
 
 # distributed.yaml, worker.memory.target: the part of memory_limit that the host tier may fill
 _TARGET = 0.6
-
-
-class _Reader(NamedTuple):
-    """Who reads in this context: one that takes handles, and whether it sends them to a worker."""
-
-    to_worker: bool
-
-
-_reader: ContextVar[_Reader | None] = ContextVar("hpcgpu-reader", default=None)
 
 
 class Spilled(NamedTuple):
@@ -128,6 +119,32 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._mover.wake()
         return -1
 
+    def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:  # noqa: ANN401
+        """Note that a task needs these keys: they go down last, and are brought up before it starts, if there is room.
+
+        Parameters
+        ----------
+        task : hashable
+            The task's key.
+        keys : iterable
+            Those that this store does not have are passed over.
+        priority : tuple
+            Of the task; the smallest is the next to run.
+        running : bool
+            False: the task is ready and waits for a thread.
+
+        """
+        with self._lock:
+            units = [u for k in keys if k in self._entries for u in self._entries[k].units()]
+            self.moves.foresight.expect(task, units, priority, running)
+        if any(u.tier != u.top for u in units):
+            self._mover.wake()
+
+    def expect_no_more(self, task: Any) -> None:  # noqa: ANN401
+        """Note that a task is over, or does not run here."""
+        with self._lock:
+            self.moves.foresight.forget(task)
+
     def settle(self, timeout_s: float = 60.0) -> bool:
         """Wait until no move is under way or due; return whether that came within ``timeout_s``."""
         return self._mover.settle(timeout_s)
@@ -138,8 +155,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._end()
         self.clear()
 
-    @contextmanager
-    def handing_out_handles(self, *, to_worker: bool = True) -> Iterator[None]:
+    def handing_out_handles(self, *, to_worker: bool = True) -> AbstractContextManager[None]:
         """Let reads in this context return a Handle for what is not up.
 
         Parameters
@@ -148,23 +164,15 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             Whether they are sent to a worker, whose store may keep them packed, and not to a client.
 
         """
-        token = _reader.set(_Reader(to_worker))
-        try:
-            yield
-        finally:
-            _reader.reset(token)
+        return reading(Reader(to_worker))
 
     @contextmanager
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
         """Keep the values of these keys where they are, and hand out real values, while a task runs on them."""
-        token = _reader.set(None)
         with self._lock:
             units = [u for k in keys if k in self._entries for u in self._entries[k].units()]
-        try:
-            with self._pinned(units):
-                yield
-        finally:
-            _reader.reset(token)
+        with reading(None), self._pinned(units):
+            yield
 
     def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
         with self._lock:
@@ -183,13 +191,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         with self._lock:
             entry = self._entries[key]
             self._touch(entry)
-            reader = _reader.get()
-            if not reader:  # an actor, a client in a task, get_worker().data: who reads so may keep it, and write to it
+            who = reader()
+            if not who:  # an actor, a client in a task, get_worker().data: who reads so may keep it, and write to it
                 for unit in entry.units():
                     unit.volatile = True
             if entry.value is not ABSENT:
                 return entry.value
-        return Handle(self, entry, key, reader.to_worker) if reader else self.restore(entry, key)
+        return Handle(self, entry, key, who.to_worker) if who else self.restore(entry, key)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
         with self._lock:
