@@ -11,6 +11,8 @@ _HOMES = {
     "PBSGPUCluster": "hpcgpu.deploy.batched",
     "SLURMGPUCluster": "hpcgpu.deploy.batched",
     "bindings": "hpcgpu.deploy.report",
+    "memory": "hpcgpu.deploy.memory",
+    "trim_memory": "hpcgpu.deploy.memory",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are strings of a literal dict

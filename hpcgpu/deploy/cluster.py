@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +21,9 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.contact import Contact
 from hpcgpu.deploy.job import Job
 from hpcgpu.deploy.lease import Holder
+from hpcgpu.deploy.memory import memory, trim_memory
 from hpcgpu.deploy.reach import reach
-from hpcgpu.deploy.report import Bindings, bindings
+from hpcgpu.deploy.report import bindings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.trust import security
 from hpcgpu.deploy.tunnel import Tunnel
@@ -120,12 +122,33 @@ class GPUCluster(Cluster):
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
-        return self.sync(self._bindings)
+        return self.sync(self._ask, bindings)
 
-    async def _bindings(self) -> Bindings:
+    def memory(self) -> Any:  # noqa: ANN401
+        """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
+
+        Returns
+        -------
+        hpcgpu.deploy.memory.Memory
+            It prints as a table; an awaitable of it where the cluster is asynchronous.
+
+        """
+        return self.sync(self._ask, memory)
+
+    def trim_memory(self) -> Any:  # noqa: ANN401
+        """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes given back, by worker; an awaitable of it where the cluster is asynchronous.
+
+        """
+        return self.sync(self._ask, trim_memory)
+
+    async def _ask(self, question: Callable[[Client], Any]) -> Any:  # noqa: ANN401
         async with Client(self, asynchronous=True, set_as_default=False) as client:
-            found: Bindings = await bindings(client)
-            return found
+            return await question(client)
 
     @property
     def dashboard_link(self) -> str:

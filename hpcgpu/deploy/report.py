@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed import Client, Worker
 
+from hpcgpu.errors import ConfigError
 from hpcgpu.host import bind
 from hpcgpu.model import ActualBinding, WorkerSpec
 from hpcgpu.plan import explain
@@ -76,6 +77,11 @@ def bindings(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an async
     Bindings
         An awaitable of it where the client is asynchronous.
 
+    Raises
+    ------
+    ConfigError
+        A worker was started by something else.
+
     """
     return client.sync(_bindings, client)
 
@@ -88,16 +94,22 @@ def workers(client: Client) -> tuple[WorkerFacts, ...]:
 
 async def _bindings(client: Client) -> Bindings:
     facts = await client.run(_facts)
-    return Bindings(tuple(sorted(facts.values(), key=lambda f: _by_number(f.spec.name))))
+    return Bindings(tuple(sorted(facts.values(), key=lambda f: by_number(f.spec.name))))
 
 
-def _by_number(name: str) -> tuple[str, int, str]:
+def by_number(name: str) -> tuple[str, int, str]:
+    """Return a key by which workers' names are sorted: those of a host by their numbers."""
     host, _, number = name.rpartition("-")
     return host, int(number) if number.isdigit() else 0, name
 
 
 def _facts(dask_worker: Worker) -> WorkerFacts:
-    store, spec = dask_worker.data, dask_worker.plugins["hpcgpu"].spec
+    store, spec = dask_worker.data, getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
+    if spec is None:
+        raise ConfigError(
+            f"worker {dask_worker.name} was not started by hpcgpu, so that nobody has planned its binding; "
+            "bindings() asks workers of SLURMGPUCluster, PBSGPUCluster, LocalGPUCluster and 'hpcgpu launch'"
+        )
     moved = {name: count.nbytes for name, count in store.counters.items()}
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
     return WorkerFacts(spec, replace(bind.read_binding(), env=env), dict(store.tiers), moved)

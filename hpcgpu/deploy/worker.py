@@ -17,7 +17,7 @@ from distributed import Worker
 from hpcgpu.deploy import compat, devices
 from hpcgpu.deploy.control import Control
 from hpcgpu.deploy.unspill import Unspilling
-from hpcgpu.host import bind
+from hpcgpu.host import allocator, bind
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill import GpuSpillBuffer
 
@@ -45,8 +45,11 @@ class WorkerStart:
 def main(start: WorkerStart, control: socket.socket) -> int:
     """Bind, then run the worker until told to stop; the entry of the forked process."""
     bind.bind(start.spec.binding)
+    threshold = os.environ.get(allocator.TRIM_THRESHOLD)
     os.environ.update(start.env)
     os.environ.update(start.spec.env)
+    if (wanted := os.environ.get(allocator.TRIM_THRESHOLD)) not in (None, threshold):
+        allocator.set_trim_threshold(wanted)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
     return asyncio.run(_serve(start, control))

@@ -22,20 +22,29 @@ _IMAGE_ENV = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _OURS = "HPCGPU_IMAGE_ENV"
+_PRELOAD = "LD_PRELOAD"
 
 
-def image_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add for a rank; what is set already stays as it is."""
+def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
+    """Return the variables to add for a rank; what is set already stays as it is.
+
+    ``preload`` is a library that ld.so is to load before all others, and before those that the user has preloaded.
+    """
     if _OURS in environ:
         return {}
     added = {name: value for name, value in _IMAGE_ENV.items() if name not in environ}
+    if preload:
+        added[_PRELOAD] = ":".join(filter(None, (preload, environ.get(_PRELOAD))))
     return {**added, _OURS: ",".join(added)}
 
 
 def user_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment as the user has it, without what :func:`image_env` added."""
     ours = {_OURS, *environ.get(_OURS, "").split(",")}
-    return {name: value for name, value in environ.items() if name not in ours}
+    theirs = {name: value for name, value in environ.items() if name not in ours}
+    if _PRELOAD in ours and (rest := environ.get(_PRELOAD, "").partition(":")[2]):
+        theirs[_PRELOAD] = rest
+    return theirs
 
 
 def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:

@@ -108,6 +108,12 @@ class Settings:
     death_timeout_s: float = option(60.0, "seconds", "how long ranks wait for each other", user_name="death_timeout")
     dashboard: bool = option(True, "flag", "the scheduler's dashboard, on loopback behind a secret")
     resources: Mapping[str, float] = option(MappingProxyType({}), "numbers", "Dask resources of each worker")
+    allocator: str = option(
+        "system",
+        "choice",
+        "what gives the workers host memory: the C library, or jemalloc where it is installed",
+        choices=("system", "jemalloc"),
+    )
     env: Mapping[str, str] = option(MappingProxyType({}), "environment", "environment of the workers")
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -1,0 +1,48 @@
+"""``dask worker --preload hpcgpu.deploy.preload``: the spill store in any distributed worker, moves off its event loop.
+
+The worker itself must have the store, which the command line of ``dask worker`` cannot say; a class can::
+
+    # spilling.py, where the workers' Python finds it
+    from distributed import Worker
+    from hpcgpu.spill import GpuSpillBuffer
+
+    class SpillingWorker(Worker):
+        def __init__(self, *args, **kwargs):
+            store = (GpuSpillBuffer, {"device_memory_limit": 0.8, "memory_limit": "8GB"})
+            super().__init__(*args, data=store, **kwargs)
+
+    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.preload
+
+A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from distributed import Worker
+
+from hpcgpu.deploy.unspill import Unspilling
+from hpcgpu.spill import GpuSpillBuffer
+
+_NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
+logger = logging.getLogger("distributed.worker.memory")
+
+
+async def dask_setup(worker: Worker) -> None:
+    """Called by distributed before the worker registers: install what moves data in tasks' threads.
+
+    Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read, which for a task's
+    arguments is the event loop: the worker answers nobody meanwhile.
+    """
+    if not isinstance(worker.data, GpuSpillBuffer):
+        logger.warning(
+            "hpcgpu.deploy.preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
+            "Worker(..., data=(hpcgpu.spill.GpuSpillBuffer, {'device_memory_limit': 0.8, 'memory_limit': '8GB'})), "
+            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.deploy.preload'))",
+            worker.name,
+            type(worker.data).__name__,
+        )
+    elif Unspilling.name not in worker.plugins:
+        await worker.plugin_add(plugin=Unspilling(_NO_PLAN), catch_errors=False)
