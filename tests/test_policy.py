@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[list[Candidate], int, list[int]]] = {
     "of one age the biggest": (twins(10, 30, 20), 35, [1, 0]),
     "of one age the smallest that is enough": (twins(100, 5, 20, 30), 15, [2]),
     "not a small one that a later one makes needless": ([unit(1, 1), unit(2, 100)], 50, [2]),
+    "of two of which one is needless the older": ([unit(1, 10), unit(2, 10), unit(3, 100, READY)], 105, [1, 3]),
     "an old one, however big": ([unit(1, 100), unit(2, 10)], 5, [1]),
     "of one size the oldest": ([unit(1, 10), unit(2, 5), unit(3, 10)], 21, [1, 3, 2]),
 }
