@@ -57,8 +57,8 @@ def timed(name: str, compute: Callable[[], Any]) -> float:
 
 def on_distributed(x: da.Array, workers: int) -> float:
     """Compute on distributed's own cluster; with TLS, as hpcgpu's."""
-    # dashboard_address: ":0" would look for a free port; None is no dashboard
-    settings = {"n_workers": workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    # ":0": any free port for the dashboard, as several clusters may run here
+    settings = {"n_workers": workers, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with LocalCluster(**settings, security=True) as cluster, Client(cluster):
         return timed(f"distributed, {workers}", x.mean().compute)
 
