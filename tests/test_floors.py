@@ -44,7 +44,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
 }
-DASK_GLUE = {("sim", "dask"), ("spill", "dask")}  # sim/dask.py, spill/dask.py: dask and distributed.protocol
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "proxy_dask")}  # dask and distributed.protocol
 AGENT_TOP = {"errors", "units", "model", "launch", "host", "agent"}
 
 
