@@ -13,9 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 
+import fake_nvml
 import numpy as np
 import pytest
+import ranks
 from distributed import Client, Scheduler, Worker
+from fake_nvml import FakeGpu
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -373,3 +376,23 @@ def test_the_log_alternates_and_misses_no_move(steps: list[tuple[int, int]]) -> 
         assert log.note(TIERS, counters(moves), last_move_s + 10) is not None
         lines.append((now_s, "spilling has ended"))
     assert len(lines) % 2 == 0
+
+
+# NVIDIA's devices
+
+NVIDIA_SCRIPT = """
+    import hpcgpu, json
+    with Client() as client:
+        for w in hpcgpu.memory(client).workers:
+            print(w.device_source, w.device_used_bytes, w.device_capacity_bytes >> 20, w.device_limit_bytes >> 20)
+        print(hpcgpu.memory(client).total.device_used_bytes)
+"""
+
+
+def test_nvml_says_what_is_used_where_no_pool_does(tmp_path: Path) -> None:
+    """The NVML is a fake, compiled here; nothing of its GPUs' memory is in use."""
+    gpus = [FakeGpu(f"0000:{bus}:00.0", f"GPU-{bus}", size_mib=1024) for bus in ("06", "16")]
+    (tmp_path / "nvml").mkdir()
+    env = fake_nvml.compiled(tmp_path / "nvml").environment(gpus)
+    done = ranks.run(ranks.script(tmp_path, NVIDIA_SCRIPT), options=(), env=env)
+    assert done.stdout.splitlines() == ["NVML 0 1024 819", "NVML 0 1024 819", "None"], done.stderr
