@@ -287,7 +287,7 @@ def test_calls_of_dask_cudas_documents() -> None:
         assert read_settings(read_local_cuda({"device_memory_limit": limit})[0]).device_memory_limit == expected
     assert read_settings(read_local_cuda({"protocol": "ucx"})[0]).protocol == "ucx"
     jit = read_local_cuda({"n_workers": 10, "device_memory_limit": "1GB", "jit_unspill": True})[0]
-    assert "later version" in fails(jit)
+    assert read_settings(jit).jit_unspill
     call = {"protocol": "tcp", "n_workers": 2, "CUDA_VISIBLE_DEVICES": "0,1", "device_memory_limit": 10**10}
     call |= {"local_directory": "/scratch/me"}
     assert read_settings(read_local_cuda(call)[0]).gpus_per_node == 2
@@ -300,7 +300,6 @@ def test_what_does_not_go_together() -> None:
     assert "without TLS" in fails({"protocol": "tls", "security": False})
     assert "tcp is not encrypted" in fails({"protocol": "tcp", "security": True})
     assert read_settings({"protocol": "ucx"}).protocol == "ucx"
-    assert "later version" in fails({"jit_unspill": True})
     assert "makes 4 on each node" in fails({"gpus": "sim:4", "gpus_per_node": 2})
     assert read_settings({"gpus": "sim:4", "gpus_per_node": 4}).gpus_per_node == 4
 
@@ -361,3 +360,12 @@ def test_a_section_of_the_dask_configuration_that_is_none(section: object) -> No
 def test_simulated_gpus() -> None:
     assert parse_simulated("sim:4x256MiB") == SimulatedGpus(4, 256 << 20)
     assert parse_simulated("sim:2").count == 2
+
+
+def test_jit_unspill_by_dask_cudas_variable() -> None:
+    for value, expected in (("1", True), ("True", True), ("0", False)):
+        found = read_settings({}, environ={"DASK_JIT_UNSPILL": value})
+        assert (found.jit_unspill, found.where("jit_unspill")) == (expected, "DASK_JIT_UNSPILL")
+    both = read_settings({}, environ={"DASK_JIT_UNSPILL": "1", "HPCGPU_JIT_UNSPILL": "0"})
+    assert (both.jit_unspill, both.where("jit_unspill")) == (False, "HPCGPU_JIT_UNSPILL")
+    assert "DASK_JIT_UNSPILL" in fails({}, environ={"DASK_JIT_UNSPILL": "maybe"})

@@ -51,7 +51,7 @@ def values() -> st.SearchStrategy[dict[str, object]]:
         if f.metadata["kind"] == "choice"
         else BY_KIND[f.metadata["kind"]]
         for f in options()
-        if f.name not in ("jit_unspill", "security", "gpus_per_node")
+        if f.name not in ("security", "gpus_per_node")
     }
     return st.fixed_dictionaries({}, optional=one)
 

@@ -181,7 +181,6 @@ def test_ranks_that_fail_raise_with_the_log(own_home: Path) -> None:
         ({"device_memory_limit": 1.5}, "keyword device_memory_limit of LocalGPUCluster"),
         ({"device_memory_limit": -1}, "fraction"),
         ({"device_memory_limit": "5 Gigs"}, "5GB"),
-        ({"jit_unspill": True}, "later version"),
         ({"nodes": 0}, "whole number from 1"),
         ({"gpus": "sim:2", "n_workers": 3}, "leave gpus_per_node out"),
     ],

@@ -22,7 +22,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.policy import Candidate, victims
 from hpcgpu.spill.value import Slot, put_together, take_apart
 
 KIB = 1024
@@ -378,11 +377,6 @@ def test_limits(tmp_path: Path, gpu: SimGpu, value: Any, expected: int) -> None:
     store.close()
 
 
-def test_jit_unspill_is_for_later() -> None:
-    with pytest.raises(ConfigError, match="later"):
-        GpuSpillBuffer(jit_unspill=True)
-
-
 VALUES = st.recursive(
     st.integers() | st.text(max_size=3) | st.builds(lambda n: ("array", n), st.integers()),
     lambda inner: (
@@ -403,18 +397,3 @@ def test_apart_and_together_is_the_same(value: Any) -> None:
     rest, arrays = take_apart(value, is_array)
     assert put_together(rest, arrays) == value
     assert (rest is value) == (not arrays)
-
-
-CANDIDATES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=20)
-
-
-@given(CANDIDATES, st.integers(0, 500))
-def test_victims_are_the_oldest_and_of_equal_age_the_biggest(facts: list[tuple[int, int, bool]], need: int) -> None:
-    candidates = [Candidate(i, *f) for i, f in enumerate(sorted(facts, key=lambda f: f[0]))]
-    chosen = list(victims(candidates, need))
-    free = [c for c in candidates if not c.pinned]
-    assert not any(c.pinned for c in chosen)
-    assert sum(c.nbytes for c in chosen) >= min(need, sum(c.nbytes for c in free))
-    assert sum(c.nbytes for c in chosen[:-1]) < max(need, 1)
-    order = sorted(free, key=lambda c: (c.age, -c.nbytes))
-    assert [(c.age, c.nbytes) for c in chosen] == [(c.age, c.nbytes) for c in order[: len(chosen)]]

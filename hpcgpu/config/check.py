@@ -19,11 +19,6 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
     """
     _check_trust(settings)
     _check_gpus(settings, site)
-    if settings.jit_unspill:
-        raise ConfigError(
-            f"jit_unspill=True, set by {settings.where('jit_unspill')}: it comes with a later version of hpcgpu; "
-            "leave it out, and whole keys are spilled and restored"
-        )
 
 
 def check_submission(settings: Settings, site: Site | None) -> None:

@@ -25,6 +25,9 @@ BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
 Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
 
 
+_JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
+
+
 def read_settings(
     given: Mapping[str, object],
     *,
@@ -58,6 +61,7 @@ def read_settings(
     layers = [
         read_given(given, lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
         read_given(_from_environment(environ), lambda name: PREFIX + name.upper()),
+        read_given({"jit_unspill": environ.get(_JIT) or None}, lambda _: _JIT),
         _from_dask(_section(dask_config)),
     ]
     found: dict[str, tuple[Any, str]] = {}

@@ -61,7 +61,9 @@ def dask_section() -> Mapping[str, object]:
         return {}
     import dask.config
 
-    return dask.config.get("hpcgpu", {}) or {}
+    section = dask.config.get("hpcgpu", {}) or {}
+    jit = dask.config.get("jit-unspill", None)  # dask-cuda's name
+    return section if jit is None or not isinstance(section, dict) else {"jit_unspill": jit, **section}
 
 
 def _is_mentioned() -> bool:
@@ -72,7 +74,7 @@ def _is_mentioned() -> bool:
     homes += [f"{prefix}/etc/dask" for prefix in {sys.prefix, *python_site.PREFIXES}]
     for home in [Path(h).expanduser() for h in homes]:
         files = [home] if home.is_file() else [*home.glob("*.y*ml"), *home.glob("*.json")]
-        if any("hpcgpu" in path.read_text(errors="replace") for path in files):
+        if any(word in path.read_text(errors="replace") for path in files for word in ("hpcgpu", "jit-unspill")):
             return True
     return False
 

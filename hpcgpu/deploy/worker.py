@@ -79,7 +79,11 @@ async def make_worker(start: WorkerStart) -> Worker:
     spec = start.spec
     store = (
         GpuSpillBuffer,
-        {"device_memory_limit": spec.device_memory_limit_bytes, "memory_limit": spec.memory_limit_bytes},
+        {
+            "device_memory_limit": spec.device_memory_limit_bytes,
+            "memory_limit": spec.memory_limit_bytes,
+            "jit_unspill": spec.jit_unspill,
+        },
     )
     worker = compat.SilentWorker(
         **start.kwargs,

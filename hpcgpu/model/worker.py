@@ -74,6 +74,7 @@ class WorkerSpec:
     device_memory_limit_bytes: int = 0
     device_memory_bytes: int = 0
     simulated: bool = False
+    jit_unspill: bool = False
     local_directory: str = ""
     env: tuple[tuple[str, str], ...] = ()
     kept_env: tuple[str, ...] = ()

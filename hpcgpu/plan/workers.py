@@ -169,6 +169,7 @@ def _spec(
         device_memory_limit_bytes=plan_device_memory_limit_bytes(settings.device_memory_limit, size),
         device_memory_bytes=size,
         simulated=gpu.vendor == "simulated",
+        jit_unspill=settings.jit_unspill,
         local_directory=node.scratch,
         env=tuple(sorted(env.items())),
         kept_env=tuple(sorted(kept)),

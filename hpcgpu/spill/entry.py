@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcgpu.spill.unit import Buffer, Rest, Unit
+from hpcgpu.spill.unit import Rest, Unit
 from hpcgpu.spill.value import put_together
 
 ABSENT = object()
@@ -18,23 +18,29 @@ class Entry:
     ----------
     value : object
         The value itself while all its parts are up, else ABSENT.
-    places : list of (Buffer, int)
-        For each slot of the rest, the buffer and the array's position in it.
+    places : list of (Unit, int)
+        For each slot of the rest, the unit and the object's position in it.
+    lazy : bool
+        Its parts come up one by one, at first use (jit_unspill): the value that is handed out has proxies for them.
     keys : int
         How many keys name it.
 
     """
 
-    __slots__ = ("__weakref__", "keys", "places", "rest", "value")
+    __slots__ = ("__weakref__", "keys", "lazy", "places", "rest", "value")
 
-    def __init__(self, value: Any, rest: Rest, places: list[tuple[Buffer, int]]) -> None:  # noqa: ANN401
-        self.value, self.rest, self.places = value, rest, places
+    def __init__(self, value: Any, rest: Rest, places: list[tuple[Unit, int]], lazy: bool = False) -> None:  # noqa: ANN401
+        self.value, self.rest, self.places, self.lazy = value, rest, places, lazy
         self.keys = 0
 
     def units(self) -> Iterator[Unit]:
         """Yield the parts, each once."""
         yield self.rest
-        yield from dict.fromkeys(buffer for buffer, _ in self.places)
+        yield from dict.fromkeys(unit for unit, _ in self.places)
+
+    def used_units(self) -> Iterator[Unit]:
+        """Yield the parts that come up with the value."""
+        return iter((self.rest,)) if self.lazy else self.units()
 
     @property
     def nbytes(self) -> int:
@@ -42,5 +48,7 @@ class Entry:
         return sum(u.nbytes for u in self.units())
 
     def assemble(self) -> Any:  # noqa: ANN401
-        """Return the value from its parts, which are up."""
-        return put_together(self.rest.value, [buffer.arrays[i] for buffer, i in self.places])
+        """Return the value from its parts, which are up, or from their proxies; under the store's lock."""
+        if self.lazy:
+            return put_together(self.rest.value, [unit.parts[i].proxy() for unit, i in self.places])
+        return put_together(self.rest.value, [unit.object_at(i) for unit, i in self.places])

@@ -30,24 +30,21 @@ class Foresight:
         """Note what a task needs, in place of what was noted of it before."""
         self.forget(task)
         need = self._needs[task] = _Need(priority, running, tuple(units))
-        _count(need, 1)
+        for unit in need.units:
+            if running:
+                unit.running += 1
+            else:
+                unit.waiting[task] = priority
 
     def forget(self, task: Any) -> None:  # noqa: ANN401
         """A task needs nothing any more."""
         need = self._needs.pop(task, None)
-        if need is not None:
-            _count(need, -1)
+        for unit in need.units if need else ():
+            if unit.waiting.pop(task, None) is None:
+                unit.running -= 1
 
     def wanted(self) -> list[Unit]:
         """Return what the next ready tasks need and is not up."""
         ready = (n for n in self._needs.values() if not n.running)
         soon = heapq.nsmallest(_NEXT, ready, key=lambda n: n.priority)
         return [u for need in soon for u in need.units if u.tier != u.top and u.counted]
-
-
-def _count(need: _Need, step: int) -> None:
-    for unit in need.units:
-        if need.running:
-            unit.running += step
-        else:
-            unit.waiting += step

@@ -23,7 +23,7 @@ from hpcgpu.spill.value import put_together
 
 if TYPE_CHECKING:
     from hpcgpu.spill.entry import Entry
-    from hpcgpu.spill.store import GpuSpillBuffer
+    from hpcgpu.spill.keeper import Keeper
 
 
 class Handle:
@@ -32,10 +32,10 @@ class Handle:
     ``for_store`` says that, pickled, it goes to a worker, whose store may keep the bytes as they are.
     """
 
-    __slots__ = ("entry", "for_store", "key", "store")
+    __slots__ = ("entry", "for_store", "keeper", "key")
 
-    def __init__(self, store: GpuSpillBuffer, entry: Entry, key: Any, for_store: bool) -> None:  # noqa: ANN401
-        self.store, self.entry, self.key, self.for_store = store, entry, key, for_store
+    def __init__(self, keeper: Keeper, entry: Entry, key: Any, for_store: bool) -> None:  # noqa: ANN401
+        self.keeper, self.entry, self.key, self.for_store = keeper, entry, key, for_store
 
     @property
     def nbytes(self) -> int:
@@ -44,11 +44,11 @@ class Handle:
 
     def resolve(self) -> Any:  # noqa: ANN401
         """Return the value, brought up."""
-        return self.store.restore(self.entry, self.key)
+        return self.keeper.restore(self.entry, self.key)
 
     def packed(self) -> Packed:
         """Return the value's bytes for a peer; nothing goes through the device."""
-        return self.store.packed(self.entry, self.key)
+        return self.keeper.packed(self.entry, self.key)
 
     def __reduce__(self) -> tuple[Callable[[Packed, bool], Any], tuple[Packed, bool]]:
         return _arrive, (self.packed(), self.for_store)
@@ -61,17 +61,20 @@ class Packed:
     Attributes
     ----------
     rest : object
-        The value with slots in place of its arrays.
-    places : tuple of (int, int)
-        For each slot: which buffer, and which of its arrays.
+        The value with slots in place of its parts.
+    places : tuple of (int or None, int, type)
+        For each slot: which buffer, and which of its arrays; or None, and which of ``hosts``; and the part's type.
     buffers : tuple of (Device, ndarray, list)
         Device (in another process: the one there), bytes, and how the arrays lie in them.
+    hosts : tuple
+        Parts that are in host memory anyway.
 
     """
 
     rest: Any
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int | None, int, type], ...]
     buffers: tuple[tuple[Device, np.ndarray, list[Any]], ...]
+    hosts: tuple[Any, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +84,7 @@ class Packed:
     def unpack(self) -> Any:  # noqa: ANN401
         """Return the value, with its arrays on this process's device."""
         arrays = [device.unpack(root, views) for device, root, views in self.buffers]
-        return put_together(self.rest, [arrays[b][i] for b, i in self.places])
+        return put_together(self.rest, [self.hosts[i] if b is None else arrays[b][i] for b, i, _ in self.places])
 
 
 _keep = False

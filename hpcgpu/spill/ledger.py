@@ -6,11 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from hpcgpu.spill.devices import Device
-from hpcgpu.spill.policy import Candidate
+from hpcgpu.spill.policy import Candidate, victims_of
 from hpcgpu.spill.unit import TIERS, Buffer, Unit
 
 # Moving less frees nothing that matters: numbers, and the skeletons of values whose arrays are on the device.
 _SMALL_BYTES = 1024
+_Order = OrderedDict[int, Unit]
 
 
 class Ledger:
@@ -21,8 +22,10 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._order: dict[str, OrderedDict[int, Unit]] = {tier: OrderedDict() for tier in TIERS}
-        self._copies: OrderedDict[int, Unit] = OrderedDict()
+        # clean ones, of which a copy lies below, and the others
+        self._orders: dict[str, tuple[_Order, _Order]] = {tier: (OrderedDict(), OrderedDict()) for tier in TIERS}
+        self._places: dict[int, _Order] = {}
+        self._copies: _Order = OrderedDict()
         self.bytes = dict.fromkeys(TIERS, 0)
         self.spilled_bytes = self.copy_bytes = 0
 
@@ -31,7 +34,8 @@ class Ledger:
         unit.counted = True
         self._count(unit, unit.nbytes)
         if unit.nbytes >= _SMALL_BYTES:
-            self._order[unit.tier][unit.name] = unit
+            place = self._places[unit.name] = self._orders[unit.tier][not _is_clean(unit)]
+            place[unit.name] = unit
             if unit.tier == "device" and "host" in unit.copies():
                 self._copies[unit.name] = unit
                 self.copy_bytes += unit.nbytes
@@ -39,26 +43,27 @@ class Ledger:
     def touch(self, unit: Unit, age: int) -> None:
         """Note that a unit is used."""
         unit.age = age
-        for order in (self._order[unit.tier], self._copies):
-            if unit.name in order:
-                order.move_to_end(unit.name)
+        self.postpone(unit)
+        if unit.name in self._copies:
+            self._copies.move_to_end(unit.name)
 
     def postpone(self, unit: Unit) -> None:
         """Try others first next time."""
-        if unit.name in self._order[unit.tier]:
-            self._order[unit.tier].move_to_end(unit.name)
+        if unit.name in self._places:
+            self._places[unit.name].move_to_end(unit.name)
 
     def forget(self, unit: Unit) -> None:
         """Count a unit no more."""
         if unit.counted:
             unit.counted = False
             self._count(unit, -unit.nbytes)
-            self._order[unit.tier].pop(unit.name, None)
+            self.keep(unit)
             self._forget_copy(unit)
 
     def keep(self, unit: Unit) -> None:
         """Let a unit lie in its tier for good."""
-        self._order[unit.tier].pop(unit.name, None)
+        if unit.name in self._places:
+            del self._places.pop(unit.name)[unit.name]
 
     def moved(self, unit: Unit, tier: str) -> None:
         """Note where a unit lies now."""
@@ -70,19 +75,15 @@ class Ledger:
 
     def is_movable(self, unit: Unit, tier: str) -> bool:
         """Tell whether a unit is still there and may go."""
-        return not unit.pins and unit.tier == tier and unit.name in self._order[tier]
+        return not unit.pins and unit.tier == tier and unit.name in self._places
 
-    def candidates(self, tier: str, device: Device | None) -> Iterator[Candidate]:
-        """Yield what may go from a tier, or from one device, longest unused first."""
-        for unit in self._order[tier].values():
-            if device is None or (isinstance(unit, Buffer) and unit.device is device):
-                needed = 2 if unit.running else 1 if unit.waiting else 0
-                clean = not unit.volatile and bool(unit.copies())
-                yield Candidate(unit.name, unit.age, unit.nbytes, unit.pins > 0, needed, clean)
+    def choose(self, tier: str, need_bytes: int, device: Device | None = None) -> list[Unit]:
+        """Return what is to go from a tier, or from one device.
 
-    def unit(self, tier: str, name: int) -> Unit:
-        """Return the unit of a candidate."""
-        return self._order[tier][name]
+        The policy looks at no more than it needs: a million candidates would hold the lock long.
+        """
+        groups = [_candidates(order, device) for order in self._orders[tier]]
+        return [self._places[c.name][c.name] for c in victims_of(groups, need_bytes)]
 
     def drop_copies(self, need_bytes: int) -> int:
         """Give up clean copies in host memory, the longest unused first; return the bytes."""
@@ -107,3 +108,16 @@ class Ledger:
         self.bytes[unit.tier] += nbytes
         if unit.tier != unit.top:
             self.spilled_bytes += nbytes
+
+
+def _is_clean(unit: Unit) -> bool:
+    return not unit.volatile and bool(unit.copies())
+
+
+def _candidates(order: _Order, device: Device | None) -> Iterator[Candidate]:
+    """Yield what may go, longest unused first."""
+    for unit in order.values():
+        if device is None or (isinstance(unit, Buffer) and unit.device is device):
+            needed = 2 if unit.running else 1 if unit.waiting else 0
+            soonest = min(unit.waiting.values(), default=())
+            yield Candidate(unit.name, unit.age, unit.nbytes, unit.pins > 0, needed, _is_clean(unit), soonest)

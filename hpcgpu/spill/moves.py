@@ -18,7 +18,6 @@ from hpcgpu.spill.foresight import Foresight
 from hpcgpu.spill.handle import Packed
 from hpcgpu.spill.ledger import Ledger
 from hpcgpu.spill.limits import bytes_of
-from hpcgpu.spill.policy import victims
 from hpcgpu.spill.unit import TIERS, Buffer, ImmovableError, Unit
 from hpcgpu.units import format_bytes
 
@@ -149,14 +148,21 @@ class Moves:
 
     def packed(self, entry: Entry) -> Packed:
         """Return the bytes of a value that is pinned, for a peer; nothing goes through the device."""
-        buffers = [u for u in entry.units() if isinstance(u, Buffer)]
-        out = []
-        for buffer in buffers:
-            with buffer.lock:
-                out.append((buffer.device, *buffer.packed(self.disk)))
+        buffers, hosts, out = [], [], []
+        for unit in dict.fromkeys(unit for unit, _ in entry.places):
+            if isinstance(unit, Buffer):
+                buffers.append(unit)
+                with unit.lock:
+                    out.append((unit.device, *unit.packed(self.disk)))
+            else:
+                self.bring_up(unit)
+                hosts.append(unit)
         self.bring_up(entry.rest)
-        places = tuple((buffers.index(buffer), i) for buffer, i in entry.places)
-        return Packed(entry.rest.value, places, tuple(out))
+        places = [
+            (buffers.index(u), i, u.kinds[i]) if isinstance(u, Buffer) else (None, hosts.index(u), u.kinds[0])
+            for u, i in entry.places
+        ]
+        return Packed(entry.rest.value, tuple(places), tuple(out), tuple(u.object_at(0) for u in hosts))
 
     def _over(self, tier: str, part: float) -> int:
         limit = self.device_limit_bytes if tier == "device" else self.host_limit_bytes
@@ -171,9 +177,8 @@ class Moves:
 
     def _evict(self, tier: str, need_bytes: int, device: Device | None = None) -> int:
         """Move units down, the longest unused first; return the bytes."""
-        with self.lock:  # victims looks at no more candidates than it needs: a million of them would hold the lock long
-            found = victims(self.ledger.candidates(tier, device), need_bytes)
-            chosen = [self.ledger.unit(tier, c.name) for c in found]
+        with self.lock:
+            chosen = self.ledger.choose(tier, need_bytes, device)
         moved = 0
         for unit in chosen:
             moved += self._move_down(unit, tier)
@@ -189,7 +194,10 @@ class Moves:
                 if not self.ledger.is_movable(unit, tier):
                     return 0
                 for entry in unit.entries:
-                    entry.value = ABSENT
+                    if not entry.lazy or unit is entry.rest:
+                        entry.value = ABSENT
+                for part in unit.parts.values():
+                    part.let_go()
                 # from now on nobody who is outside of a task gets the value itself, so that a copy stays what it is
                 clean = () if unit.volatile else unit.copies()
                 if clean:

@@ -16,15 +16,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import ConfigError, SpillError
-from hpcgpu.spill.catalog import Catalog
 from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
 from hpcgpu.spill.handle import Handle, Packed
+from hpcgpu.spill.keeper import Keeper
 from hpcgpu.spill.limits import read_limit
 from hpcgpu.spill.mover import Mover
 from hpcgpu.spill.moves import Count, Moves
 from hpcgpu.spill.reading import Reader, reader, reading
-from hpcgpu.spill.unit import Unit
 
 # distributed.yaml, worker.memory.target: the part of memory_limit that the host tier may fill
 _TARGET = 0.6
@@ -51,14 +50,10 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     local_directory : str, optional
         Where the folder for the disk tier is made.
     jit_unspill : bool
-        Not yet: must be False.
+        Objects in a value (lists, dicts, dataclasses) move one by one, and come up at first use: whoever reads the
+        value gets proxies for them (:mod:`hpcgpu.spill.proxy`). False: a value comes up as a whole, and is real.
     worker_local_directory : str, optional
         Given by distributed, the worker's own folder: the default of ``local_directory``.
-
-    Attributes
-    ----------
-    on_fault : callable or None
-        Called with the error when a value cannot be read back, in the thread that reads.
 
     Raises
     ------
@@ -75,22 +70,27 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         jit_unspill: bool = False,
         worker_local_directory: str | None = None,
     ) -> None:
-        if jit_unspill:
-            raise ConfigError("jit_unspill=True comes with a later version; leave it out to spill whole values")
         device = read_limit("device_memory_limit", device_memory_limit)
         host = read_limit("memory_limit", memory_limit)
         if isinstance(host, float):
             raise ConfigError(f"memory_limit={memory_limit!r} must be a size for the store; allowed: bytes or '8GB'")
         self._lock = threading.RLock()
         self._entries: dict[Any, Entry] = {}
-        self._clock = 0
-        self.on_fault: Callable[[SpillError], None] | None = None
         self.disk = Disk(local_directory or worker_local_directory)
         self.moves = Moves(self._lock, device, int(host * _TARGET), self.disk)
-        self._catalog = Catalog(self.moves.watch)
         self._mover = Mover(self.moves)
+        self.keeper = Keeper(self._lock, self.moves, self._mover, jit_unspill)
         # also when the interpreter ends: a plain distributed Worker does not close its data
         self._end = weakref.finalize(self, self._mover.close, os.getpid())
+
+    @property
+    def on_fault(self) -> Callable[[SpillError], None] | None:
+        """What is called with the error when a value cannot be read back, in the thread that reads."""
+        return self.keeper.on_fault
+
+    @on_fault.setter
+    def on_fault(self, call: Callable[[SpillError], None] | None) -> None:
+        self.keeper.on_fault = call
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -135,7 +135,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
         """
         with self._lock:
-            units = [u for k in keys if k in self._entries for u in self._entries[k].units()]
+            units = [u for k in keys if k in self._entries for u in self._entries[k].used_units()]
             self.moves.foresight.expect(task, units, priority, running)
         if any(u.tier != u.top for u in units):
             self._mover.wake()
@@ -151,7 +151,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     def close(self) -> None:
         """Stop moving, forget everything, remove the folder."""
-        self.on_fault = None
+        self.keeper.on_fault = None
         self._end()
         self.clear()
 
@@ -170,8 +170,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
         """Keep the values of these keys where they are, and hand out real values, while a task runs on them."""
         with self._lock:
-            units = [u for k in keys if k in self._entries for u in self._entries[k].units()]
-        with reading(None), self._pinned(units):
+            units = [u for k in keys if k in self._entries for u in self._entries[k].used_units()]
+        with reading(None), self.keeper.pinned(units):
             yield
 
     def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
@@ -180,7 +180,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             self._name(entry)
             old = self._entries.pop(key, None)
             self._entries[key] = entry
-            self._touch(entry)
+            self.keeper.touch(entry.units())
             if old is not None:
                 self._drop(old)
             del old
@@ -190,14 +190,14 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
         with self._lock:
             entry = self._entries[key]
-            self._touch(entry)
+            self.keeper.touch(entry.used_units())
             who = reader()
             if not who:  # an actor, a client in a task, get_worker().data: who reads so may keep it, and write to it
-                for unit in entry.units():
+                for unit in entry.used_units():
                     unit.volatile = True
             if entry.value is not ABSENT:
                 return entry.value
-        return Handle(self, entry, key, who.to_worker) if who else self.restore(entry, key)
+        return Handle(self.keeper, entry, key, who.to_worker) if who else self.keeper.restore(entry, key)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
         with self._lock:
@@ -219,65 +219,12 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         for key in self:
             del self[key]
 
-    def restore(self, entry: Entry, key: Any) -> Any:  # noqa: ANN401
-        """Return the value of an entry, bringing up what is below; in the calling thread.
-
-        Raises
-        ------
-        SpillError
-            A part cannot be read back; the cause is attached.
-
-        """
-        units = list(entry.units())
-        with self._reporting(key), self._pinned(units):
-            for unit in units:
-                self.moves.bring_up(unit)
-            with self._lock:
-                if entry.value is ABSENT:
-                    entry.value = entry.assemble()
-                    self._catalog.note(entry)
-                return entry.value
-
-    def packed(self, entry: Entry, key: Any) -> Packed:  # noqa: ANN401
-        """Return the value of an entry as host bytes; raises as :meth:`restore`."""
-        with self._reporting(key), self._pinned(list(entry.units())):
-            return self.moves.packed(entry)
-
-    @contextmanager
-    def _reporting(self, key: Any) -> Iterator[None]:  # noqa: ANN401
-        try:
-            yield
-        except (OSError, SpillError) as e:
-            fault = SpillError(f"the value of {key!r} cannot be read back from disk: {e}")
-            if self.on_fault:
-                self.on_fault(fault)
-            raise fault from e
-
-    @contextmanager
-    def _pinned(self, units: list[Unit]) -> Iterator[None]:
-        with self._lock:
-            for unit in units:
-                unit.pins += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                for unit in units:
-                    unit.pins -= 1
-            if self.moves.is_due():
-                self._mover.wake()
-
     def _entry_of(self, value: Any) -> Entry:  # noqa: ANN401
-        if isinstance(value, Handle) and value.store is self:
+        if isinstance(value, Handle) and value.keeper is self.keeper:
             return value.entry
         if isinstance(value, Packed):
-            return self._catalog.entry_of_packed(value)
-        return self._catalog.entry_of(value)
-
-    def _touch(self, entry: Entry) -> None:
-        self._clock += 1
-        for unit in entry.units():
-            self.moves.ledger.touch(unit, self._clock)
+            return self.keeper.catalog.entry_of_packed(value)
+        return self.keeper.catalog.entry_of(value)
 
     def _name(self, entry: Entry) -> None:
         entry.keys += 1
@@ -296,3 +243,4 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             unit.entries.discard(entry)
             if not unit.entries:
                 self.moves.ledger.forget(unit)
+                unit.parts.clear()  # they refer to it: its bytes would wait for the garbage collector

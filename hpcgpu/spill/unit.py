@@ -17,6 +17,7 @@ from hpcgpu.spill.disk import Disk, Stored
 
 if TYPE_CHECKING:
     from hpcgpu.spill.entry import Entry
+    from hpcgpu.spill.part import Part
 
 _NAMES = itertools.count()
 TIERS = ("device", "host", "disk")
@@ -47,8 +48,14 @@ class Unit(ABC):
         Whether there is one.
     volatile : bool
         User code has it and may write to it at any time: copies of it that lie below are worth nothing.
-    waiting, running : int
-        How many tasks that are ready, and that run, need it.
+    waiting : dict
+        Priorities of the tasks that are ready and need it.
+    running : int
+        How many tasks that run need it.
+    kinds : dict of int to type
+        The types of its objects.
+    parts : dict of int to Part
+        Those of its objects that proxies stand for (jit_unspill).
 
     """
 
@@ -57,10 +64,17 @@ class Unit(ABC):
     def __init__(self, tier: str, nbytes: int) -> None:
         self.name = next(_NAMES)
         self.tier, self.nbytes = tier, nbytes
-        self.age = self.pins = self.waiting = self.running = 0
+        self.age = self.pins = self.running = 0
+        self.waiting: dict[Any, tuple[Any, ...]] = {}
         self.entries: set[Entry] = set()
         self.lock = threading.Lock()
         self.counted = self.volatile = False
+        self.kinds: dict[int, type] = {}
+        self.parts: dict[int, Part] = {}
+
+    @abstractmethod
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return an object of it, while it is up."""
 
     @abstractmethod
     def copies(self) -> tuple[str, ...]:
@@ -111,6 +125,10 @@ class Buffer(Unit):
             self._packed = self._stored = None
         return position
 
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return one of the arrays."""
+        return self.arrays[index]
+
     def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
         """Return its bytes on the host and how the arrays lie in them, wherever it is; it does not move."""
         if self.tier != "device" or not self.volatile:
@@ -160,7 +178,7 @@ class Buffer(Unit):
 
 
 class Rest(Unit):
-    """A value without its device arrays, in host memory or pickled on disk."""
+    """A value without its parts, or a part that is in host memory anyway; there or pickled on disk."""
 
     top = "host"
 
@@ -168,6 +186,11 @@ class Rest(Unit):
         super().__init__("host", nbytes)
         self.value = value
         self._stored: Stored | None = None
+
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return the value."""
+        del index
+        return self.value
 
     def copies(self) -> tuple[str, ...]:
         """Return where copies lie."""
