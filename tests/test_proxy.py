@@ -275,6 +275,21 @@ def test_every_write_reaches_the_stored_array(kind: str, write: Any) -> None:
     assert host(p).shape == expected.shape
 
 
+def test_what_is_put_in_is_no_proxy_unless_a_container_keeps_it() -> None:
+    class Compiled:
+        """Looks at types, as CuPy's arrays do."""
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            self.got = type(index), type(value)
+
+    p, q = Stored(Compiled()).proxy(), asproxy(np.ones(1))
+    p[q] = q
+    assert p.got == (np.ndarray, np.ndarray)
+    box = Stored([0]).proxy()
+    box[0] = q
+    assert box[0] is q
+
+
 def test_scatter_add_of_numpy() -> None:
     stored = Stored(np.zeros(3))
     np.add.at(stored.proxy(), [0, 0, 2], 1)
@@ -657,6 +672,7 @@ def test_masked_arrays_keep_their_own_functions() -> None:
     assert result.mask.tolist() == [False, True] * 2
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
 def test_data_frames_are_data_frames() -> None:
     stored = Stored(FRAME)
     p, q = stored.proxy(), Stored(FRAME).proxy()
@@ -667,11 +683,14 @@ def test_data_frames_are_data_frames() -> None:
     pd.testing.assert_series_equal(p.groupby("k").v.sum(), FRAME.groupby("k").v.sum())
     assert p[p["v"] > 1].shape == (3, 2)
     assert np.asarray(p).shape == (4, 2)
+    assert p.rename(columns={"v": "w"}).columns.tolist() == ["k", "w"]
     assert stored.dirtied == 0
+    p.query("k < 4", inplace=True)
+    assert stored.dirtied == 1
     p["w"] = p.v * 2
     p.loc[0, "v"] = 8.0
     p.pop("k")
-    assert stored.dirtied >= 3
+    assert stored.dirtied == 4
     assert stored.value().iloc[0].to_dict() == {"v": 8.0, "w": 2.0}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcgpu.spill.stub import BASE, HELD, Here, Source, State, Stub, defines, lifted, up
 from hpcgpu.spill.value import put_together, take_apart
-from hpcgpu.spill.writes import METHODS, PLACES, written
+from hpcgpu.spill.writes import FLAGGED, METHODS, PLACES, written
 
 
 class _Meta(type):
@@ -169,11 +169,7 @@ def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # noqa: 
     """Call a function with the objects of all proxies, kept up meanwhile."""
     _, targets = take_apart(written(function, args, kwargs), is_proxy)
     with ExitStack() as stack:
-
-        def found(proxy: Any) -> Any:  # noqa: ANN401
-            return _replaced(_enter(stack, proxy), found)
-
-        args, kwargs = _replaced((args, kwargs), found)
+        args, kwargs = _replaced((args, kwargs), lambda proxy: _enter(stack, proxy))
         try:
             result = function(*args, **kwargs)
         finally:
@@ -201,7 +197,7 @@ def _class_of(kind: type) -> type[Proxy]:
         special["__call__"] = lambda self, *args, **kwargs: self.__wrapped__(*args, **kwargs)
     if defines(kind, "__next__"):
         special["__next__"] = lambda self: next(self.__wrapped__)
-    for name in METHODS:
+    for name in METHODS | FLAGGED:
         if hasattr(kind, name) or defines(kind, "__getattr__"):  # SimArray's are not in its class
             special[name] = _writer(name)
     for name in PLACES:
@@ -221,7 +217,13 @@ def _writer(name: str) -> property:
         there = getattr(self.__wrapped__, name)
         if not callable(there):
             return there
-        return lambda *args, **kwargs: _write(self, lambda found: getattr(found, name)(*args, **kwargs))
+
+        def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if name in FLAGGED and not kwargs.get("inplace"):
+                return there(*args, **kwargs)
+            return _write(self, lambda found: getattr(found, name)(*args, **kwargs))
+
+        return method
 
     return property(look_up)
 

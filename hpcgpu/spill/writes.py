@@ -6,15 +6,20 @@ from typing import Any
 
 import numpy as np
 
-# Methods that write to their object, of arrays, lists, dicts, sets and data frames (there: with inplace=True).
+# Methods that write to their object, of arrays, lists, dicts, sets and data frames.
 METHODS = frozenset(
     """
     fill sort partition put itemset resize byteswap setfield setflags
     append extend insert pop remove reverse clear update setdefault popitem add discard
     difference_update intersection_update symmetric_difference_update
+    """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
+)
+# Methods of data frames that do with inplace=True.
+FLAGGED = frozenset(
+    """
     drop dropna fillna ffill bfill replace rename rename_axis reset_index set_index sort_values sort_index
     drop_duplicates query eval clip interpolate mask where
-    """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
+    """.split()  # noqa: SIM905
 )
 # What hands out a place to write to.
 PLACES = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "__dlpack__"})
