@@ -58,12 +58,15 @@ class LocalJob:
         Variables that the ranks get besides those of this process.
     folder : Path
         For the log.
+    preload : str
+        A library that the ranks preload.
 
     """
 
-    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str], folder: Path, preload: str = "") -> None:
         self.id = ""
         self.script = f"{shlex.join(argv)}\n"
+        self._preload = preload
         self._argv, self._environ, self._log = argv, environ, folder / "hpcgpu.log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -83,7 +86,7 @@ class LocalJob:
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment: they are to know nothing of a batch job that this process may be in."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)}
-        return {**own, **process.image_env(own), **self._environ}
+        return {**own, **process.image_env(own, self._preload), **self._environ}
 
     async def check(self) -> None:
         """Raise JobError when the ranks have ended."""

@@ -10,7 +10,7 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster import GPUCluster
 from hpcgpu.deploy.job import Job, LocalJob
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.deploy.start import local_argv
+from hpcgpu.deploy.start import local_argv, preload
 from hpcgpu.model import RunDocument
 
 
@@ -36,4 +36,4 @@ class LocalGPUCluster(GPUCluster):
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
         logs = Path(run.settings.log_directory or folder)
         logs.mkdir(parents=True, exist_ok=True)
-        return LocalJob(local_argv(run), self._environ, logs)
+        return LocalJob(local_argv(run), self._environ, logs, preload(run.settings))

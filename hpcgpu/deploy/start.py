@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcgpu.config import document
 from hpcgpu.deploy import settings
-from hpcgpu.host import gpus, process
+from hpcgpu.host import allocator, gpus, process
 from hpcgpu.host import run as programs
 from hpcgpu.launch import srun
 from hpcgpu.launch.environment import read_allocation
@@ -40,7 +40,7 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
     """
     wanted = settings.read(given, given_from)
     argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
-    process.execute(argv, {**os.environ, **process.image_env(os.environ)})
+    process.execute(argv, {**os.environ, **process.image_env(os.environ, preload(wanted.settings))})
 
 
 def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
@@ -54,6 +54,14 @@ def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]
     """
     wanted = settings.read(given, given_from)
     _execute(RunDocument(settings=wanted.settings, script=script))
+
+
+def preload(wanted: Settings) -> str:
+    """Return the library to preload for the allocator that is wanted; say on the first rank when there is none."""
+    library = allocator.find_jemalloc(os.environ) if wanted.allocator == "jemalloc" else ""
+    if wanted.allocator == "jemalloc" and not library and not read_allocation(os.environ).rank.rank:
+        print(f"hpcgpu: {allocator.NOT_FOUND}", file=sys.stderr, flush=True)
+    return library
 
 
 def launch_document(text: str) -> None:
@@ -81,7 +89,7 @@ def node_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _execute(run: RunDocument) -> None:
-    added = process.image_env(os.environ)
+    added = process.image_env(os.environ, preload(run.settings))
     launcher = _plan(agent_argv(run), run.settings, tuple(f"{k}={v}" for k, v in added.items()))
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     process.execute((program, *launcher.argv[1:]), {**os.environ, **added, **dict(launcher.env)})

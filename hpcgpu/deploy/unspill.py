@@ -14,7 +14,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from hpcgpu.deploy import compat
 from hpcgpu.errors import SpillError
 from hpcgpu.model import WorkerSpec
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill import GpuSpillBuffer, proxy_dask
 from hpcgpu.spill.dask import register
 from hpcgpu.spill.handle import Handle, keep_packed
 
@@ -66,6 +66,8 @@ class Unspilling(WorkerPlugin):
         """Called by distributed when the worker starts."""
         self.worker = worker
         register()
+        if worker.data.jit_unspill:
+            proxy_dask.register()
         keep_packed()
         compat.read_with_handles(worker, worker.data.handing_out_handles, self._lost)
         worker.data.on_fault = self._on_fault

@@ -83,6 +83,7 @@ async def make_worker(start: WorkerStart) -> Worker:
             "device_memory_limit": spec.device_memory_limit_bytes,
             "memory_limit": spec.memory_limit_bytes,
             "jit_unspill": spec.jit_unspill,
+            "target": dask.config.get("distributed.worker.memory.target") or 0,
         },
     )
     worker = compat.SilentWorker(

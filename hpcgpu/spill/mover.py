@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 
 from hpcgpu.spill.moves import Moves
+from hpcgpu.spill.spill_log import SpillLog
+
+logger = logging.getLogger("distributed.worker.memory")
 
 # Right after a value was set, tasks and events still hold it (facts: a mover that looks once moves nothing).
 _RETRY_S = 0.05
@@ -16,7 +21,7 @@ class Mover:
     """A thread that sleeps until a tier is above its limit."""
 
     def __init__(self, moves: Moves) -> None:
-        self._moves = moves
+        self._moves, self._log = moves, SpillLog()
         self._due = threading.Condition()
         self._wanted, self._idle = False, True
         self._thread = threading.Thread(target=self._run, name="hpcgpu-mover", daemon=True)
@@ -46,13 +51,19 @@ class Mover:
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
 
+    def _note(self) -> None:
+        if line := self._log.note(self._moves.tiers(), self._moves.counters, time.monotonic()):
+            logger.info(line)
+
     def _run(self) -> None:
         while True:
             with self._due:
-                self._due.wait_for(lambda: self._wanted, _RETRY_S if self._moves.is_over() else None)
+                wait_s = _RETRY_S if self._moves.is_over() else self._log.wait_s(time.monotonic())
+                self._due.wait_for(lambda: self._wanted, wait_s)
                 self._wanted, self._idle = False, False
             while not self._moves.stopped and self._moves.relieve():
-                continue
+                self._note()
+            self._note()
             with self._due:
                 self._idle = True
                 self._due.notify_all()

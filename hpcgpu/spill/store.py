@@ -8,6 +8,8 @@ is above a limit. Reading brings back what was moved, in the thread that reads. 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -25,8 +27,12 @@ from hpcgpu.spill.mover import Mover
 from hpcgpu.spill.moves import Count, Moves
 from hpcgpu.spill.reading import Reader, reader, reading
 
-# distributed.yaml, worker.memory.target: the part of memory_limit that the host tier may fill
-_TARGET = 0.6
+logger = logging.getLogger("distributed.worker.memory")
+_HINT = (
+    "values are brought up on the event loop, and the worker answers nobody meanwhile: "
+    "--preload hpcgpu.deploy.preload makes moves asynchronous"
+)
+TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
 class Spilled(NamedTuple):
@@ -45,13 +51,15 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         Where moving from the device to the host begins: bytes, ``"5GB"``, a fraction of the device's memory,
         or 0 or None for never.
     memory_limit : int, str or None
-        Host memory of the worker; the store keeps below 0.6 of it (distributed's ``target``). None or 0:
+        Host memory of the worker; the store keeps below ``target`` of it. None or 0:
         nothing goes to disk, unless distributed asks for memory by :meth:`evict`.
     local_directory : str, optional
         Where the folder for the disk tier is made.
     jit_unspill : bool
         Objects in a value (lists, dicts, dataclasses) move one by one, and come up at first use: whoever reads the
         value gets proxies for them (:mod:`hpcgpu.spill.proxy`). False: a value comes up as a whole, and is real.
+    target : float
+        The part of ``memory_limit`` that the host tier may fill: distributed's ``worker.memory.target``. 0: no limit.
     worker_local_directory : str, optional
         Given by distributed, the worker's own folder: the default of ``local_directory``.
 
@@ -68,16 +76,18 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         memory_limit: int | str | None = None,
         local_directory: str | None = None,
         jit_unspill: bool = False,
+        target: float = TARGET,
         worker_local_directory: str | None = None,
     ) -> None:
         device = read_limit("device_memory_limit", device_memory_limit)
         host = read_limit("memory_limit", memory_limit)
         if isinstance(host, float):
             raise ConfigError(f"memory_limit={memory_limit!r} must be a size for the store; allowed: bytes or '8GB'")
+        self.jit_unspill, self._hinted = jit_unspill, False
         self._lock = threading.RLock()
         self._entries: dict[Any, Entry] = {}
         self.disk = Disk(local_directory or worker_local_directory)
-        self.moves = Moves(self._lock, device, int(host * _TARGET), self.disk)
+        self.moves = Moves(self._lock, device, int(host * target), self.disk)
         self._mover = Mover(self.moves)
         self.keeper = Keeper(self._lock, self.moves, self._mover, jit_unspill)
         # also when the interpreter ends: a plain distributed Worker does not close its data
@@ -197,7 +207,12 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                     unit.volatile = True
             if entry.value is not ABSENT:
                 return entry.value
-        return Handle(self.keeper, entry, key, who.to_worker) if who else self.keeper.restore(entry, key)
+        if who:
+            return Handle(self.keeper, entry, key, who.to_worker)
+        if not self._hinted and asyncio._get_running_loop() is not None:
+            self._hinted = True
+            logger.warning(_HINT)
+        return self.keeper.restore(entry, key)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
         with self._lock:
