@@ -396,3 +396,22 @@ def test_nvml_says_what_is_used_where_no_pool_does(tmp_path: Path) -> None:
     env = fake_nvml.compiled(tmp_path / "nvml").environment(gpus)
     done = ranks.run(ranks.script(tmp_path, NVIDIA_SCRIPT), options=(), env=env)
     assert done.stdout.splitlines() == ["NVML 0 1024 819", "NVML 0 1024 819", "None"], done.stderr
+
+
+# an option of the cluster
+
+
+def test_the_workers_of_a_cluster_have_jemalloc() -> None:
+    if not allocator.find_jemalloc(os.environ):
+        pytest.skip("no libjemalloc.so.2 here")
+    with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
+        assert cluster.memory().total.allocator.startswith("jemalloc 5.")
+
+
+def test_where_there_is_no_jemalloc_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(allocator, "find_jemalloc", lambda environ: "")  # a machine without it
+    with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
+        assert cluster.memory().total.allocator == "system"
+    assert capfd.readouterr().err.count("no libjemalloc.so.2 in ") == 1
