@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hpcgpu.errors import ConfigError
 from hpcgpu.spill import segments
 from hpcgpu.spill.disk import Disk, Stored
+from hpcgpu.spill.places import Mount, mount_of, notes
 from hpcgpu.spill.segments import SEGMENT_BYTES, Segments, advance, round_up
 from hpcgpu.spill.slabs import SMALLEST_BYTES, Slabs
 
@@ -399,3 +401,87 @@ def test_the_disk_reads_into_the_pool(tmp_path: Path) -> None:
     del large
     assert disk.read(stored)[1].ctypes.data == where
     disk.close()
+
+
+# ---- places
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+25 22 0:22 / /proc rw,nosuid shared:5 - proc proc rw
+30 22 0:27 / {tmp} rw shared:9 - autofs systemd-1 rw,fd=32
+31 30 0:51 / {tmp} rw,relatime shared:10 master:3 - {kind} {source} rw,vers=4.2
+32 31 0:60 / {tmp}/node\\040local rw - xfs /dev/nvme0n1 rw
+33 31 0:61 / {tmp}x rw - tmpfs none rw
+"""
+
+
+def mounts(folder: Path, kind: str, source: str = "server:/export") -> str:
+    return MOUNTS.format(tmp=folder, kind=kind, source=source)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph"])
+def test_a_network_file_system_is_named(tmp_path: Path, kind: str) -> None:
+    (said,) = notes(str(tmp_path / "not" / "there yet"), 0, mounts(tmp_path, kind))
+    assert said.startswith(
+        f"local_directory='{tmp_path}/not/there yet' is on a network file system ({kind}, server:/ex"
+    )
+    assert said.endswith("give a folder on a disk of this node")
+
+
+def test_fuse_is_named(tmp_path: Path) -> None:
+    (said,) = notes(str(tmp_path), 0, mounts(tmp_path, "fuse.sshfs"))
+    assert f"a program serves (fuse.sshfs on {tmp_path})" in said
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "fuseblk"])
+def test_nothing_is_said_of_a_disk(tmp_path: Path, kind: str) -> None:
+    assert notes(str(tmp_path), 1, mounts(tmp_path, kind)) == ()
+
+
+def test_the_innermost_mount_counts(tmp_path: Path) -> None:
+    local = tmp_path / "node local"
+    local.mkdir()
+    (tmp_path / "link").symlink_to(local)
+    text = mounts(tmp_path, "nfs4")
+    assert notes(str(local), 0, text) == notes(str(tmp_path / "link"), 0, text) == ()
+    assert len(notes(str(tmp_path / "node"), 0, text)) == 1
+    assert mount_of("/elsewhere", text) == Mount("/", "ext4", "/dev/vda1")
+    assert mount_of(f"{tmp_path}xy", text) == Mount("/", "ext4", "/dev/vda1")
+
+
+def test_lines_that_are_no_mounts_are_passed_over() -> None:
+    assert mount_of("/x", "") is None
+    assert mount_of("/x", "22 1 254:0 /\n - ext4\nnonsense\n") is None
+
+
+def test_shared_memory_is_memory() -> None:
+    (said,) = notes("/dev/shm")
+    assert said == (
+        "local_directory='/dev/shm' is in memory (tmpfs on /dev/shm): what is spilled there takes the memory that it "
+        "was to free; give a folder on a disk of this node"
+    )
+
+
+def test_too_little_room_is_said(tmp_path: Path) -> None:
+    (said,) = notes(str(tmp_path), 2**60, mounts(tmp_path, "ext4"))
+    assert " free, and 1024.0 PiB may be spilled there: what does not fit stays in host memory" in said
+    assert len(notes("/dev/shm", 2**60)) == 2
+
+
+def test_the_default_is_where_temporary_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (said,) = notes(None, 0, mounts(tmp_path, "lustre"))
+    assert said.startswith(f"local_directory='{tmp_path}' (TMPDIR) is on a network file system (lustre")
+
+
+def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"local_directory='.*/file/x' cannot hold the files .*/file is not a folder"):
+        notes(str(tmp_path / "file" / "x"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_an_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match=f"{tmp_path} may not be written to"):
+        notes(str(tmp_path / "x"))

@@ -1,7 +1,18 @@
-"""Host buffers that are used again: copying into new pages of memory is three to four times as slow."""
+"""Host buffers that are used again, since new pages of memory are slow.
+
+Reading from the page cache into arrays of which 64 MiB are kept, with the environment of distributed's nanny, GB/s:
+
+==========  =====  =====  =======
+array       8 MiB  1 MiB  256 KiB
+==========  =====  =====  =======
+np.empty    2.4    1.0    1.0
+the pool    11     7.7    4.2
+==========  =====  =====  =======
+"""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from collections import deque
@@ -118,5 +129,6 @@ def _map(size: int) -> np.ndarray:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as e:
         raise MemoryError(f"{size} bytes of host memory cannot be mapped: {e.strerror}") from e
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
