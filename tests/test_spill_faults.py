@@ -34,13 +34,13 @@ class FaultyGpu(SimGpu):
     go_on = threading.Event()
     waits = False
 
-    def pack(self, arrays: Any) -> Any:
+    def pack(self, arrays: Any, *more: Any) -> Any:
         if self.broken:
             raise RuntimeError("cudaErrorIllegalAddress")
         if self.waits:
             self.under_way.set()
             assert self.go_on.wait(20)
-        return super().pack(arrays)
+        return super().pack(arrays, *more)
 
     def unpack(self, root: Any, views: Any) -> Any:
         if self.broken:
@@ -369,7 +369,7 @@ def test_types_come_back_as_they_were(store: GpuSpillBuffer, gpu: FaultyGpu) -> 
 def test_files_that_nobody_needs_are_removed_soon(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
     assert store.settle(10)
-    assert len(list(store.disk.folder.iterdir())) > 10
+    assert len(list(store.disk.folder.iterdir())) > 1
     store.clear()
     assert store.settle(10)
     assert [p.name for p in store.disk.folder.iterdir()] == [".lock"]

@@ -98,7 +98,12 @@ async def _trim_memory(client: Client) -> dict[str, int]:
 
 async def _trim(dask_worker: Worker) -> tuple[str, int]:
     # in a thread, since it takes a moment for each GB: the worker must go on answering
-    return str(dask_worker.name), await asyncio.to_thread(allocator.trim)
+    def trim() -> int:
+        if isinstance(dask_worker.data, GpuSpillBuffer):
+            dask_worker.data.disk.trim()
+        return allocator.trim()
+
+    return str(dask_worker.name), await asyncio.to_thread(trim)
 
 
 def _facts(dask_worker: Worker) -> WorkerMemory:

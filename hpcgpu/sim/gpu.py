@@ -19,6 +19,8 @@ from hpcgpu.model.simulated import DEFAULT_BYTES
 if TYPE_CHECKING:
     from hpcgpu.sim.array import SimArray
 
+Empty = Callable[[int], np.ndarray]
+_EMPTY: Empty = functools.partial(np.empty, dtype=np.uint8)
 _COUNTER_BYTES = 8
 _NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of what CuPy has kernels for (cupy/_core/_dtype.pyx)
 
@@ -143,7 +145,7 @@ class SimGpu:
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes."""
         return id(array._allocation), array._allocation.nbytes
 
-    def pack(self, arrays: Sequence[SimArray]) -> tuple[np.ndarray, list[View]]:
+    def pack(self, arrays: Sequence[SimArray], empty: Empty = _EMPTY) -> tuple[np.ndarray, list[View]]:
         """Copy the one buffer that all the arrays share to the host, once; return it with how each lies in it."""
         root = _root(arrays[0]._host)
         raw = _bytes_of(root)
@@ -152,7 +154,7 @@ class SimGpu:
         for array in arrays:
             a = array._host
             views.append(View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0))
-        copy = np.empty(root.nbytes, np.uint8)
+        copy = empty(root.nbytes)
         np.copyto(copy, raw)
         self._count("d2h", root.nbytes)
         return copy, views

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.worker.memory")
 _BIG_BYTES = 1 << 16
+_ALIASED_BYTES = 1 << 10  # what is smaller may count twice
 _HOST_KINDS = {"ndarray": ("numpy",), "DataFrame": ("pandas",), "Series": ("pandas",), "Table": ("pyarrow",)}
 
 
@@ -55,7 +56,7 @@ class Catalog:
             logger.warning("the arrays in a %s cannot be taken out; they stay up", type(value), exc_info=True)
             rest, parts = value, []
         entry = self._entry(value, rest, [self._place(p) for p in parts])
-        if entry.value is not ABSENT:
+        if entry.value is not ABSENT and (parts or entry.rest.nbytes >= _ALIASED_BYTES):
             self._entries[id(value)] = entry
         return entry
 
@@ -66,7 +67,7 @@ class Catalog:
         places: list[tuple[Unit, int]] = []
         for b, i, kind in packed.places:
             place = (hosts[i], 0) if b is None else (buffers[b], i)
-            place[0].kinds[place[1]] = kind
+            place[0].note_kind(place[1], kind)
             places.append(place)
         for buffer in buffers:
             self._watch(buffer.device)
@@ -87,8 +88,7 @@ class Catalog:
         lazy = self._keeper is not None and bool(places) and type(rest) is not Slot
         if lazy and self._keeper is not None:
             for unit, i in places:
-                if i not in unit.parts:
-                    unit.parts[i] = Part(self._keeper, unit, i, unit.kinds[i], unit.nbytes)
+                unit.note_part(i, Part(self._keeper, unit, i, unit.kind_of(i), unit.nbytes))
         return Entry(ABSENT if lazy else value, Rest(rest, _size_of(rest)), places, lazy)
 
     def _is_part(self, x: Any) -> bool:  # noqa: ANN401
@@ -98,11 +98,11 @@ class Catalog:
         if self._keeper and is_proxy(x):
             source = source_of(x)
             if isinstance(source, Part) and source.keeper is self._keeper:
-                source.unit.parts.setdefault(source.index, source)  # it may have had no key for a while
+                source.unit.note_part(source.index, source)  # it may have had no key for a while
                 return source.unit, source.index
             x = unproxy(x)
         unit, position = self._place_on_device(x) if is_device_array(x) else (self._host_unit(x), 0)
-        unit.kinds[position] = type(x)
+        unit.note_kind(position, type(x))
         return unit, position
 
     def _host_unit(self, x: Any) -> Rest:  # noqa: ANN401
@@ -135,7 +135,13 @@ def _is_big(x: Any) -> bool:  # noqa: ANN401
     return kind.__module__.partition(".")[0] in _HOST_KINDS.get(kind.__name__, ()) and _size_of(x) >= _BIG_BYTES
 
 
-def _size_of(rest: Any) -> int:  # noqa: ANN401
-    from hpcgpu.spill.dask import size_of
+_size_by_dask: Callable[[Any], int] | None = None
 
-    return size_of(rest)
+
+def _size_of(rest: Any) -> int:  # noqa: ANN401
+    global _size_by_dask  # noqa: PLW0603 - dask is imported with the first value, not with the store
+    if _size_by_dask is None:
+        from hpcgpu.spill.dask import size_of
+
+        _size_by_dask = size_of
+    return _size_by_dask(rest)

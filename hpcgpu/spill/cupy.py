@@ -51,8 +51,11 @@ class CupyDevice:
         """Return address and size of the array's allocation."""
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
-    def pack(self, arrays: Sequence[Any]) -> tuple[np.ndarray, list[View]]:
-        """Copy the one allocation that all the arrays share to pinned host memory."""
+    def pack(
+        self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray] | None = None
+    ) -> tuple[np.ndarray, list[View]]:
+        """Copy the one allocation that all the arrays share to pinned host memory, of CuPy's own pool."""
+        del empty
         import cupy
 
         memory = arrays[0].data.mem

@@ -21,8 +21,11 @@ class Device(Protocol):
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes."""
 
-    def pack(self, arrays: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
-        """Copy the buffer that the arrays share to the host, once; return it with how each lies in it."""
+    def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
+        """Copy the buffer that the arrays share to the host, once; return it with how each lies in it.
+
+        ``empty`` gives room in host memory; a device that needs memory of a kind of its own does not use it.
+        """
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         """Copy a packed buffer to the device, once, and return its arrays."""

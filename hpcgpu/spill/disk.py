@@ -74,6 +74,16 @@ class Disk:
             raise
         return Stored(slot, sizes, self._bin)
 
+    def empty(self, nbytes: int) -> np.ndarray:
+        """Return room in host memory for a buffer."""
+        # np.empty and preadv let go of the GIL; bytearray(n) holds it while it clears the memory
+        return self._slabs.empty(nbytes) if self._slabs is not None else np.empty(nbytes, np.uint8)
+
+    def trim(self) -> None:
+        """Give memory that waits for the next buffer back to the system."""
+        if self._slabs is not None:
+            self._slabs.trim()
+
     @property
     def has_waste(self) -> bool:
         """Whether there is room that nothing refers to any more."""
@@ -86,9 +96,7 @@ class Disk:
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if they are not all there."""
-        # np.empty and preadv let go of the GIL; bytearray(n) holds it while it clears the memory
-        empty = self._slabs.empty if self._slabs is not None else _empty
-        out = [empty(size) for size in stored.sizes]
+        out = [self.empty(size) for size in stored.sizes]
         if stored.slot is not None:
             segments.read(stored.slot, [o.data for o in out])
         return out
@@ -104,7 +112,3 @@ class Disk:
                 yield self._bin.popleft()
             except IndexError:  # emptied by another thread
                 return
-
-
-def _empty(size: int) -> np.ndarray:
-    return np.empty(size, np.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from hpcgpu.spill.unit import Rest, Unit
@@ -27,20 +26,20 @@ class Entry:
 
     """
 
-    __slots__ = ("__weakref__", "keys", "lazy", "places", "rest", "value")
+    __slots__ = ("__weakref__", "_units", "keys", "lazy", "places", "rest", "value")
 
     def __init__(self, value: Any, rest: Rest, places: list[tuple[Unit, int]], lazy: bool = False) -> None:  # noqa: ANN401
         self.value, self.rest, self.places, self.lazy = value, rest, places, lazy
         self.keys = 0
+        self._units: tuple[Unit, ...] = (rest, *dict.fromkeys(unit for unit, _ in places)) if places else (rest,)
 
-    def units(self) -> Iterator[Unit]:
-        """Yield the parts, each once."""
-        yield self.rest
-        yield from dict.fromkeys(unit for unit, _ in self.places)
+    def units(self) -> tuple[Unit, ...]:
+        """Return the parts, each once."""
+        return self._units
 
-    def used_units(self) -> Iterator[Unit]:
-        """Yield the parts that come up with the value."""
-        return iter((self.rest,)) if self.lazy else self.units()
+    def used_units(self) -> tuple[Unit, ...]:
+        """Return the parts that come up with the value."""
+        return (self.rest,) if self.lazy else self._units
 
     @property
     def nbytes(self) -> int:
@@ -50,5 +49,5 @@ class Entry:
     def assemble(self) -> Any:  # noqa: ANN401
         """Return the value from its parts, which are up, or from their proxies; under the store's lock."""
         if self.lazy:
-            return put_together(self.rest.value, [unit.parts[i].proxy() for unit, i in self.places])
+            return put_together(self.rest.value, [(unit.parts or {})[i].proxy() for unit, i in self.places])
         return put_together(self.rest.value, [unit.object_at(i) for unit, i in self.places])

@@ -34,14 +34,17 @@ class Foresight:
             if running:
                 unit.running += 1
             else:
+                unit.waiting = unit.waiting or {}
                 unit.waiting[task] = priority
 
     def forget(self, task: Any) -> None:  # noqa: ANN401
         """A task needs nothing any more."""
         need = self._needs.pop(task, None)
         for unit in need.units if need else ():
-            if unit.waiting.pop(task, None) is None:
+            if need and need.running:
                 unit.running -= 1
+            elif unit.waiting:
+                unit.waiting.pop(task, None)
 
     def wanted(self) -> list[Unit]:
         """Return what the next ready tasks need and is not up."""

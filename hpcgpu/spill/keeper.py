@@ -67,7 +67,7 @@ class Keeper:
     def keeping_up(self, unit: Unit) -> Iterator[None]:
         """Keep a part of a value where it can be used, for its proxy; raises as :meth:`restore`."""
         with self.pinned([unit]):
-            self._bring_up([unit], f"a {next(iter(unit.kinds.values())).__name__}")
+            self._bring_up([unit], f"a {unit.kind_of(0).__name__}")
             with self._lock:
                 self.touch([unit])
                 if isinstance(unit, Buffer):

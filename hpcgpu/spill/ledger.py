@@ -77,12 +77,12 @@ class Ledger:
         """Tell whether a unit is still there and may go."""
         return not unit.pins and unit.tier == tier and unit.name in self._places
 
-    def choose(self, tier: str, need_bytes: int, device: Device | None = None) -> list[Unit]:
-        """Return what is to go from a tier, or from one device.
+    def choose(self, tier: str, need_bytes: int, below_bytes: float, device: Device | None = None) -> list[Unit]:
+        """Return what is to go from a tier, or from one device, of what is smaller than ``below_bytes``.
 
         The policy looks at no more than it needs: a million candidates would hold the lock long.
         """
-        groups = [_candidates(order, device) for order in self._orders[tier]]
+        groups = [_candidates(order, below_bytes, device) for order in self._orders[tier]]
         return [self._places[c.name][c.name] for c in victims_of(groups, need_bytes)]
 
     def drop_copies(self, need_bytes: int) -> int:
@@ -114,10 +114,11 @@ def _is_clean(unit: Unit) -> bool:
     return not unit.volatile and bool(unit.copies())
 
 
-def _candidates(order: _Order, device: Device | None) -> Iterator[Candidate]:
+def _candidates(order: _Order, below_bytes: float, device: Device | None) -> Iterator[Candidate]:
     """Yield what may go, longest unused first."""
     for unit in order.values():
-        if device is None or (isinstance(unit, Buffer) and unit.device is device):
+        here = device is None or (isinstance(unit, Buffer) and unit.device is device)
+        if here and unit.nbytes < below_bytes:
             needed = 2 if unit.running else 1 if unit.waiting else 0
-            soonest = min(unit.waiting.values(), default=())
+            soonest = min(unit.waiting.values()) if unit.waiting else ()
             yield Candidate(unit.name, unit.age, unit.nbytes, unit.pins > 0, needed, _is_clean(unit), soonest)

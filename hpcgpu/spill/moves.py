@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ class Moves:
         self.stopped = False
         self.ledger, self.foresight = Ledger(), Foresight()
         self._squeeze_bytes = 0
-        self._troubled_until: dict[str, float] = {}
+        self._trouble_in: dict[str, tuple[float, int]] = {}  # until when, and what was too big
         self._immovable: set[str] = set()
         names = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
         self.counters = {name: Count() for name in names}
@@ -97,14 +98,13 @@ class Moves:
         """Move down what is above the limits, else up what is needed next; return whether anything moved."""
         self.disk.empty_bin()
         squeeze, self._squeeze_bytes = self._squeeze_bytes, 0
-        moved = self._evict("device", self._need("device")) if not self._is_troubled("device") else 0
+        moved = self._evict("device", self._need("device"))
         need = max(self._need("host"), squeeze)
         if need > 0:
             with self.lock:
                 freed = self.ledger.drop_copies(need)
             moved += freed
-            if not self._is_troubled("host"):
-                moved += self._evict("host", need - freed)
+            moved += self._evict("host", need - freed)
         if moved:
             return True
         with self.lock:
@@ -159,7 +159,7 @@ class Moves:
                 hosts.append(unit)
         self.bring_up(entry.rest)
         places = [
-            (buffers.index(u), i, u.kinds[i]) if isinstance(u, Buffer) else (None, hosts.index(u), u.kinds[0])
+            (buffers.index(u), i, u.kind_of(i)) if isinstance(u, Buffer) else (None, hosts.index(u), u.kind_of(0))
             for u, i in entry.places
         ]
         return Packed(entry.rest.value, tuple(places), tuple(out), tuple(u.object_at(0) for u in hosts))
@@ -172,17 +172,23 @@ class Moves:
     def _need(self, tier: str) -> int:
         return self._over(tier, _LOW) if self._over(tier, 1.0) > 0 else 0
 
-    def _is_troubled(self, tier: str) -> bool:
-        return time.monotonic() < self._troubled_until.get(tier, 0.0)
+    def _smaller_than(self, tier: str) -> float:
+        """Return below which size moving down from a tier may work: a disk that is full for a big one has room left."""
+        until, nbytes = self._trouble_in.get(tier, (0.0, 0))
+        return nbytes if time.monotonic() < until else math.inf
 
     def _evict(self, tier: str, need_bytes: int, device: Device | None = None) -> int:
         """Move units down, the longest unused first; return the bytes."""
+        if need_bytes <= 0:
+            return 0
         with self.lock:
-            chosen = self.ledger.choose(tier, need_bytes, device)
+            chosen = self.ledger.choose(tier, need_bytes, self._smaller_than(tier), device)
         moved = 0
         for unit in chosen:
+            if unit.nbytes >= self._smaller_than(tier):
+                continue
             moved += self._move_down(unit, tier)
-            if self.stopped or self._is_troubled(tier):
+            if self.stopped:
                 break
         return moved
 
@@ -196,7 +202,7 @@ class Moves:
                 for entry in unit.entries:
                     if not entry.lazy or unit is entry.rest:
                         entry.value = ABSENT
-                for part in unit.parts.values():
+                for part in (unit.parts or {}).values():
                     part.let_go()
                 # from now on nobody who is outside of a task gets the value itself, so that a copy stays what it is
                 clean = () if unit.volatile else unit.copies()
@@ -216,7 +222,8 @@ class Moves:
                 return 0
             with self.lock:
                 self.ledger.moved(unit, below)
-            if self._troubled_until.pop(tier, None) is not None:
+            if tier in self._trouble_in and self._smaller_than(tier) == math.inf:
+                del self._trouble_in[tier]
                 logger.info("moving down from the %s tier works again", tier)
             return unit.nbytes
         finally:
@@ -232,14 +239,14 @@ class Moves:
 
     def _trouble(self, unit: Unit, tier: str, error: Exception) -> None:
         """Leave a unit where it is; others are tried first next time, and not at once."""
-        if tier not in self._troubled_until:
+        if tier not in self._trouble_in:
             logger.warning(
                 "%s stay in the %s tier, since they cannot be moved down: %s",
                 format_bytes(unit.nbytes),
                 tier,
                 error or repr(error),
             )
-        self._troubled_until[tier] = time.monotonic() + _PAUSE_S
+        self._trouble_in[tier] = time.monotonic() + _PAUSE_S, unit.nbytes
         with self.lock:
             self.ledger.postpone(unit)
 

@@ -26,12 +26,14 @@ from hpcgpu.spill.limits import read_limit
 from hpcgpu.spill.mover import Mover
 from hpcgpu.spill.moves import Count, Moves
 from hpcgpu.spill.reading import Reader, reader, reading
+from hpcgpu.spill.slabs import Slabs
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
     "values are brought up on the event loop, and the worker answers nobody meanwhile: "
     "--preload hpcgpu.deploy.preload makes moves asynchronous"
 )
+_SLABS_BYTES = 1 << 30  # where the host tier has no limit
 TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
@@ -86,8 +88,10 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self.jit_unspill, self._hinted = jit_unspill, False
         self._lock = threading.RLock()
         self._entries: dict[Any, Entry] = {}
-        self.disk = Disk(local_directory or worker_local_directory)
-        self.moves = Moves(self._lock, device, int(host * target), self.disk)
+        room = int(host * target)
+        # as much as the host tier may have: then buffers that wait to be used again never add to its limit
+        self.disk = Disk(local_directory or worker_local_directory, Slabs(room or _SLABS_BYTES))
+        self.moves = Moves(self._lock, device, room, self.disk)
         self._mover = Mover(self.moves)
         self.keeper = Keeper(self._lock, self.moves, self._mover, jit_unspill)
         # also when the interpreter ends: a plain distributed Worker does not close its data
@@ -125,6 +129,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     def evict(self) -> int:
         """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later."""
+        self.disk.trim()
         self.moves.squeeze()
         self._mover.wake()
         return -1
@@ -246,7 +251,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         if entry.keys > 1:
             return
         for unit in entry.units():
-            unit.entries.add(entry)
+            unit.entries += (entry,)
             if not unit.counted:
                 self.moves.ledger.add(unit)
 
@@ -255,7 +260,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         if entry.keys:
             return
         for unit in entry.units():
-            unit.entries.discard(entry)
+            unit.entries = tuple(e for e in unit.entries if e is not entry)
             if not unit.entries:
                 self.moves.ledger.forget(unit)
-                unit.parts.clear()  # they refer to it: its bytes would wait for the garbage collector
+                unit.parts = None  # they refer to it: its bytes would wait for the garbage collector

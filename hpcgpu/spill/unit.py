@@ -42,19 +42,19 @@ class Unit(ABC):
         Held while it moves or is read.
     pins : int
         How many use it now: it does not move down.
-    entries : set of Entry
+    entries : tuple of Entry
         The values that it is a part of, as far as keys name them.
     counted : bool
         Whether there is one.
     volatile : bool
         User code has it and may write to it at any time: copies of it that lie below are worth nothing.
-    waiting : dict
+    waiting : dict or None
         Priorities of the tasks that are ready and need it.
     running : int
         How many tasks that run need it.
-    kinds : dict of int to type
+    kinds : dict of int to type, or None
         The types of its objects.
-    parts : dict of int to Part
+    parts : dict of int to Part, or None
         Those of its objects that proxies stand for (jit_unspill).
 
     """
@@ -65,12 +65,29 @@ class Unit(ABC):
         self.name = next(_NAMES)
         self.tier, self.nbytes = tier, nbytes
         self.age = self.pins = self.running = 0
-        self.waiting: dict[Any, tuple[Any, ...]] = {}
-        self.entries: set[Entry] = set()
         self.lock = threading.Lock()
         self.counted = self.volatile = False
-        self.kinds: dict[int, type] = {}
-        self.parts: dict[int, Part] = {}
+        # made when the first comes: a million units with four containers each cost the garbage collector seconds
+        self.entries: tuple[Entry, ...] = ()
+        self.waiting: dict[Any, tuple[Any, ...]] | None = None
+        self.kinds: dict[int, type] | None = None
+        self.parts: dict[int, Part] | None = None
+
+    def kind_of(self, index: int) -> type:
+        """Return the type of an object of it."""
+        return self.kinds[index] if self.kinds else object
+
+    def note_kind(self, index: int, kind: type) -> None:
+        """Note the type of an object of it."""
+        if self.kinds is None:
+            self.kinds = {}
+        self.kinds[index] = kind
+
+    def note_part(self, index: int, part: Part) -> None:
+        """Note an object for which a proxy may stand; the first one stays."""
+        if self.parts is None:
+            self.parts = {}
+        self.parts.setdefault(index, part)
 
     @abstractmethod
     def object_at(self, index: int) -> Any:  # noqa: ANN401
@@ -136,7 +153,7 @@ class Buffer(Unit):
                 return self._packed
             if self._stored is not None:
                 return disk.read(self._stored[0])[0], self._stored[1]
-        return self.device.pack(self.arrays)
+        return self.device.pack(self.arrays, disk.empty)
 
     def copies(self) -> tuple[str, ...]:
         """Return where copies lie."""
@@ -161,7 +178,7 @@ class Buffer(Unit):
     def down(self, disk: Disk) -> None:
         """Device to host, or host to disk."""
         if self.tier == "device":
-            self._packed = self.device.pack(self.arrays)
+            self._packed = self.device.pack(self.arrays, disk.empty)
         elif self._packed is not None:
             root, views = self._packed
             self._stored = (disk.write([root.data]), views)

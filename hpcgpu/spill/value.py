@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 # Deeper containers are left as they are: who nests like this has not stored arrays but a tree.
 _DEPTH = 8
+_CONTAINERS = (list, tuple, dict)
 
 
 class Slot(NamedTuple):
@@ -23,6 +24,10 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
     Looks into lists, tuples, named tuples, dicts and dataclasses. A value without device arrays is returned as it is.
     """
     arrays: list[Any] = []
+    if not _is_container(value):  # nearly all values: it pays not to walk them
+        if not is_array(value):
+            return value, arrays
+        return Slot(0), [value]
     numbers: dict[int, int] = {}
 
     def out(x: Any) -> Slot | None:  # noqa: ANN401
@@ -40,6 +45,11 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
 def put_together(rest: Any, arrays: Sequence[Any]) -> Any:  # noqa: ANN401
     """Return the value that :func:`take_apart` took apart."""
     return _mapped(rest, lambda x: arrays[x.number] if type(x) is Slot else None, _DEPTH)
+
+
+def _is_container(x: Any) -> bool:  # noqa: ANN401
+    kind = type(x)
+    return kind in _CONTAINERS or issubclass(kind, tuple) or hasattr(kind, "__dataclass_fields__")
 
 
 def _mapped(x: Any, change: Callable[[Any], Any], depth: int) -> Any:  # noqa: ANN401
