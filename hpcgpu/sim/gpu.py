@@ -19,8 +19,6 @@ from hpcgpu.model.simulated import DEFAULT_BYTES
 if TYPE_CHECKING:
     from hpcgpu.sim.array import SimArray
 
-Empty = Callable[[int], np.ndarray]
-_EMPTY: Empty = functools.partial(np.empty, dtype=np.uint8)
 _COUNTER_BYTES = 8
 _NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of what CuPy has kernels for (cupy/_core/_dtype.pyx)
 
@@ -145,7 +143,7 @@ class SimGpu:
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes."""
         return id(array._allocation), array._allocation.nbytes
 
-    def pack(self, arrays: Sequence[SimArray], empty: Empty = _EMPTY) -> tuple[np.ndarray, list[View]]:
+    def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
         """Copy the one buffer that all the arrays share to the host, once; return it with how each lies in it."""
         root = _root(arrays[0]._host)
         raw = _bytes_of(root)
@@ -154,7 +152,7 @@ class SimGpu:
         for array in arrays:
             a = array._host
             views.append(View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0))
-        copy = empty(root.nbytes)
+        copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
         np.copyto(copy, raw)
         self._count("d2h", root.nbytes)
         return copy, views
