@@ -10,9 +10,11 @@ _HOMES = {
     "LocalGPUCluster": "hpcgpu.deploy.local",
     "PBSGPUCluster": "hpcgpu.deploy.batched",
     "SLURMGPUCluster": "hpcgpu.deploy.batched",
+    "asproxy": "hpcgpu.spill.proxy",
     "bindings": "hpcgpu.deploy.report",
     "memory": "hpcgpu.deploy.memory",
     "trim_memory": "hpcgpu.deploy.memory",
+    "unproxy": "hpcgpu.spill.proxy",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are strings of a literal dict

@@ -35,7 +35,6 @@ def script(tmp_path: Path) -> str:
         (["--nodes", "0"], "a whole number from 1"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
         (["--site", "nowhere"], "perlmutter, polaris, vista"),
-        (["--jit-unspill"], "later version"),
         (["--launcher", "ssh"], "none of srun, mpirun and fork"),
         (["--launcher", "srun", "--gpus", "sim:2"], "needs a Slurm job"),
     ],

@@ -116,7 +116,9 @@ DASK_CUDA: Mapping[str, Foreign] = MappingProxyType(
         "lifetime_stagger": Foreign(LIFETIME),
         "lifetime_restart": Foreign(LIFETIME, (False,)),
         "executor": Foreign("nthreads says how many threads a worker has"),
-        "config": Foreign("give env={'DASK_...': '...'} for the workers' configuration"),
+        "config": Foreign(
+            "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, ~/.config/dask"
+        ),
     }
 )
 FOREIGN: Mapping[str, Foreign] = MappingProxyType({**JOBQUEUE, **DASK_CUDA})

@@ -113,7 +113,7 @@ def _facts(dask_worker: Worker) -> WorkerMemory:
             f"worker {dask_worker.name} has a {type(store).__name__} for its data, which does not say what lies where; "
             "memory() asks workers of hpcgpu, or with data=(hpcgpu.spill.GpuSpillBuffer, {...})"
         )
-    tiers, spilled = store.tiers, store.spilled_total.memory
+    tiers, spilled = store.tiers, store.spilled_total.disk
     device = _device(dask_worker)
     return WorkerMemory(
         name=str(dask_worker.name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -46,7 +47,12 @@ def device_of(x: Any) -> Device | None:  # noqa: ANN401
 
 def is_device_array(x: Any) -> bool:  # noqa: ANN401
     """Tell whether an object lies in device memory."""
-    kind = type(x)
+    kind: type = type(x)
+    return _is_on_device(kind)
+
+
+@functools.lru_cache(256)
+def _is_on_device(kind: type) -> bool:
     return hasattr(kind, "__hpcgpu_device__") or _is_cupy(kind)
 
 

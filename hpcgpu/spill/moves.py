@@ -55,6 +55,7 @@ class Moves:
         self._device_limit, self._devices = device_limit, list[Device]()
         self.device_limit_bytes, self.host_limit_bytes = 0, host_limit_bytes
         self.stopped = False
+        self.rescues = 0
         self.ledger, self.foresight = Ledger(), Foresight()
         self._squeeze_bytes = 0
         self._trouble_in: dict[str, tuple[float, int]] = {}  # until when, and what was too big
@@ -134,6 +135,7 @@ class Moves:
                 if time.monotonic() > end:
                     return False
                 time.sleep(_FREED_POLL_S)
+        self.rescues += 1
         return True
 
     def bring_up(self, unit: Unit) -> None:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import ConfigError, SpillError
+from hpcgpu.spill import places
 from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
 from hpcgpu.spill.handle import Handle, Packed
@@ -38,7 +39,16 @@ TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
 class Spilled(NamedTuple):
-    """What distributed reports as spilled: the size in memory, and what lies below the tier in which it is used."""
+    """What distributed reports as spilled.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes of the values that are not in the process's memory: on the device, or on disk.
+    disk : int
+        Bytes below the tier in which they are used; with 0 the dashboard would show nothing (facts/spill.md 3.6).
+
+    """
 
     memory: int
     disk: int
@@ -89,6 +99,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._lock = threading.RLock()
         self._entries: dict[Any, Entry] = {}
         room = int(host * target)
+        for note in places.notes(local_directory or worker_local_directory):
+            logger.warning(note)
         # as much as the host tier may have: then buffers that wait to be used again never add to its limit
         self.disk = Disk(local_directory or worker_local_directory, Slabs(room or _SLABS_BYTES))
         self.moves = Moves(self._lock, device, room, self.disk)
@@ -117,10 +129,17 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return self.moves.counters
 
     @property
+    def rescues(self) -> int:
+        """How many allocations failed on the device and went well after room was made."""
+        return self.moves.rescues
+
+    @property
     def spilled_total(self) -> Spilled:
-        """What distributed shows as spilled; with 0 in ``disk`` it would show nothing (facts/spill.md 3.6)."""
-        below = self.moves.ledger.spilled_bytes
-        return Spilled(below, below)
+        """What distributed shows as spilled, and takes off what it believes to be in the process's memory."""
+        ledger = self.moves.ledger
+        with self._lock:
+            elsewhere = ledger.bytes["device"] + ledger.bytes["disk"] - ledger.copy_bytes
+            return Spilled(elsewhere, ledger.spilled_bytes)
 
     @property
     def fast(self) -> bool:

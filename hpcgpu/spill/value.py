@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
     Looks into lists, tuples, named tuples, dicts and dataclasses. A value without device arrays is returned as it is.
     """
     arrays: list[Any] = []
-    if not _is_container(value):  # nearly all values: it pays not to walk them
+    kind: type = type(value)
+    if not _is_container(kind):  # nearly all values: it pays not to walk them
         if not is_array(value):
             return value, arrays
         return Slot(0), [value]
@@ -47,8 +49,8 @@ def put_together(rest: Any, arrays: Sequence[Any]) -> Any:  # noqa: ANN401
     return _mapped(rest, lambda x: arrays[x.number] if type(x) is Slot else None, _DEPTH)
 
 
-def _is_container(x: Any) -> bool:  # noqa: ANN401
-    kind = type(x)
+@functools.lru_cache(256)
+def _is_container(kind: type) -> bool:
     return kind in _CONTAINERS or issubclass(kind, tuple) or hasattr(kind, "__dataclass_fields__")
 
 
