@@ -480,8 +480,25 @@ def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path) -> None:
         notes(str(tmp_path / "file" / "x"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_an_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(ConfigError, match=f"{tmp_path} may not be written to"):
-        notes(str(tmp_path / "x"))
+def test_a_folder_that_may_not_be_written_is_an_error() -> None:
+    """Root may write everywhere: a child that is nobody asks."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    reading, writing = os.pipe()
+    try:
+        folder.chmod(0o555)
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                notes(str(folder / "x"))
+            except ConfigError as e:
+                os.write(writing, str(e).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading) as pipe:
+            assert f"{folder} may not be written to" in pipe.read()
+        os.waitpid(child, 0)
+    finally:
+        folder.rmdir()
