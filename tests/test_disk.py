@@ -9,6 +9,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -497,7 +498,7 @@ def test_a_folder_that_may_not_be_written_is_an_error() -> None:
             finally:
                 os._exit(0)
         os.close(writing)
-        with open(reading) as pipe:
+        with os.fdopen(reading) as pipe:
             assert f"{folder} may not be written to" in pipe.read()
         os.waitpid(child, 0)
     finally:
