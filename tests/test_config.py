@@ -292,7 +292,10 @@ def test_calls_of_dask_cudas_documents() -> None:
     call |= {"local_directory": "/scratch/me"}
     assert read_settings(read_local_cuda(call)[0]).gpus_per_node == 2
     assert "dashboard=True or False" in fails(read_local_cuda(call | {"dashboard_address": ":8787"})[0])
-    assert "setting up RMM" in fails(read_local_cuda(call | {"rmm_pool_size": 10**10})[0])
+    rmm = {"rmm_pool_size": 10**10, "rmm_maximum_pool_size": 0.9, "rmm_allocator_external_lib_list": "cupy,torch"}
+    taken = read_settings(read_local_cuda(call | rmm)[0])
+    assert (taken.rmm_pool_size, taken.rmm_maximum_pool_size) == (10**10, 0.9)
+    assert taken.rmm_libraries == ("cupy", "torch")
 
 
 def test_what_does_not_go_together() -> None:

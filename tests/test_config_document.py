@@ -16,7 +16,7 @@ from hpcgpu.config import document
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.settings import CUDF, RMM, options, user_name
 
 # What a command line carries: no NUL, no half of a surrogate pair. Names and values of options are one line.
 WORD = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
@@ -44,6 +44,14 @@ BY_KIND: dict[str, st.SearchStrategy[object]] = {
 }
 
 
+TOGETHER: list[dict[str, object]] = [
+    {},
+    {"rmm_pool_size": 0.5, "rmm_maximum_pool_size": 0.9, "rmm_log_directory": "logs", "rmm_managed_memory": True},
+    {"rmm_async": True, "rmm_release_threshold": "1GB", "rmm_allocator_external_lib_list": ["cupy,torch"]},
+    {"enable_cudf_spill": True, "cudf_spill_stats": 2, "rmm_track_allocations": True},
+]
+
+
 def values() -> st.SearchStrategy[dict[str, object]]:
     """Any options with any values, but for those that are refused together."""
     one = {
@@ -51,9 +59,14 @@ def values() -> st.SearchStrategy[dict[str, object]]:
         if f.metadata["kind"] == "choice"
         else BY_KIND[f.metadata["kind"]]
         for f in options()
-        if f.name not in ("security", "gpus_per_node")
+        if f.name not in ("security", "gpus_per_node", *RMM, *CUDF)
     }
-    return st.fixed_dictionaries({}, optional=one)
+    with_rapids = st.builds(lambda a, b: a | b, _any_of(one, "gpus"), st.sampled_from(TOGETHER))
+    return _any_of(one) | with_rapids
+
+
+def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({}, optional={name: s for name, s in one.items() if name not in but})
 
 
 @example({}, "gang", ["\x7f\n\x1b\udc80"], "\x7f")

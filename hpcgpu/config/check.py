@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.settings import Settings, options, user_name
+from hpcgpu.model.settings import CUDF, RMM, Settings, options, user_name
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.site import Site
+
+LIBRARIES = ("cupy", "torch")  # those for which RMM has an allocator (rmm.allocators, 26.10), but for numba
 
 
 def check_settings(settings: Settings, site: Site | None = None) -> None:
@@ -19,6 +21,7 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
     """
     _check_trust(settings)
     _check_gpus(settings, site)
+    _check_rapids(settings)
 
 
 def check_submission(settings: Settings, site: Site | None) -> None:
@@ -77,3 +80,36 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
             f"{said}, but a node of {site.name} has {site.gpus_per_node}; "
             f"allowed: 1 to {site.gpus_per_node}, and more by nodes="
         )
+
+
+def _check_rapids(settings: Settings) -> None:
+    said = settings.said
+    wanted = [name for name in (*RMM, *CUDF) if getattr(settings, name)]
+    if wanted and settings.gpus is not None:
+        raise ConfigError(
+            f"{said(wanted[0])} with {said('gpus')}: simulated GPUs have neither RMM nor cuDF; leave one of the two out"
+        )
+    if settings.rmm_async and settings.rmm_managed_memory:
+        raise ConfigError(
+            f"{said('rmm_async')} with {said('rmm_managed_memory')}: CUDA's asynchronous allocator gives no managed "
+            "memory; leave one of the two out"
+        )
+    if settings.rmm_release_threshold and not settings.rmm_async:
+        raise ConfigError(f"{said('rmm_release_threshold')} is for rmm_async=True only; give it too, or leave it out")
+    if settings.rmm_maximum_pool_size and not (settings.rmm_pool_size or settings.rmm_async):
+        raise ConfigError(
+            f"{said('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or rmm_async=True too, or leave it out"
+        )
+    pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
+    # a fraction and bytes are compared where the GPU's size is known
+    if pool and most and type(pool) is type(most) and most < pool:
+        raise ConfigError(
+            f"{said('rmm_maximum_pool_size')} is less than {said('rmm_pool_size')}; allowed: as much, or more"
+        )
+    if unknown := [name for name in settings.rmm_libraries if name not in LIBRARIES]:
+        raise ConfigError(
+            f"{said('rmm_allocator_external_lib_list')}: RMM has no allocator for {unknown[0]!r}; "
+            f"allowed: {', '.join(LIBRARIES)}"
+        )
+    if settings.cudf_spill_stats and not settings.enable_cudf_spill:
+        raise ConfigError(f"{said('cudf_spill_stats')} without enable_cudf_spill=True; give both, or neither")

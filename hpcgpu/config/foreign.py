@@ -27,7 +27,6 @@ class Foreign:
 
 
 LATER = "comes with a later version of hpcgpu; leave it out"
-RMM = f"setting up RMM {LATER}, the workers take the allocator of their libraries"
 UCX = "UCX chooses its transports itself; leave it out, or give env={'UCX_TLS': '...'}"
 WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
 SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
@@ -37,7 +36,6 @@ DASHBOARD = "the dashboard is on loopback, on a free port behind a secret: dashb
 LIFETIME = "walltime says how long the job lives; retiring workers before its end " + LATER
 PRELOAD = "loading code into workers at start " + LATER + "; Client.register_plugin does it now"
 ARGUMENTS = "a worker's options are options of the cluster: nthreads, memory_limit, resources, local_directory, env"
-SPILL_CUDF = f"spilling inside cuDF {LATER}; device_memory_limit says where spilling begins"
 
 # dask-jobqueue 0.9 (facts/jobqueue.md 1.1, 1.2): a job of ours has many nodes and one worker per GPU.
 JOBQUEUE: Mapping[str, Foreign] = MappingProxyType(
@@ -75,22 +73,12 @@ DASK_CUDA: Mapping[str, Foreign] = MappingProxyType(
     {
         "CUDA_VISIBLE_DEVICES": Foreign("the batch system grants the GPUs: give gpus_per_node"),
         "default_statistics": Foreign(f"RMM's statistics {LATER}", (False,)),
-        "enable_cudf_spill": Foreign(SPILL_CUDF, (False,)),
-        "cudf_spill_stats": Foreign(SPILL_CUDF, (0,)),
         "data": Foreign("workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory"),
         "shared_filesystem": Foreign("spilled data goes to local_directory, which is never shared between workers"),
         "enable_tcp_over_ucx": Foreign(UCX),
         "enable_infiniband": Foreign(UCX),
         "enable_nvlink": Foreign(UCX),
         "enable_rdmacm": Foreign(UCX),
-        "rmm_pool_size": Foreign(RMM),
-        "rmm_maximum_pool_size": Foreign(RMM),
-        "rmm_managed_memory": Foreign(RMM, (False,)),
-        "rmm_async": Foreign(RMM, (False,)),
-        "rmm_allocator_external_lib_list": Foreign(RMM, ((), [])),
-        "rmm_release_threshold": Foreign(RMM),
-        "rmm_log_directory": Foreign(RMM),
-        "rmm_track_allocations": Foreign(RMM, (False,)),
         "log_spilling": Foreign("what is spilled is in the workers' metrics; leave it out", (False, True)),
         "worker_class": Foreign(WATCHED),
         "pre_import": Foreign(PRELOAD),

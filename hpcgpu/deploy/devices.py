@@ -36,7 +36,12 @@ def preload(simulated: bool) -> None:
 def open_device(spec: WorkerSpec) -> None:
     """Make the worker's GPU the current one of this process; called once, after binding."""
     if not spec.simulated:
-        return  # CUDA_VISIBLE_DEVICES names it first: it is device 0, opened by whoever uses it first
+        # CUDA_VISIBLE_DEVICES names it first: it is device 0, opened by whoever uses it first
+        if spec.rapids is not None:
+            from hpcgpu.deploy import rmm
+
+            rmm.set_up(spec.rapids)
+        return
     from hpcgpu import sim
     from hpcgpu.sim.dask import register
 

@@ -11,6 +11,19 @@ from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
+# Options that set up RMM and cuDF, with dask-cuda's names.
+RMM = (
+    "rmm_pool_size",
+    "rmm_maximum_pool_size",
+    "rmm_managed_memory",
+    "rmm_async",
+    "rmm_release_threshold",
+    "rmm_allocator_external_lib_list",
+    "rmm_log_directory",
+    "rmm_track_allocations",
+)
+CUDF = ("enable_cudf_spill", "cudf_spill_stats")
+
 
 def option(
     default: Any,  # noqa: ANN401 - the field's own annotation says the type
@@ -96,6 +109,24 @@ class Settings:
     jit_unspill: bool = option(
         False, "flag", "spill single objects, restore them at first use", aliases=("enable_jit_unspill",)
     )
+    rmm_pool_size: float | int | None = option(
+        None, "limit", "pool of the RAPIDS Memory Manager: bytes, or a fraction of the GPU's memory; 0 = none"
+    )
+    rmm_maximum_pool_size: float | int | None = option(
+        None, "limit", "size to which that pool may grow (with rmm_async: all that may be allocated)"
+    )
+    rmm_managed_memory: bool = option(False, "flag", "RMM takes managed (unified) memory")
+    rmm_async: bool = option(False, "flag", "RMM takes CUDA's asynchronous allocator")
+    rmm_release_threshold: float | int | None = option(
+        None, "limit", "size above which unused memory of rmm_async goes back to the GPU; 0 = it stays"
+    )
+    rmm_allocator_external_lib_list: tuple[str, ...] = option(
+        (), "texts", "libraries that allocate through RMM: cupy, torch", aliases=("set_rmm_allocator_for_libs",)
+    )
+    rmm_log_directory: str | None = option(None, "text", "folder for a log of each worker's allocations (slow)")
+    rmm_track_allocations: bool = option(False, "flag", "RMM counts what is allocated (slow)")
+    enable_cudf_spill: bool = option(False, "flag", "cuDF spills its own objects; the store leaves them alone")
+    cudf_spill_stats: int = option(0, "number", "level of cuDF's statistics of its spilling; 0 = none")
     local_directory: str | None = option(None, "text", "fast local folder for spilled data")
     protocol: str | None = option(None, "choice", "tls unless said otherwise", choices=("tcp", "tls", "ucx"))
     security: bool | None = option(None, "flag", "False turns TLS off")
@@ -116,6 +147,16 @@ class Settings:
     )
     env: Mapping[str, str] = option(MappingProxyType({}), "environment", "environment of the workers")
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def rmm_libraries(self) -> tuple[str, ...]:
+        """Libraries that are to allocate through RMM; dask-cuda also takes them as one text with commas."""
+        words = (word.strip() for text in self.rmm_allocator_external_lib_list for word in text.split(","))
+        return tuple(dict.fromkeys(filter(None, words)))
+
+    def said(self, name: str) -> str:
+        """Return what was given for an option, and where, for messages."""
+        return f"{name}={getattr(self, name)!r} (set by {self.where(name)})"
 
     def where(self, name: str) -> str:
         """Return where the option, by the name users type, was set; ``default`` if nowhere."""

@@ -63,6 +63,26 @@ class ActualBinding:
         return CpuSet(frozenset().union(*(mask for _, mask in self.threads)))
 
 
+@dataclass(frozen=True, slots=True)
+class Rapids:
+    """What a worker sets up of RMM and cuDF before user code runs.
+
+    Attributes
+    ----------
+    resources : tuple of (str, tuple of (str, int or str))
+        Classes of ``rmm.mr`` and their arguments; each one lies on the one before, the last allocates.
+    libraries : tuple of str
+        ``cupy``, ``torch``: what allocates through RMM.
+    needs : tuple of (str, str)
+        Modules that must be there, and the options that want them.
+
+    """
+
+    resources: tuple[tuple[str, tuple[tuple[str, int | str], ...]], ...] = ()
+    libraries: tuple[str, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One worker: its name, its binding, its limits and its environment."""
@@ -75,6 +95,7 @@ class WorkerSpec:
     device_memory_bytes: int = 0
     simulated: bool = False
     jit_unspill: bool = False
+    rapids: Rapids | None = None
     local_directory: str = ""
     env: tuple[tuple[str, str], ...] = ()
     kept_env: tuple[str, ...] = ()

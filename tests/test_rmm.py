@@ -1,0 +1,194 @@
+"""RMM and cuDF: which options go together, what a worker's plan is on its own GPU, what it says without RMM."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.config.layers import read_settings
+from hpcgpu.deploy import devices
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, NumaNode, Topology, WorkerSpec
+from hpcgpu.model.worker import Rapids
+from hpcgpu.plan.workers import NodeFacts, plan_rapids, plan_workers
+
+GIB = 1 << 30
+GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)
+
+
+def planned(given: dict[str, object], device_memory_bytes: int = 80 * GIB) -> Rapids | None:
+    return plan_rapids(read_settings(given), "n1-0", device_memory_bytes)
+
+
+def resources(**given: object) -> list[tuple[str, dict[str, object]]]:
+    plan = planned(given)
+    assert plan is not None
+    return [(name, dict(arguments)) for name, arguments in plan.resources]
+
+
+def test_each_plan() -> None:
+    """Classes of rmm.mr 26.10 with their arguments, the lowest first."""
+    assert planned({}) is None
+    assert planned({"rmm_pool_size": 0, "rmm_async": False, "rmm_allocator_external_lib_list": []}) is None
+    cuda, managed = ("CudaMemoryResource", {}), ("ManagedMemoryResource", {})
+    pool = ("PoolMemoryResource", {"initial_pool_size": 40 * GIB})
+    assert resources(rmm_pool_size=0.5) == [cuda, pool]
+    assert resources(rmm_pool_size="40GiB", rmm_managed_memory=True) == [managed, pool]
+    assert resources(rmm_managed_memory=True) == [managed]
+    both = resources(rmm_pool_size="1GiB", rmm_maximum_pool_size=0.9)
+    assert both[1][1] == {"initial_pool_size": GIB, "maximum_pool_size": 72 * GIB}
+    assert resources(rmm_async=True) == [("CudaAsyncMemoryResource", {})]
+    assert resources(rmm_async=True, rmm_pool_size="1GiB", rmm_release_threshold=0.25, rmm_maximum_pool_size=0.5) == [
+        ("CudaAsyncMemoryResource", {"initial_pool_size": GIB, "release_threshold": 20 * GIB}),
+        ("LimitingResourceAdaptor", {"allocation_limit": 40 * GIB}),
+    ]
+    log = ("LoggingResourceAdaptor", {"log_file_name": "/logs/rmm_log_n1-0.txt"})
+    assert resources(rmm_log_directory="/logs/", rmm_track_allocations=True, rmm_pool_size=0.5) == [
+        cuda,
+        pool,
+        log,
+        ("TrackingResourceAdaptor", {}),
+    ]
+    assert resources(rmm_track_allocations=True) == [cuda, ("TrackingResourceAdaptor", {})]
+    assert resources(rmm_allocator_external_lib_list="cupy") == []  # RMM's own choice
+
+
+@given(st.floats(1e-3, 1.0), st.integers(GIB, 200 * GIB))
+def test_a_fraction_is_of_the_workers_own_gpu(fraction: float, size: int) -> None:
+    plan = planned({"rmm_pool_size": fraction}, size)
+    assert plan is not None
+    pool = dict(plan.resources[1][1])["initial_pool_size"]
+    assert isinstance(pool, int)
+    assert pool % 256 == 0
+    assert fraction * size - 256 <= pool <= fraction * size
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rmm_pool_size": 0.5, "gpus": "sim:2"}, "simulated GPUs"),
+        ({"enable_cudf_spill": True, "gpus": "sim:2"}, "simulated GPUs"),
+        ({"rmm_async": True, "rmm_managed_memory": True}, "no managed memory"),
+        ({"rmm_release_threshold": "1GB"}, "rmm_async=True only"),
+        ({"rmm_maximum_pool_size": "1GB"}, "without a pool"),
+        ({"rmm_maximum_pool_size": "1GB", "rmm_managed_memory": True}, "without a pool"),
+        ({"rmm_pool_size": "2GB", "rmm_maximum_pool_size": "1GB"}, "is less than rmm_pool_size"),
+        ({"rmm_pool_size": 0.9, "rmm_maximum_pool_size": 0.8}, "is less than rmm_pool_size"),
+        ({"rmm_allocator_external_lib_list": ["cupy", "numba"]}, "no allocator for 'numba'; allowed: cupy, torch"),
+        ({"cudf_spill_stats": 1}, "without enable_cudf_spill"),
+        ({"rmm_pool_size": 1}, "neither a fraction nor a size"),
+        ({"rmm_async": "maybe"}, "neither true nor false"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_starts(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        read_settings(given)
+    assert "set by" in str(caught.value)
+    assert any(name in str(caught.value) for name in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "device_memory_bytes", "says"),
+    [
+        ({"rmm_pool_size": 0.5}, 0, "rmm_pool_size='30GB'"),
+        ({"rmm_pool_size": "81GiB"}, 80 * GIB, "has 80"),
+        ({"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "10GiB"}, 80 * GIB, "is less than rmm_pool_size"),
+    ],
+)
+def test_what_the_gpu_does_not_have_is_refused_on_the_node(
+    given: dict[str, object], device_memory_bytes: int, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        planned(given, device_memory_bytes)
+
+
+def test_managed_memory_may_be_more_than_the_gpu_has() -> None:
+    pool = resources(rmm_pool_size="100GiB", rmm_managed_memory=True)[1]
+    assert pool == ("PoolMemoryResource", {"initial_pool_size": 100 * GIB})
+
+
+def test_libraries_as_dask_cuda_takes_them() -> None:
+    for libraries in ("cupy, torch", ["cupy", "torch"], ["cupy,torch", "cupy"]):
+        plan = planned({"rmm_allocator_external_lib_list": libraries})
+        assert plan is not None
+        assert plan.libraries == ("cupy", "torch")
+        assert [module for module, _ in plan.needs] == ["rmm", "cupy", "torch"]
+
+
+def specs_of(**given: object) -> list[WorkerSpec]:
+    everything = CpuSet(range(4))
+    node = NodeFacts(
+        name="n1",
+        topology=Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,)),
+        gpus=(GPU,),
+        allowed=everything,
+        allowed_nodes=CpuSet([0]),
+        memory_bytes=64 * GIB,
+        environ={},
+        scratch="/scratch",
+    )
+    return [spec for _, spec in plan_workers(read_settings(given), node, NodeLayout(0, (0,), ((0, 1),)))]
+
+
+def test_workers_carry_their_own_plan() -> None:
+    specs = specs_of(workers_per_gpu=2, rmm_pool_size=0.5, rmm_log_directory="logs")
+    arguments = [[dict(a) for _, a in spec.rapids.resources] for spec in specs if spec.rapids]
+    assert [a[1]["initial_pool_size"] for a in arguments] == [20 * GIB, 20 * GIB]
+    assert [a[2]["log_file_name"] for a in arguments] == ["logs/rmm_log_n1-0.txt", "logs/rmm_log_n1-1.txt"]
+    assert specs_of(workers_per_gpu=2)[0].rapids is None
+
+
+def test_cudf_is_told_to_spill_before_it_is_imported() -> None:
+    env = dict(specs_of(workers_per_gpu=2, enable_cudf_spill=True, cudf_spill_stats=1)[0].env)
+    assert (env["CUDF_SPILL"], env["CUDF_SPILL_STATS"]) == ("on", "1")
+    assert not {"CUDF_SPILL", "CUDF_SPILL_STATS"} & dict(specs_of(workers_per_gpu=2)[0].env).keys()
+    mine = specs_of(workers_per_gpu=2, enable_cudf_spill=True, env={"CUDF_SPILL_STATS": "2"})[0]
+    assert dict(mine.env)["CUDF_SPILL_STATS"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("given", "module"),
+    [({"rmm_pool_size": 0.5}, "rmm"), ({"rmm_async": True}, "rmm"), ({"enable_cudf_spill": True}, "cudf")],
+)
+def test_a_worker_without_the_library_says_what_to_install(
+    given: dict[str, object], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])  # also where both are installed for the tests with a GPU
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    wanted = read_settings(given, given_from="the cluster's keywords")
+    spec = WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,)), rapids=plan_rapids(wanted, "n1-0", 80 * GIB))
+    with pytest.raises(ConfigError, match=module) as caught:
+        devices.open_device(spec)
+    (option,) = given
+    for part in (option, "the cluster's keywords", "pip install 'hpcgpu[rapids]'"):
+        assert part in str(caught.value)
+    devices.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rmm_pool_size": "64MiB", "rmm_maximum_pool_size": "1GiB", "rmm_track_allocations": True},
+        {"rmm_async": True, "rmm_release_threshold": "64MiB", "rmm_maximum_pool_size": "1GiB"},
+        {"rmm_managed_memory": True},
+    ],
+)
+def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) -> None:
+    import rmm
+
+    from hpcgpu.deploy.rmm import set_up
+
+    plan = planned({**given, "rmm_log_directory": f"{tmp_path}/logs"}, 8 * GIB)
+    assert plan is not None
+    before = rmm.mr.get_current_device_resource()
+    try:
+        set_up(plan)
+        assert type(rmm.mr.get_current_device_resource()).__name__ == plan.resources[-1][0]
+        assert rmm.DeviceBuffer(size=1 << 20).size == 1 << 20
+    finally:
+        rmm.mr.set_current_device_resource(before)
