@@ -24,9 +24,7 @@ def cupy() -> Iterator[Any]:
         module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as why:
         pytest.skip(f"no GPU here: {why}")
-    before = module.cuda.get_allocator()
     yield module
-    module.cuda.set_allocator(before)
 
 
 @pytest.fixture

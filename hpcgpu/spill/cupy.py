@@ -1,13 +1,14 @@
-"""CuPy's arrays, as the store takes devices."""
+"""CuPy's arrays, as the store takes devices, and on their way to other processes."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from hpcgpu.spill.cuda import CudaDevice
 
 
 class View(NamedTuple):
@@ -17,67 +18,48 @@ class View(NamedTuple):
     dtype: str
     strides: tuple[int, ...]
     offset: int
+    library: str = "cupy"
 
 
-class CupyDevice:
-    """One CUDA device, through CuPy's memory pool."""
+class CupyArrays:
+    """CuPy's arrays on one device, in CuPy's memory pool, whose failing allocations make the store evict."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         import cupy
 
-        self.number = number
-        with cupy.cuda.Device(number):
-            self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
-        self.name = f"CUDA device {number}"
-        self.on_alloc_failure: Callable[[int], bool] | None = None
+        self._device = device
         self._allocate = cupy.cuda.get_allocator()
         cupy.cuda.set_allocator(self._allocate_or_evict)
 
-    @classmethod
-    @functools.cache
-    def current(cls, number: int) -> Self:
-        """Return the one object for a device."""
-        return cls(number)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes that arrays hold in CuPy's pool."""
-        import cupy
-
-        with cupy.cuda.Device(self.number):
-            return int(cupy.get_default_memory_pool().used_bytes())
-
-    def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return address and size of the array's allocation."""
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
-    def pack(
-        self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray] | None = None
-    ) -> tuple[np.ndarray, list[View]]:
-        """Copy the one allocation that all the arrays share to pinned host memory, of CuPy's own pool."""
-        del empty
+    def view_of(self, array: Any) -> View:  # noqa: ANN401
+        """Return how the array lies in its allocation."""
+        return View(array.shape, array.dtype.str, array.strides, int(array.data.ptr - array.data.mem.ptr))
+
+    def allocate(self, device: CudaDevice, nbytes: int) -> tuple[Any, int, int]:
+        """Allocate on the calling thread's stream of CuPy, on which freed memory may still be in use."""
         import cupy
 
-        memory = arrays[0].data.mem
-        views = [View(a.shape, a.dtype.str, a.strides, int(a.data.ptr - memory.ptr)) for a in arrays]
-        if not memory.size:
-            return np.empty(0, np.uint8), views
-        pinned = cupy.cuda.alloc_pinned_memory(memory.size)
-        root = np.frombuffer(pinned, np.uint8, memory.size)
-        with cupy.cuda.Device(self.number) as device:
-            device.synchronize()  # the copy waits for no kernel on a non-blocking stream
-            cupy.cuda.MemoryPointer(memory, 0).copy_to_host(ctypes.c_void_p(root.ctypes.data), memory.size)
-        return root, views
+        with cupy.cuda.Device(device.number):
+            pointer = cupy.cuda.alloc(nbytes)
+            return pointer, int(pointer.ptr), int(cupy.cuda.get_current_stream().ptr)
 
-    def unpack(self, root: np.ndarray, views: Sequence[View]) -> list[Any]:
-        """Copy a packed allocation to the device and return its arrays."""
+    def array_of(self, memory: Any, view: View) -> Any:  # noqa: ANN401
+        """Return an array in memory that was allocated."""
         import cupy
 
-        with cupy.cuda.Device(self.number):
-            pointer = cupy.cuda.alloc(root.nbytes)
-            if root.nbytes:
-                pointer.copy_from_host(ctypes.c_void_p(root.ctypes.data), root.nbytes)
-        return [cupy.ndarray(v.shape, v.dtype, pointer + v.offset, v.strides) for v in views]
+        with cupy.cuda.Device(self._device.number):
+            return cupy.ndarray(view.shape, view.dtype, memory + view.offset, view.strides)
+
+    def used_bytes(self, device: CudaDevice) -> int:
+        """Return the bytes that arrays hold in CuPy's pool."""
+        import cupy
+
+        with cupy.cuda.Device(device.number):
+            return int(cupy.get_default_memory_pool().used_bytes())
 
     def _allocate_or_evict(self, nbytes: int) -> Any:  # noqa: ANN401
         import cupy
@@ -85,10 +67,97 @@ class CupyDevice:
         try:
             return self._allocate(nbytes)
         except cupy.cuda.memory.OutOfMemoryError:
-            if self.on_alloc_failure is None or not self.on_alloc_failure(nbytes):
+            make_room = self._device.on_alloc_failure
+            if make_room is None or not make_room(nbytes):
                 raise
             cupy.get_default_memory_pool().free_all_blocks()
             return self._allocate(nbytes)
 
-    def __reduce__(self) -> tuple[Callable[[int], CupyDevice], tuple[int]]:
-        return CupyDevice.current, (0,)  # CUDA_VISIBLE_DEVICES names the receiving worker's own GPU first
+
+class CupyCopies:
+    """Copies by CuPy and its page-locked pool, where there is no cuda.bindings; each waits for the whole device."""
+
+    def __init__(self, number: int) -> None:
+        import cupy
+
+        self._number = number
+        with cupy.cuda.Device(number):
+            self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Return a copy of device memory, in page-locked memory."""
+        del empty
+        import cupy
+
+        root = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+        with cupy.cuda.Device(self._number) as device:
+            device.synchronize()  # the copy waits for no kernel on a non-blocking stream
+            cupy.cuda.runtime.memcpy(root.ctypes.data, pointer, nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
+        return root
+
+    def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
+        """Copy to device memory."""
+        del after
+        import cupy
+
+        with cupy.cuda.Device(self._number) as device:
+            device.synchronize()
+            cupy.cuda.runtime.memcpy(pointer, root.ctypes.data, root.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+            device.synchronize()  # CUDA may return before a copy from ordinary memory has arrived
+
+
+def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
+    """Let CuPy's arrays travel as host bytes.
+
+    distributed's own pair needs numba or RMM, and fails without (distributed 2026.8.0, ``protocol/cupy.py``). Where
+    something asks for its ``cuda`` family first (UCX), and numba is there, its pair takes the place of this one.
+
+    Parameters
+    ----------
+    dask_serialize, dask_deserialize : Dispatch
+        Those of ``distributed.protocol.serialize``. CuPy is imported when the first array comes.
+
+    """
+
+    def add() -> None:
+        import cupy
+
+        dask_serialize.register(cupy.ndarray, serialize)
+        dask_deserialize.register(cupy.ndarray, deserialize)
+
+    dask_serialize.register_lazy("cupy", add)
+    dask_deserialize.register_lazy("cupy", add)
+
+
+def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: ANN401
+    """Return how an array is laid out, and its bytes in host memory; what is not contiguous is made so."""
+    import cupy
+
+    from hpcgpu.spill.cuda import CudaDevice
+
+    with cupy.cuda.Device(array.device.id):
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            array = cupy.ascontiguousarray(array)
+        header = {"shape": array.shape, "dtype": array.dtype.str, "strides": array.strides}
+        if not array.nbytes:
+            return header, []
+        copies = CudaDevice.current(array.device.id).copies
+        root = copies.to_host(int(array.data.ptr), array.nbytes, _empty)
+    return header, [root.data]
+
+
+def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:  # noqa: ANN401
+    """Return the array, on the receiver's current device."""
+    import cupy
+
+    from hpcgpu.spill.cuda import CudaDevice
+
+    root = np.frombuffer(frames[0], np.uint8) if frames else np.empty(0, np.uint8)
+    device = CudaDevice.current(int(cupy.cuda.runtime.getDevice()))
+    view = View(tuple(header["shape"]), header["dtype"], tuple(header["strides"]), 0)
+    (array,) = device.unpack(root, [view])
+    return array
+
+
+def _empty(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)

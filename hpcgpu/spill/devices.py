@@ -1,4 +1,4 @@
-"""The device of an array: what carries ``__hpcgpu_device__`` says it itself, CuPy's arrays have an adapter."""
+"""The device of an array: what carries ``__hpcgpu_device__`` says it itself, CuPy and cuda.core have adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Device(Protocol):
-    """What the store needs of a GPU; a simulated one and CuPy's look alike to it."""
+    """What the store needs of a GPU; a simulated one and a CUDA device look alike to it."""
 
     memory_bytes: int
     on_alloc_failure: Callable[[int], bool] | None
@@ -39,16 +39,20 @@ def device_of(x: Any) -> Device | None:  # noqa: ANN401
         device: Device = x.__hpcgpu_device__
         return device
     if _is_cupy(kind):
-        from hpcgpu.spill.cupy import CupyDevice
+        from hpcgpu.spill.cuda import CudaDevice
 
-        return CupyDevice.current(x.device.id)
+        return CudaDevice.current(x.device.id)
+    if _is_core(kind) and _is_movable(x):
+        from hpcgpu.spill.cuda import CudaDevice
+
+        return CudaDevice.current(x.device_id)
     return None
 
 
 def is_device_array(x: Any) -> bool:  # noqa: ANN401
     """Tell whether an object lies in device memory."""
     kind: type = type(x)
-    return _is_on_device(kind)
+    return _is_on_device(kind) or (_is_core(kind) and _is_movable(x))
 
 
 @functools.lru_cache(256)
@@ -59,3 +63,13 @@ def _is_on_device(kind: type) -> bool:
 def _is_cupy(kind: type) -> bool:
     # by name, so that nothing of CuPy is imported where it is not used; its classes say "cupy", "cupy._core.core"
     return kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy"
+
+
+def _is_core(kind: type) -> bool:
+    # cuda-core 1.2.2 says "cuda.core._memory._buffer", versions before 1.0 "cuda.core.experimental._memory..."
+    return kind.__name__ == "Buffer" and kind.__module__.startswith("cuda.core.")
+
+
+def _is_movable(buffer: Any) -> bool:  # noqa: ANN401
+    """Tell whether a Buffer of cuda.core is in memory of a device, and of this process."""
+    return bool(buffer.size) and not buffer.is_mapped and not buffer.is_host_accessible
