@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.workers import NodeFacts, plan_rapids, plan_workers
+from hpcgpu.spill.cudf import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)
@@ -169,6 +171,92 @@ def test_a_worker_without_the_library_says_what_to_install(
     devices.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
 
 
+class Owner:
+    """Device memory of the fake cuDF below: bytes on the host, as cuDF's BufferOwner has them on the GPU."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
+
+
+class Span:
+    """A Buffer: a piece of device memory, for which cuDF 26.10 has ``owner``, ``nbytes`` and ``memoryview()``."""
+
+    def __init__(self, owner: Owner, begin: int, end: int) -> None:
+        self.owner, self.begin, self.end, self.nbytes = owner, begin, end, end - begin
+
+    def memoryview(self) -> memoryview:
+        return memoryview(self.owner.data)[self.begin : self.end]
+
+
+class Series:
+    """A fake of cuDF's Serializable protocol (core/abc.py): columns on the device, a label in host memory."""
+
+    __module__ = "cudf.core.series"
+
+    def __init__(self, columns: list[Span], label: memoryview) -> None:
+        self._columns = [Column(c) for c in columns]
+        self.label = label
+
+    def memory_usage(self) -> int:
+        return sum(c.span.nbytes for c in self._columns)
+
+    def device_serialize(self) -> tuple[dict[str, object], list[object]]:
+        frames = [*(c.span for c in self._columns), self.label]
+        return {"is-cuda": [True] * len(self._columns) + [False]}, frames
+
+    def host_serialize(self) -> None:
+        raise AssertionError("it would hold all frames twice")
+
+    @classmethod
+    def host_deserialize(cls, header: dict[str, list[bool]], frames: list[memoryview]) -> Series:
+        up = [Owner(bytes(f)) for f, on_device in zip(frames, header["is-cuda"], strict=True) if on_device]
+        return cls([Span(o, 0, o.size) for o in up], frames[-1])
+
+
+class Column:
+    """A pylibcudf column without mask."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+
+    def data(self) -> Span:
+        return self.span
+
+    def null_mask(self) -> None:
+        return None
+
+    def children(self) -> tuple[Column, ...]:
+        return ()
+
+
+def test_cudf_is_known_by_type() -> None:
+    assert is_cudf(Series([], memoryview(b"")))
+    assert not is_cudf(Span(Owner(b""), 0, 0))
+    assert not is_cudf(np.zeros(2))
+    assert not spills_itself()  # nothing here has imported it
+
+
+def test_cudf_objects_count_by_their_allocations() -> None:
+    a, b = Owner(bytes(1000)), Owner(bytes(24))
+    label = memoryview(b"")
+    whole, slices = Span(a, 0, 1000), Span(a, 10, 20)
+    count = CudfObjects().buffer_of
+    assert count(Series([whole, Span(b, 0, 24)], label))[1] == 1024
+    assert count(Series([whole, slices], label)) == count(Series([slices], label)) == count(Series([whole], label))
+    assert count(Series([whole], label))[1] == 1000
+    assert count(Series([whole], label))[0] != count(Series([Span(b, 0, 24)], label))[0]
+
+
+@given(st.lists(st.tuples(st.lists(st.binary(max_size=20), max_size=3), st.binary(max_size=9)), max_size=3))
+def test_cudf_objects_come_back_by_cudfs_own_serialization(parts: list[tuple[list[bytes], bytes]]) -> None:
+    objects = [Series([Span(Owner(d), 0, len(d)) for d in data], memoryview(label)) for data, label in parts]
+    root, views = CudfObjects().pack(objects, lambda nbytes: np.full(nbytes, 255, np.uint8))
+    assert root.nbytes == sum(sum(map(len, data)) + len(label) for data, label in parts)
+    back = CudfObjects().unpack(root, views)
+    root[:] = 255  # the store uses host memory again
+    assert [([bytes(c.span.owner.data) for c in s._columns], bytes(s.label)) for s in back] == parts
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "given",
@@ -192,3 +280,17 @@ def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) ->
         assert rmm.DeviceBuffer(size=1 << 20).size == 1 << 20
     finally:
         rmm.mr.set_current_device_resource(before)
+
+
+@pytest.mark.gpu
+def test_a_data_frame_goes_down_and_comes_back() -> None:
+    import cudf
+
+    frame = cudf.DataFrame({"a": range(1000), "b": ["x", None] * 500})
+    objects = CudfObjects()
+    assert is_cudf(frame)
+    assert objects.buffer_of(frame) == objects.buffer_of(frame.copy(deep=False))
+    assert objects.buffer_of(frame)[1] >= 8000
+    root, views = objects.pack([frame, frame[10:20]], lambda nbytes: np.empty(nbytes, np.uint8))
+    back = objects.unpack(root, views)
+    assert [b.to_pandas().equals(f.to_pandas()) for b, f in zip(back, (frame, frame[10:20]), strict=True)] == [True] * 2
