@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
+from fake_nvml import FakeGpu, compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -294,3 +297,16 @@ def test_a_data_frame_goes_down_and_comes_back() -> None:
     root, views = objects.pack([frame, frame[10:20]], lambda nbytes: np.empty(nbytes, np.uint8))
     back = objects.unpack(root, views)
     assert [b.to_pandas().equals(f.to_pandas()) for b, f in zip(back, (frame, frame[10:20]), strict=True)] == [True] * 2
+
+
+@pytest.mark.mpi
+def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path) -> None:
+    """The NVML is a fake, the rest is real: the worker fails at its start, and the run with it."""
+    nvml = compiled(tmp_path)
+    env = nvml.environment([FakeGpu("0000:06:00.0", "GPU-0", size_mib=1024)])
+    path = ranks.script(tmp_path, "raise SystemExit('the script ran')")
+    done = ranks.run(path, options=("--rmm-pool-size", "0.5"), ranks=1, env=env)
+    assert done.returncode != 0
+    assert "rmm_pool_size=0.5 (set by" in done.stderr
+    assert "needs rmm, which is not installed" in done.stderr
+    assert "the script ran" not in done.stderr
