@@ -40,7 +40,8 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "sim": {"numpy"},
     "spill": {"numpy", "wrapt", "cupy", "cuda"},
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
-    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "dask_cuda"},
+    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "dask_cuda"}
+    | {"rmm", "cupy", "torch"},  # deploy/rmm.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
 }

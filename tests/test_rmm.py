@@ -270,7 +270,7 @@ def test_cudf_objects_come_back_by_cudfs_own_serialization(parts: list[tuple[lis
     ],
 )
 def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) -> None:
-    import rmm
+    rmm = pytest.importorskip("rmm", reason="no RMM here")
 
     from hpcgpu.deploy.rmm import set_up
 
@@ -287,8 +287,7 @@ def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) ->
 
 @pytest.mark.gpu
 def test_a_data_frame_goes_down_and_comes_back() -> None:
-    import cudf
-
+    cudf = pytest.importorskip("cudf", reason="no cuDF here")
     frame = cudf.DataFrame({"a": range(1000), "b": ["x", None] * 500})
     objects = CudfObjects()
     assert is_cudf(frame)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from hpcgpu.spill.devices import Device, device_of, is_device_array
+from hpcgpu.spill.devices import Device, device_of, is_device_array, is_left_to_cudf
 from hpcgpu.spill.entry import ABSENT, Entry
 from hpcgpu.spill.handle import Packed
 from hpcgpu.spill.part import Part
@@ -51,7 +51,7 @@ class Catalog:
         if known is not None and known.value is value:
             return known
         try:
-            rest, parts = take_apart(value, self._is_part if self._keeper else is_device_array)
+            rest, parts = take_apart(value, self._is_part if self._keeper else _is_apart)
         except Exception:  # what classes of users do in their __copy__ and __setattr__
             logger.warning("the arrays in a %s cannot be taken out; they stay up", type(value), exc_info=True)
             rest, parts = value, []
@@ -92,7 +92,7 @@ class Catalog:
         return Entry(ABSENT if lazy else value, Rest(rest, _size_of(rest)), places, lazy)
 
     def _is_part(self, x: Any) -> bool:  # noqa: ANN401
-        return is_device_array(x) or is_proxy(x) or _is_big(x)
+        return _is_apart(x) or is_proxy(x) or _is_big(x)
 
     def _place(self, x: Any) -> tuple[Unit, int]:  # noqa: ANN401
         if self._keeper and is_proxy(x):
@@ -101,6 +101,11 @@ class Catalog:
                 source.unit.note_part(source.index, source)  # it may have had no key for a while
                 return source.unit, source.index
             x = unproxy(x)
+        if is_left_to_cudf(x):
+            left = Rest(x, 0)  # counted and moved by cuDF alone
+            left.pins = 1
+            left.note_kind(0, type(x))
+            return left, 0
         unit, position = self._place_on_device(x) if is_device_array(x) else (self._host_unit(x), 0)
         unit.note_kind(position, type(x))
         return unit, position
@@ -127,6 +132,10 @@ class Catalog:
         buffer = self._buffers[id(device), name] = Buffer(device, nbytes)
         self._watch(device)
         return buffer, buffer.position_of(array)
+
+
+def _is_apart(x: Any) -> bool:  # noqa: ANN401
+    return is_device_array(x) or is_left_to_cudf(x)
 
 
 def _is_big(x: Any) -> bool:  # noqa: ANN401

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hpcgpu.errors import SpillError
+from hpcgpu.spill import cudf
 from hpcgpu.spill.copies import DriverCopies
 
 
@@ -82,12 +83,16 @@ class CudaDevice:
 
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
+        if cudf.is_cudf(array):
+            return cudf.CudfObjects().buffer_of(array)
         pointer, nbytes = self._kind_of(array).extent_of(array)
         # two Buffers of cuda.core may begin at one address and be of different sizes
         return pointer << 64 | nbytes, nbytes
 
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the one allocation that all the arrays share to the host."""
+        if cudf.is_cudf(arrays[0]):
+            return cudf.CudfObjects().pack(arrays, empty)
         kind = self._kind_of(arrays[0])
         pointer, nbytes = kind.extent_of(arrays[0])
         root = self.copies.to_host(pointer, nbytes, empty) if nbytes else np.empty(0, np.uint8)
@@ -95,6 +100,8 @@ class CudaDevice:
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         """Copy a packed allocation to the device and return its arrays."""
+        if isinstance(views[0], cudf.CudfView):
+            return cudf.CudfObjects().unpack(root, views)
         kind = self.kind(views[0].library)
         memory, pointer, stream = kind.allocate(self, root.nbytes)
         if root.nbytes:

@@ -16,7 +16,7 @@ import numpy as np
 def is_cudf(x: Any) -> bool:  # noqa: ANN401
     """Tell a data frame, series, index or column of cuDF, by its type."""
     kind: type = type(x)
-    return _is_cudf(kind)
+    return is_cudf_type(kind)
 
 
 def spills_itself() -> bool:
@@ -99,7 +99,8 @@ def _bases(column: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 @functools.lru_cache(256)
-def _is_cudf(kind: type) -> bool:
+def is_cudf_type(kind: type) -> bool:
+    """Tell the type of such an object."""
     # cudf.core.dataframe, cudf.core.series ...; Buffers and dtypes serialize themselves too, but are no values
     root = kind.__module__.partition(".")[0]
     return root == "cudf" and hasattr(kind, "host_serialize") and hasattr(kind, "memory_usage")

@@ -10,6 +10,7 @@ from typing import Any
 
 from dask.sizeof import sizeof
 
+from hpcgpu.spill import cupy
 from hpcgpu.spill.handle import Handle, Packed
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -21,6 +22,9 @@ def register() -> None:
     """Make handles known to dask, in this process: by type, they would count 64 bytes."""
     sizeof.register(Handle, lambda handle: handle.nbytes)
     sizeof.register(Packed, lambda packed: packed.nbytes)
+    from distributed.protocol.serialize import dask_deserialize, dask_serialize
+
+    cupy.register(dask_serialize, dask_deserialize)
 
 
 def size_of(value: Any) -> int:  # noqa: ANN401

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcgpu.spill import cudf
+
 
 class Device(Protocol):
     """What the store needs of a GPU; a simulated one and a CUDA device look alike to it."""
@@ -34,40 +36,44 @@ class Device(Protocol):
 
 def device_of(x: Any) -> Device | None:  # noqa: ANN401
     """Return the device on which an object lives; None for what is no device array."""
-    kind = type(x)
-    if hasattr(kind, "__hpcgpu_device__"):
+    kind: type = type(x)
+    family = _family(kind)
+    if family == "device":
         device: Device = x.__hpcgpu_device__
         return device
-    if _is_cupy(kind):
-        from hpcgpu.spill.cuda import CudaDevice
+    if not is_device_array(x):
+        return None
+    from hpcgpu.spill.cuda import CudaDevice
 
-        return CudaDevice.current(x.device.id)
-    if _is_core(kind) and _is_movable(x):
-        from hpcgpu.spill.cuda import CudaDevice
-
-        return CudaDevice.current(x.device_id)
-    return None
+    # an object of cuDF is on the current device, which is the worker's own
+    return CudaDevice.current(x.device.id if family == "cupy" else x.device_id if family == "core" else 0)
 
 
 def is_device_array(x: Any) -> bool:  # noqa: ANN401
-    """Tell whether an object lies in device memory."""
+    """Tell whether an object lies in device memory, and is the store's to move."""
     kind: type = type(x)
-    return _is_on_device(kind) or (_is_core(kind) and _is_movable(x))
+    family = _family(kind)
+    if family == "core":
+        return _is_movable(x)
+    return bool(family) and (family != "cudf" or not cudf.spills_itself())
+
+
+def is_left_to_cudf(x: Any) -> bool:  # noqa: ANN401
+    """Tell an object that cuDF itself spills."""
+    return cudf.is_cudf(x) and cudf.spills_itself()
 
 
 @functools.lru_cache(256)
-def _is_on_device(kind: type) -> bool:
-    return hasattr(kind, "__hpcgpu_device__") or _is_cupy(kind)
-
-
-def _is_cupy(kind: type) -> bool:
-    # by name, so that nothing of CuPy is imported where it is not used; its classes say "cupy", "cupy._core.core"
-    return kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy"
-
-
-def _is_core(kind: type) -> bool:
+def _family(kind: type) -> str:
+    """Return whose objects these are; by name, so that nothing is imported where it is not used."""
+    if hasattr(kind, "__hpcgpu_device__"):
+        return "device"
+    if kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy":  # "cupy", "cupy._core.core"
+        return "cupy"
     # cuda-core 1.2.2 says "cuda.core._memory._buffer", versions before 1.0 "cuda.core.experimental._memory..."
-    return kind.__name__ == "Buffer" and kind.__module__.startswith("cuda.core.")
+    if kind.__name__ == "Buffer" and kind.__module__.startswith("cuda.core."):
+        return "core"
+    return "cudf" if cudf.is_cudf_type(kind) else ""
 
 
 def _is_movable(buffer: Any) -> bool:  # noqa: ANN401
