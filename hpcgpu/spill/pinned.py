@@ -6,113 +6,32 @@ in the thread that asks for them: under the memory policy of the worker, which i
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from hpcgpu.spill.segments import round_up
+from hpcgpu.spill.pool import Loan, Pool
 
 _S = TypeVar("_S")
 
 
-class _Loan:
-    """What an array of the pool keeps alive; its memory goes back when no view is left."""
+class _PinnedLoan(Loan):
+    """What an array in page-locked memory keeps alive."""
 
-    __slots__ = ("__array_interface__", "_returned", "slab")
-
-    def __init__(self, slab: np.ndarray, nbytes: int, returned: deque[np.ndarray]) -> None:
-        self.__array_interface__: dict[str, Any] = {**slab.__array_interface__, "shape": (nbytes,)}
-        self.slab, self._returned = slab, returned
-
-    def __del__(self) -> None:
-        # no lock here: gc may run this in a thread that holds it
-        self._returned.append(self.slab)
+    __slots__ = ()
 
 
-class PinnedPool:
-    """A pool of page-locked buffers.
+class PinnedPool(Pool):
+    """A pool of page-locked buffers."""
 
-    Parameters
-    ----------
-    limit_bytes : int
-        How much the pool holds, lent or free.
-    allocate : callable
-        Returns so many bytes of page-locked memory, unlocked when nothing refers to them; MemoryError if there are
-        none.
-
-    """
-
-    def __init__(self, limit_bytes: int, allocate: Callable[[int], np.ndarray]) -> None:
-        self.limit_bytes = limit_bytes
-        self._allocate = allocate
-        self._lock = threading.Lock()
-        self._returned: deque[np.ndarray] = deque()
-        self._free: dict[int, list[np.ndarray]] = {}
-        self._free_bytes = self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Page-locked memory, lent or free."""
-        with self._lock:
-            return self._held_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """Page-locked memory that waits to be used again."""
-        with self._lock:
-            self._collect()
-            return self._free_bytes
-
-    def take(self, nbytes: int) -> np.ndarray | None:
-        """Return an array of bytes, whatever is in them; None when the pool is at its limit."""
-        size = round_up(nbytes)
-        with self._lock:
-            self._collect()
-            if slabs := self._free.get(size):
-                self._free_bytes -= size
-                return np.asarray(_Loan(slabs.pop(), nbytes, self._returned))
-            over = self._held_bytes + size - self.limit_bytes
-            if over > self._free_bytes:
-                return None
-            dropped = self._drop(over)
-            self._held_bytes += size
-        dropped.clear()  # unlocking pages is slow, too: others need not wait for it
-        try:
-            slab = self._allocate(size)
-        except BaseException as e:
-            with self._lock:
-                self._held_bytes -= size
-                if isinstance(e, MemoryError):
-                    self.limit_bytes = self._held_bytes  # the system gives no more: it is not asked at every move
-            if isinstance(e, MemoryError):
-                return None
-            raise
-        return np.asarray(_Loan(slab, nbytes, self._returned))
-
-    def _collect(self) -> None:
-        while self._returned:
-            slab = self._returned.popleft()
-            self._free.setdefault(slab.nbytes, []).append(slab)
-            self._free_bytes += slab.nbytes
-
-    def _drop(self, nbytes: int) -> list[np.ndarray]:
-        """Take at least so much of what is free out of the pool, of the size that was asked for first on."""
-        dropped: list[np.ndarray] = []
-        for size, slabs in self._free.items():
-            while slabs and nbytes > 0:
-                dropped.append(slabs.pop())
-                nbytes -= size
-                self._free_bytes -= size
-                self._held_bytes -= size
-        return dropped
+    loan = _PinnedLoan
 
 
 def is_pinned(array: np.ndarray) -> bool:
     """Tell whether an array is one that a pool has given out, as a whole."""
-    return isinstance(array.base, _Loan)
+    return isinstance(array.base, _PinnedLoan)
 
 
 def pieces(nbytes: int, size: int) -> Iterator[slice]:
