@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import DATA, GIB, MACHINES, gpus_of, machine, pus
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology, WorkerSpec
@@ -18,24 +17,6 @@ from hpcgpu.plan.binding import place_simulated, plan_bindings
 from hpcgpu.plan.explain import binding_table, render_table
 from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes, plan_memory_nodes
 from hpcgpu.plan.ports import Ports
-from hpcgpu.topology import document
-
-DATA = Path(__file__).parent / "data" / "topology"
-MACHINES = sorted(p.stem for p in DATA.glob("*.xml"))
-GIB = 2**30
-
-
-@cache
-def machine(name: str) -> Topology:
-    return document.read((DATA / f"{name}.xml").read_text())
-
-
-def pus(topology: Topology) -> CpuSet:
-    return CpuSet(i for c in topology.cores for i in c)
-
-
-def gpus_of(topology: Topology) -> tuple[Gpu, ...]:
-    return topology.gpus or place_simulated(topology, 4, GIB, "node")
 
 
 @pytest.mark.parametrize("name", MACHINES)

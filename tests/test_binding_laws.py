@@ -6,13 +6,12 @@ Names P1 to P18 are those of the project's law list; scipy's assignment solver i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from machines import GIB, MACHINES, machine, pus
 from scipy.optimize import linear_sum_assignment
 
 from hpcgpu.errors import ConfigError
@@ -22,20 +21,6 @@ from hpcgpu.plan.cores import split_cores, usable_cores
 from hpcgpu.plan.network import plan_nics
 from hpcgpu.plan.ports import NODE, Ports
 from hpcgpu.plan.workers import NodeFacts, plan_workers
-from hpcgpu.topology import document
-
-DATA = Path(__file__).parent / "data" / "topology"
-MACHINES = sorted(p.stem for p in DATA.glob("*.xml"))
-GIB = 2**30
-
-
-@cache
-def machine(name: str) -> Topology:
-    return document.read((DATA / f"{name}.xml").read_text())
-
-
-def pus(topology: Topology) -> CpuSet:
-    return CpuSet(i for c in topology.cores for i in c)
 
 
 def symmetric(packages: int, nodes: int, cores: int, gpus: int) -> Topology:

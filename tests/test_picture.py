@@ -8,35 +8,22 @@ import runpy
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import GIB, MACHINES, gpus_of, machine
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding import place_simulated, plan_bindings
+from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.plan.picture import COLOURS, FADED, INK, render_svg
 from hpcgpu.plan.picture_facts import node_of
 from hpcgpu.plan.picture_layout import WIDTH, Picture, lay_out, walk
 from hpcgpu.plan.picture_parts import Box, Tile, text_width, wrap
-from hpcgpu.topology import document
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "tests" / "data" / "topology"
-MACHINES = sorted(p.stem for p in DATA.glob("*.xml") if (DATA / "golden" / f"{p.stem}.txt").exists())
 SVG = "{http://www.w3.org/2000/svg}"
-GIB = 2**30
-
-
-@cache
-def machine(name: str) -> Topology:
-    return document.read((DATA / f"{name}.xml").read_text())
-
-
-def gpus_of(topology: Topology) -> tuple[Gpu, ...]:
-    return topology.gpus or place_simulated(topology, 4, GIB, "node")
 
 
 def planned(topology: Topology) -> tuple[Binding, ...]:
