@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import addresses, cgroup
+from hpcgpu.host import cgroup
 from hpcgpu.model import CpuSet, Gpu, RunDocument, Settings, WorkerSpec
 from hpcgpu.model.simulated import parse_simulated
 
@@ -54,7 +54,7 @@ def plan(
         The node has fewer GPUs than ``gpus_per_node`` says.
 
     """
-    from hpcgpu.host import discover
+    from hpcgpu.host import addresses, discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding import place_simulated
     from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
