@@ -14,10 +14,16 @@ from hpcgpu import sim
 CALLS = 10_000
 
 
-def microseconds(make: Callable[[], Any], count: int, on_device: bool, runs: int) -> dict[str, list[float]]:
-    """Return the microseconds per call, several times over, in a store that is filled once."""
+def microseconds(
+    make: Callable[[], Any], count: int, on_device: bool, runs: int, numbers: int = 2
+) -> dict[str, list[float]]:
+    """Return the microseconds per call, several times over, in a store that is filled once with arrays of numbers."""
     gpu = sim.SimGpu(2**50)
-    value_of = (lambda i: gpu.adopt(np.full(2, float(i)))) if on_device else (lambda i: np.full(2, float(i)))
+
+    def value_of(i: int) -> Any:  # noqa: ANN401 - an array of host or device
+        array = np.full(numbers, float(i))
+        return gpu.adopt(array) if on_device else array
+
     store = make()
     for i in range(count):
         store["block", i] = value_of(i)

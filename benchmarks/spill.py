@@ -41,7 +41,7 @@ from distributed.spill import SpillBuffer
 
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy import report
-from hpcgpu.deploy.unspill import Unspilling
+from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
 
@@ -274,6 +274,9 @@ def calls(runs: int) -> None:
                     continue
                 for measure, values in microseconds(make, count, on_device, runs).items():
                     say(f"{count:,} keys", who, measure, values, "us")
+        for who in ("SpillBuffer", "hpcgpu"):  # an array from 1 KiB on is known by its memory, as one of a device is
+            for measure, values in microseconds(made[who], KEYS[0], False, runs, numbers=512).items():
+                say(f"{KEYS[0]:,} keys of 4 KiB", who, measure, values, "us")
 
 
 def main() -> None:

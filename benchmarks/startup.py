@@ -28,8 +28,10 @@ WAIT = "import time; time.sleep(600)\n"
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Return what the programs start with: like the peers, which pip compiled, we are compiled once, not each time."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**os.environ, **root, **more}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, **root, **more}
 
 
 @contextmanager

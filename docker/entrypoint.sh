@@ -1,6 +1,8 @@
 #!/bin/bash
 # usage: entrypoint.sh slurmctld|slurmd|slurmdbd|<any command>
 set -e
+# Labs beside each other have networks of their own.
+sed -i "s/10\.77\.0\./10.77.${HPCGPU_LAB:-0}./" /etc/slurm/*.conf
 install -d -o munge -g munge -m 755 /run/munge
 install -d -o slurm -g slurm /run/slurm /var/log/slurm /var/spool/slurmctld
 # One munge key for the cluster: the first container makes it, all share the volume.
@@ -23,7 +25,7 @@ case "$1" in
   slurmctld)
     # A first start without its slurmdbd is fatal: wait for the port.
     if [ "${ACCOUNTING:-}" = 1 ]; then
-      for _ in $(seq 120); do (: < /dev/tcp/10.77.0.3/6819) 2> /dev/null && break; sleep 0.5; done
+      for _ in $(seq 120); do (: < /dev/tcp/10.77.${HPCGPU_LAB:-0}.3/6819) 2> /dev/null && break; sleep 0.5; done
     fi
     exec slurmctld -D
     ;;

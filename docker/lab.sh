@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Slurm lab; with ACCOUNTING=1 also slurmdbd. usage: docker/lab.sh build|up|down|shell|status. Exit code 3: it cannot be had on this machine.
+# The Slurm lab; with ACCOUNTING=1 also slurmdbd; with HPCGPU_LAB=1 to 9 another one beside it. usage: docker/lab.sh build|up|down|shell|status. Exit code 3: it cannot be had on this machine.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 base=debian:12-slim
@@ -10,7 +10,7 @@ compose() {
   local tool=(docker-compose)
   docker compose version > /dev/null 2>&1 && tool=(docker compose)
   command -v "${tool[0]}" > /dev/null || die "neither 'docker compose' nor 'docker-compose' is here. On Debian: apt-get install docker-compose" 3
-  "${tool[@]}" -p hpcgpu -f "$here/docker-compose.yml" ${ACCOUNTING:+-f "$here/accounting.yml"} "$@"
+  "${tool[@]}" -p "hpcgpu${HPCGPU_LAB:-}" -f "$here/docker-compose.yml" ${ACCOUNTING:+-f "$here/accounting.yml"} "$@"
 }
 
 need_docker() {

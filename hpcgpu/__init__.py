@@ -7,9 +7,11 @@ import importlib
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LocalGPUCluster": "hpcgpu.deploy.local",
-    "PBSGPUCluster": "hpcgpu.deploy.batched",
-    "SLURMGPUCluster": "hpcgpu.deploy.batched",
+    "GPURunner": "hpcgpu.deploy.clusters.runner",
+    "GPUWorker": "hpcgpu.deploy.processes.ranked",
+    "LocalGPUCluster": "hpcgpu.deploy.clusters.local",
+    "PBSGPUCluster": "hpcgpu.deploy.clusters.batch",
+    "SLURMGPUCluster": "hpcgpu.deploy.clusters.batch",
     "asproxy": "hpcgpu.spill.proxy",
     "bindings": "hpcgpu.deploy.report",
     "memory": "hpcgpu.deploy.memory",

@@ -33,12 +33,24 @@ class SubmitError(HpcGpuError):
     ----------
     transient : bool
         True when the same request may succeed later.
+    over_limit : bool
+        True when it is for more jobs than this user may have: fewer may be accepted.
+    unsure : bool
+        True when the request may have been accepted all the same, and only its answer was lost.
 
     """
 
-    def __init__(self, message: str, *, evidence: str = "", transient: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        evidence: str = "",
+        transient: bool = False,
+        over_limit: bool = False,
+        unsure: bool = False,
+    ) -> None:
         super().__init__(message, evidence=evidence)
-        self.transient = transient
+        self.transient, self.over_limit, self.unsure = transient, over_limit, unsure
 
 
 class JobError(HpcGpuError):
@@ -53,9 +65,23 @@ class WorldError(LaunchError):
     """A :class:`LaunchError` that every rank finds alike: only rank 0 says it."""
 
 
+class TrustError(LaunchError):
+    """The certificates of two processes do not belong together, or have expired; another way changes nothing."""
+
+
 class BindingError(HpcGpuError):
     """A process does not have the binding that was planned for it."""
 
 
 class SpillError(HpcGpuError):
     """A tier cannot take or give back an object; the message names the key and the tier."""
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what an error says in truth: the first of ours behind it, else the innermost.
+
+    distributed raises its own, "Worker failed to start.", from what has happened.
+    """
+    while error.__cause__ is not None and not isinstance(error, HpcGpuError):
+        error = error.__cause__
+    return error

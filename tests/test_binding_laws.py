@@ -107,6 +107,61 @@ def test_p1_p2_p3_cores_are_granted_disjoint_and_whole(case: Case) -> None:
             assert max(counts) - min(counts) <= 1
 
 
+@given(cases(), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
+@laws(150)
+def test_workers_without_a_gpu_have_cores_of_their_own_away_from_the_gpus(
+    case: Case, count: int, threads: int, reserved: int
+) -> None:
+    """They have their threads or a fair share, and leave the others' GPUs and ports as these are without them."""
+    topology, each = case.topology, case.wanted.workers_per_gpu
+    wanted = replace(case.wanted, nthreads=threads, reserved_cores=reserved)
+    cores = usable_cores(topology, case.allowed)
+    on_gpus = len(case.gpus) * each
+    assume(len(cores) < on_gpus + count or len(cores) >= on_gpus + count + reserved)
+    together = plan_bindings(topology, case.gpus, case.allowed, wanted, cpu_workers=count)
+    with_gpus, beside = together[:on_gpus], together[on_gpus:]
+    assert len(beside) == count
+    for a, b in zip(with_gpus, case.bindings, strict=True):
+        assert (a.gpus, a.nics, a.interface) == (b.gpus, b.nics, b.interface)
+    for b in beside:
+        assert b.gpus == ()
+        assert b.cpuset <= case.allowed
+        assert b.memory_nodes <= {n.os_index for n in topology.numa_nodes}
+        assert b.shared_cores == (len(cores) < len(together))
+    if len(cores) < len(together):
+        assert {b.cpuset for b in together} == {CpuSet(case.allowed)}
+        return
+    sizes = [sum(core <= b.cpuset for core in cores) for b in together]
+    assert set(sizes[on_gpus:]) == {min(threads, (len(cores) - reserved) // len(together))}
+    assert all(sizes)
+    used = frozenset().union(*(b.cpuset for b in together))
+    assert sum(len(b.cpuset) for b in together) == len(used)
+    assert sum(core.isdisjoint(used) for core in cores) >= reserved
+    if wanted.cores == "all":
+        assert sum(sizes) + reserved == len(cores)
+    if wanted.memory_policy in ("preferred-many", "bind"):
+        for b in beside:
+            touched = {n.os_index for n in topology.numa_nodes if n.cpuset & b.cpuset and n.memory_bytes}
+            assert not b.memory_nodes or b.memory_nodes >= touched
+
+
+def test_workers_without_a_gpu_take_the_numa_node_that_has_none() -> None:
+    topology = symmetric(1, 2, 4, 1)
+    near, far = topology.gpus[0], topology.numa_nodes[1]
+    bindings = plan_bindings(topology, [near], pus(topology), Settings(nthreads=2), cpu_workers=2)
+    assert [str(b.cpuset) for b in bindings] == ["0-7", "8-11", "12-15"]
+    assert {b.memory_nodes for b in bindings[1:]} == {CpuSet([far.os_index])}
+    assert {b.nics[0].name for b in bindings[1:]} == {"mlx5_0", "mlx5_1"}
+
+
+def test_cores_that_cannot_be_had_beside_cpu_workers_are_refused() -> None:
+    topology = symmetric(1, 1, 4, 2)
+    with pytest.raises(ConfigError, match="cores=2 for each of 2 workers with a core for each of 1 CPU workers are"):
+        plan_bindings(topology, topology.gpus, pus(topology), Settings(cores=2), cpu_workers=1)
+    with pytest.raises(ConfigError, match="a core for each of 4 workers and reserved_cores=1 are more than the 4"):
+        plan_bindings(topology, topology.gpus, pus(topology), Settings(reserved_cores=1), cpu_workers=2)
+
+
 @given(cases())
 @laws(60)
 def test_local_cores_are_of_the_gpus_own_node_where_each_has_one(case: Case) -> None:

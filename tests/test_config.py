@@ -362,7 +362,7 @@ def test_a_section_of_the_dask_configuration_that_is_none(section: object) -> No
 
 def test_simulated_gpus() -> None:
     assert parse_simulated("sim:4x256MiB") == SimulatedGpus(4, 256 << 20)
-    assert parse_simulated("sim:2").count == 2
+    assert parse_simulated("sim:2").per_node == 2
 
 
 def test_jit_unspill_by_dask_cudas_variable() -> None:

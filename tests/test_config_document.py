@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.config import document
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.terms import WRITTEN, read_terms
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.settings import CUDF, RMM, options, user_name
@@ -87,9 +88,12 @@ def test_order_of_what_was_said_does_not_matter() -> None:
     assert document.render(a) == document.render(b)
 
 
-def test_only_what_is_not_default_is_written() -> None:
+TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_timeout_s": 60.0}
+
+
+def test_only_what_is_not_default_is_written_or_what_every_rank_reads() -> None:
     raw = json.loads(document.render(RunDocument(read_settings({"nodes": 2, "nthreads": 1}))))
-    assert raw["settings"] == {"nodes": 2}
+    assert raw["settings"] == {"nodes": 2, **TERMS}
     assert raw["sources"] == {"nodes": "keyword nodes", "nthreads": "keyword nthreads"}
 
 
@@ -119,6 +123,7 @@ def changed(**changes: object) -> str:
         (changed(shape=1), "shape"),
         (changed(script="a.py"), "script"),
         (changed(meeting=None), "meeting"),
+        (changed(launch=1), "launch"),
         (changed(sources={"nodes": 1}), "sources"),
         (changed(sources=[]), "sources"),
         (changed(settings=[]), "settings"),
@@ -143,8 +148,40 @@ def test_too_long_for_an_argument() -> None:
         document.render(replace(RunDocument(), script=("x" * 140_000,)))
 
 
+@given(given=values())
+def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
+    settings = read_settings(given)
+    terms = read_terms(document.render(RunDocument(settings, "gang", meeting="/a/b", launch="1f")))
+    expected = {"shape": "gang", "meeting": "/a/b", "launch": "1f"}
+    assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", changed(settings={"nods": 1}), changed(settings={"nodes": 2})])
+def test_a_document_without_terms_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="run document"):
+        read_terms(text)
+
+
+FOLLOWER = """
+import sys
+from hpcgpu.agent import node, rank
+from hpcgpu.agent.follower import follow
+from hpcgpu.plan.layout import plan_layout
+place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
+me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
+plan_layout([node.rank_record(me._record(None))])
+print(*sys.modules)
+"""
+
+
+def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
+    argv = [sys.executable, "-c", FOLLOWER, document.render(RunDocument(read_settings({"gpus": "sim:2"})))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
+
+
 def test_reading_is_light() -> None:
-    """Every rank reads a document, also those that only wait."""
+    """Every leader reads a document."""
     code = "import sys; import hpcgpu.config.document; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & set(done.stdout.split())

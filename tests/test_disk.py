@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.spill import segments
+from hpcgpu.spill import GpuSpillBuffer, segments
 from hpcgpu.spill.disk import Disk, Stored
 from hpcgpu.spill.places import Mount, mount_of, notes
 from hpcgpu.spill.segments import SEGMENT_BYTES, Segments, advance, round_up
@@ -503,3 +503,75 @@ def test_a_folder_that_may_not_be_written_is_an_error() -> None:
         os.waitpid(child, 0)
     finally:
         folder.rmdir()
+
+
+@pytest.fixture
+def idle_store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+    """A store that keeps 20 MiB of buffers which nobody uses any more, and 2 MiB of data."""
+    store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
+    store["kept"] = np.ones(2 * MIB, "u1")
+    room = store.disk.empty(20 * MIB)
+    room[:] = 1
+    del room
+    assert store.moves.idle_bytes == 20 * MIB
+    yield store
+    store.close()
+
+
+def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBuffer) -> None:
+    assert idle_store.evict() == -1
+    assert idle_store.settle(10)
+    assert (idle_store.moves.idle_bytes, idle_store.tiers["disk"]) == (0, 0)
+    assert idle_store.evict() == -1  # distributed asks again if that was not enough
+    assert idle_store.settle(10)
+    assert idle_store.tiers["disk"] >= 2 * MIB
+    idle_store["kept"]
+    assert not idle_store.moves.idle_bytes
+
+
+def test_with_idle_memory_alone_the_store_has_something_to_give(tmp_path: Path) -> None:
+    store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
+    try:
+        assert not store.fast  # distributed says that memory is not managed then, and does not ask
+        store.disk.empty(20 * MIB)
+        assert store.fast
+        store.evict()
+        assert store.settle(10)
+        assert not store.fast
+    finally:
+        store.close()
+
+
+def test_what_goes_to_disk_under_pressure_leaves_no_buffers_behind(idle_store: GpuSpillBuffer) -> None:
+    """Else the process would be as big as before, and more would go to disk, and more."""
+    store = idle_store
+    store.trim()
+    for i in range(5):
+        store[i] = store.disk.empty(4 * MIB)
+    before = resident_bytes()
+    for i in range(5):
+        store[i][:] = i
+    assert resident_bytes() - before > 15 * MIB
+    while store.tiers["host"]:
+        store.evict()
+        assert store.settle(10)
+    assert (store.moves.idle_bytes, store.disk._slabs.held_bytes) == (0, 0)
+    assert resident_bytes() - before < 10 * MIB
+    assert [int(store[i][-1]) for i in range(5)] == list(range(5))
+
+
+def test_a_kernel_that_is_short_of_memory_gets_idle_memory_and_no_data_moves(idle_store: GpuSpillBuffer) -> None:
+    short, looked = threading.Event(), threading.Semaphore(0)
+
+    def is_short() -> bool:
+        looked.release()
+        return short.is_set()
+
+    idle_store.moves.host_is_short = is_short
+    assert idle_store.settle(10)
+    for _ in range(2):  # at once, and again by itself
+        assert looked.acquire(timeout=60)
+    assert idle_store.moves.idle_bytes == 20 * MIB
+    short.set()
+    assert idle_store.settle(10)
+    assert (idle_store.moves.idle_bytes, idle_store.tiers["disk"]) == (0, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.launch.environment import is_isolated, read_allocation, read_rank
+from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import Allocation, RankFacts
 
 RECORDED = Path(__file__).parent / "data/launch/environment"
@@ -37,6 +37,23 @@ def test_a_rank_knows_its_place(name: str, facts: RankFacts) -> None:
     assert read_rank(recorded(name)) == facts
 
 
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        ("openmpi-5-mpirun", "prterun-node1-4201@1"),
+        ("openmpi-5-mpirun-in-salloc", "prterun-slurmctld-4247@1"),
+        ("openmpi-4-mpirun-in-salloc", "4078698497"),
+        ("srun-none", "82.0"),
+        ("srun-pmix", "80.0"),
+        ("mpich-mpiexec", ""),
+        ("sbatch", ""),
+    ],
+)
+def test_launches_of_one_job_are_told_apart(name: str, launch: str) -> None:
+    assert read_launch(recorded(name)) == launch
+    assert read_launch(recorded(name) | {"PBS_JOBID": "7.login01"}) == launch
+
+
 @pytest.mark.parametrize("name", ["sbatch", "salloc"])
 def test_a_job_without_a_launcher_is_a_world_of_one(name: str) -> None:
     environ = recorded(name)
@@ -58,7 +75,15 @@ def test_the_job_around_a_rank() -> None:
     again = recorded("sbatch") | {"SLURM_RESTART_COUNT": "2"}
     assert read_allocation(again).restart_count == 2
     assert read_allocation(recorded("openmpi-5-mpirun")).batch == "local"
+    assert read_allocation({"HPCGPU_JOB_ID": "9"}) == Allocation(job_id="9")
     assert read_allocation({"PBS_JOBID": "7.login01"}) == Allocation(batch="pbs", job_id="7.login01")
+
+
+def test_an_element_of_an_array_has_the_elements_id() -> None:
+    # as sbatch --array=3-5 sets them, Slurm 22.05: SLURM_JOB_ID is a raw number that squeue does not show
+    array = {"SLURM_JOB_ID": "125", "SLURM_ARRAY_JOB_ID": "123", "SLURM_ARRAY_TASK_ID": "4"}
+    assert read_allocation(recorded("sbatch") | array).job_id == "123_4"
+    assert read_allocation({"PBS_JOBID": "123[4].server"}).job_id == "123[4].server"
 
 
 @pytest.mark.parametrize("written", ["4", "gpu:4", "a100:4", "gpu:a100:4", "4(x2)"])

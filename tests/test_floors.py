@@ -17,6 +17,7 @@ BELOW_AGENT = LOW | FLOOR2 | {"model", "plan", "host", "spill", "sim", "deploy"}
 ROOMS: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
+    "worker": {"cli"},  # python -m hpcgpu.worker
     "errors": set(),
     "units": {"errors"},
     "model": LOW,
@@ -28,6 +29,13 @@ ROOMS: dict[str, set[str]] = {
     "deploy": LOW | FLOOR2 | {"model", "plan", "host", "spill", "sim"},
     "agent": BELOW_AGENT,
     "cli": BELOW_AGENT | {"agent"},
+}
+# The same for the rooms inside deploy; a module of deploy itself may import all of them.
+DEPLOY: dict[str, set[str]] = {
+    "network": set(),
+    "processes": {"network", "compat", "settings"},
+    "jobs": {"network", "settings"},
+    "clusters": {"network", "processes", "jobs", "settings", "start", "report", "memory"},
 }
 PURE = {"errors", "units", "model", "plan"} | FLOOR2
 MACHINE = {
@@ -41,11 +49,12 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "spill": {"numpy", "wrapt", "cupy", "cuda"},
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "dask_cuda"}
-    | {"rmm", "cupy", "torch"},  # deploy/rmm.py
+    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/rmm.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
 }
 DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "proxy_dask")}  # dask and distributed.protocol
+PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy")}
 AGENT_TOP = {"errors", "units", "model", "launch", "host", "agent"}
 
 
@@ -54,7 +63,7 @@ def home(path: Path) -> str:
 
 
 def imports(tree: ast.AST, path: Path) -> set[tuple[str, ...]]:
-    """Every imported module as a tuple; ``from hpcgpu import x`` counts as ``hpcgpu.x``."""
+    """Every imported module as a tuple; ``from hpcgpu import x`` counts as ``hpcgpu.x``, so from hpcgpu.deploy."""
     package = path.relative_to(ROOT.parent).with_suffix("").parts
     out: set[tuple[str, ...]] = set()
     for node in ast.walk(tree):
@@ -63,7 +72,7 @@ def imports(tree: ast.AST, path: Path) -> set[tuple[str, ...]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level] if node.level else ()
             module = (*base, *filter(None, (node.module or "").split(".")))
-            out |= {(*module, a.name) for a in node.names} if module == ("hpcgpu",) else {module}
+            out |= {(*module, a.name) for a in node.names} if module in PACKAGES else {module}
     return out
 
 
@@ -78,6 +87,15 @@ def test_imports_go_downward(path: Path) -> None:
     for target in imports(ast.parse(path.read_text()), path):
         if target[0] == "hpcgpu" and len(target) > 1:
             assert target[1] in ROOMS[room] | {room} or target[1].startswith("__"), f"{room} may not import {target}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*/*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_inside_deploy_go_downward(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[1]
+    assert room in DEPLOY, f"deploy/{room} is not in the table of rooms: draw its floor first"
+    targets = imports(ast.parse(path.read_text()), path)
+    there = {target[2] for target in targets if target[:2] == ("hpcgpu", "deploy") and len(target) > 2}
+    assert there <= DEPLOY[room] | {room}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -21,8 +21,8 @@ HEAD = """
 """
 
 
-def run(folder: Path, code: str, options: tuple[str, ...] = OPTIONS) -> str:
-    done = ranks.run(ranks.script(folder, HEAD + code), options=options, timeout=150)
+def run(folder: Path, code: str, options: tuple[str, ...] = OPTIONS, **env: str) -> str:
+    done = ranks.run(ranks.script(folder, HEAD + code), options=options, env=env, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -55,6 +55,49 @@ def test_an_all_to_all_of_dicts_of_arrays(tmp_path: Path) -> None:
     assert "RIGHT True" in out
     assert "DOWN True UP True" in out
     assert "SEEN [('dict', True, True), ('dict', True, True)]" in out
+
+
+def test_columns_of_frames_that_no_memory_has_room_for(tmp_path: Path) -> None:
+    """25 frames of 16 MB in lists, on a worker that keeps 200 MB: of what is on disk columns are read, no frames.
+
+    On one worker: another one that takes a task over would be sent the frame. Its process may need more than that.
+    """
+    out = run(
+        tmp_path,
+        """
+    import pandas as pd
+    def make(i):
+        return [pd.DataFrame({f"c{k}": np.full(200_000, float(i + k)) for k in range(10)})]
+    def one(frames):
+        frame = frames[0]
+        return type(frames) is list, isinstance(frame, pd.DataFrame), len(frame), float(frame["c3"].sum())
+    def whole(frames):
+        return float(unproxy(frames[0]).to_numpy().sum())
+    def down(dask_worker):
+        return dask_worker.data.settle() and dask_worker.data.tiers["disk"]
+    def read(client):
+        return sum(client.run(lambda dask_worker: dask_worker.data.counters["disk_to_host"].nbytes).values())
+    with Client() as client:
+        frames = client.map(make, range(25), pure=False)
+        client.gather(client.map(len, frames))
+        print("DOWN", sum(client.run(down).values()) > 150_000_000)
+        before = read(client)
+        found = client.gather(client.map(one, frames))
+        print("RIGHT", found == [(True, True, 200_000, (i + 3) * 200_000.0) for i in range(25)])
+        print("BYTES", read(client) - before)
+        print("READ", 10 * 1_600_000 < read(client) - before < 25 * 1_700_000)
+        sums = client.gather(client.map(whole, frames))
+        print("WHOLE", sums == [sum(i + k for k in range(10)) * 200_000.0 for i in range(25)])
+    """,
+        ("--gpus", "sim:1x32MiB", "--memory-limit", "1GB", "--jit-unspill"),
+        DASK_DISTRIBUTED__WORKER__MEMORY__TARGET="0.2",
+    )
+    assert [line for line in out.splitlines() if line.endswith("True")] == [
+        "DOWN True",
+        "RIGHT True",
+        "READ True",
+        "WHOLE True",
+    ], out
 
 
 @pytest.mark.parametrize("jit", [True, False], ids=["jit", "whole-keys"])

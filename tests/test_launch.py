@@ -87,7 +87,7 @@ def test_the_command_line_of_mpirun(flavour: str, world: World, flags: str) -> N
 
 
 def test_the_command_line_of_srun() -> None:
-    flags = "--nodes=2 --ntasks=9 --overcommit --cpu-bind=none --kill-on-bad-exit=0 --mpi=pmix"
+    flags = "--nodes=2 --ntasks=9 --overcommit --cpu-bind=none --kill-on-bad-exit=0 --no-kill --mpi=pmix"
     assert srun.command(RANK, TWO, "pmix") == ("srun", *flags.split(), *RANK)
 
 

@@ -106,15 +106,6 @@ def test_without_its_flag_open_mpi_5_ends_all() -> None:
     assert (seen["alive"], seen["returncode"]) == ([], 137)
 
 
-@pytest.fixture(scope="module")
-def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """MPICH beside Open MPI: both have an mpirun, so not in the same environment."""
-    folder = tmp_path_factory.mktemp("mpich")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--prefix", str(folder), "mpich==5.0.2"]
-    subprocess.run(pip, check=True, timeout=150)
-    return str(folder / "bin/mpiexec")
-
-
 @pytest.mark.mpi
 def test_mpich_here(mpich: str) -> None:
     version = subprocess.run([mpich, "--version"], capture_output=True, text=True, timeout=20).stdout

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import ConfigError, LaunchError, WorldError
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NodeLayout, NumaNode, Settings, Topology
+from hpcgpu.plan.explain import binding_table, render_table
 from hpcgpu.plan.layout import RankRecord, plan_layout
 from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
@@ -41,6 +42,28 @@ def test_every_gpu_has_one_worker_on_a_rank_of_its_node(world: list[tuple[int, i
             assert node.workers[node.ranks.index(0)] == ()
         assert all(layout.node_of(r) is node for r in node.ranks)
     assert layout.worker_count == sum(gpus for _, gpus in world)
+
+
+@given(WORLDS, st.integers(0, 5), st.integers(1, 3))
+def test_each_host_has_the_cpu_workers_on_its_ranks(world: list[tuple[int, int]], beside: int, each: int) -> None:
+    ranks = records(world)
+    layout = plan_layout(ranks, len(world), each, beside)
+    for node, (_, gpus) in zip(layout.nodes, world, strict=True):
+        assert sorted(p for mine in node.workers for p in mine) == list(range(gpus * each + beside))
+        assert node.cpu_workers == beside
+        if 0 in node.ranks and len(node.ranks) > 1:
+            assert node.workers[node.ranks.index(0)] == ()
+    assert layout.worker_count == sum(gpus * each + beside for _, gpus in world)
+
+
+def test_ranks_without_a_gpu_take_cpu_workers_first() -> None:
+    assert plan_layout(records([(5, 2)]), 1, cpu_workers=3).nodes[0].workers == ((), (0,), (1, 4), (3,), (2,))
+
+
+def test_isolated_ranks_of_a_host_divide_its_cpu_workers() -> None:
+    facts = [RankRecord(r, "n", 1, isolated=True) for r in range(3)]
+    layout = plan_layout(facts, cpu_workers=2)
+    assert [(n.workers, n.cpu_workers) for n in layout.nodes] == [(((0, 1),), 1), (((0, 1),), 1), (((0,),), 0)]
 
 
 def test_more_ranks_than_gpus_are_idle() -> None:
@@ -106,6 +129,25 @@ def test_a_worker_starts_with_its_gpu_first_and_its_port() -> None:
     assert {str(s.binding.cpuset) for _, s in specs} == {"0-1", "2-3", "4-5", "6-7"}
 
 
+def test_a_worker_without_a_gpu_sees_none_and_has_its_share_of_memory() -> None:
+    shares = plan_layout(records([(5, 2)]), 1, cpu_workers=2).nodes[0]
+    specs = [s for _, s in plan_workers(Settings(cpu_workers=2), node(gpus=GPUS[::3]), shares, [SHARES, shares])]
+    assert {s.name: s.resources for s in specs} == {
+        "n-6": (("GPU", 1.0),),
+        "n-7": (("GPU", 1.0),),
+        "n-cpu2": (("CPU", 1.0),),
+        "n-cpu3": (("CPU", 1.0),),
+    }
+    assert {s.memory_limit_bytes for s in specs} == {4 << 30}
+    for spec in (s for s in specs if "cpu" in s.name):
+        assert (spec.gpu, spec.device_memory_bytes, spec.device_memory_limit_bytes) == (None, 0, 0)
+        assert dict(spec.env) == {"CUDA_VISIBLE_DEVICES": "", "UCX_NET_DEVICES": f"{spec.binding.nics[0].name}:1"}
+    wanted = Settings(cpu_workers=2, resources={"mine": 2.0})
+    assert {s.resources for _, s in plan_workers(wanted, node(), shares)} == {(("mine", 2.0),)}
+    table = render_table(binding_table(specs))
+    assert "n-cpu2  none  " in table
+
+
 def test_what_the_user_set_is_kept_and_said() -> None:
     environ = {"UCX_NET_DEVICES": "mlx5_9:1", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "7"}
     _, spec = plan_workers(Settings(), node(environ=environ), SHARES)[0]
@@ -135,7 +177,7 @@ def test_fewer_gpus_than_planned_is_an_error() -> None:
 
 
 def test_names_go_on_where_other_leaders_end() -> None:
-    names = [s.name for _, s in plan_workers(Settings(), node(), SHARES, first=4)]
+    names = [s.name for _, s in plan_workers(Settings(), node(), SHARES, [SHARES])]
     assert names == ["n-4", "n-5", "n-6", "n-7"]
     assert isinstance(plan_workers(Settings(), node(), SHARES)[0][1].binding, Binding)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ranks
-from distributed import Client
+from distributed import Client, get_worker
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
@@ -39,11 +40,36 @@ def test_with(own_home: Path) -> None:
         assert len(client.scheduler_info()["workers"]) == 2
         assert "workers=2, threads=4" in repr(cluster)
         assert client.scheduler.address.startswith("tls://127.0.0.1:")
+        # what was imported once is out of the collector's sight, everything else in it
+        assert set(client.run(lambda: gc.isenabled() and gc.get_freeze_count() > 10_000).values()) == {True}
         job = psutil.Process(int(cluster.job_id))
         family = [job, *job.children(recursive=True)]
     assert len(family) == 5  # leader, zygote, scheduler, two workers
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert runs(own_home) == []
+
+
+@pytest.mark.parametrize("ranks", ["gpu", "node"])
+def test_cpu_workers_beside_those_of_the_gpus(ranks: str) -> None:
+    launcher = "mpirun" if ranks == "gpu" else "fork"
+    given = {"gpus": "sim:2", "cpu_workers": 2, "ranks": ranks, "launcher": launcher}
+    with LocalGPUCluster(**given) as cluster, Client(cluster) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        on_gpu = {a for a, w in workers.items() if w["resources"] == {"GPU": 1}}
+        on_cpu = {a for a, w in workers.items() if w["resources"] == {"CPU": 1}}
+        assert (len(workers), len(on_gpu), len(on_cpu)) == (4, 2, 2)
+        assert all(w["name"].rpartition("-")[2].startswith("cpu") == (a in on_cpu) for a, w in workers.items())
+        for resource, where in (("GPU", on_gpu), ("CPU", on_cpu)):
+            tasks = client.map(lambda i: get_worker().address, range(8), resources={resource: 1}, pure=False)
+            assert set(client.gather(tasks)) <= where
+        visible = client.run(lambda: os.environ.get("CUDA_VISIBLE_DEVICES"))
+        assert {visible[a] for a in on_cpu} == {""}
+        bindings = cluster.bindings()
+        assert bindings.differences == {}
+        assert [w.spec.gpu is None for w in bindings.workers] == [False, False, True, True]
+        devices = {w.name: w.device_capacity_bytes for w in hpcgpu.memory(client).workers}
+        assert [size is None for size in devices.values()] == [False, False, True, True]
+        assert len(client.submit(lambda: b"x" * 1000, resources={"CPU": 1}).result()) == 1000
 
 
 def test_bindings_are_read_back_for_all_threads() -> None:
@@ -164,7 +190,7 @@ def test_dasks_configuration_is_read_without_importing_dask(own_home: Path, name
 def test_its_shape_is_fixed() -> None:
     with LocalGPUCluster(gpus="sim:1") as cluster:
         for refused in (cluster.scale, cluster.adapt):
-            with pytest.raises(ConfigError, match="fixed size"):
+            with pytest.raises(ConfigError, match="GPUs of this machine"):
                 refused(2)
 
 
@@ -215,7 +241,7 @@ def test_a_dead_client_leaves_nothing(tmp_path: Path, own_home: Path, sig: signa
         client.wait(30)
         assert psutil.wait_procs(family, timeout=10)[1] == []
     left = {path.name for folder in runs(own_home) for path in folder.iterdir()}
-    assert left <= {"hpcgpu.log"}  # no key, no nonce
+    assert left <= {"hpcgpu.log", "lease", "life"}  # no key, no nonce
 
 
 def test_a_silent_client_ends_the_job_after_its_grace(tmp_path: Path) -> None:

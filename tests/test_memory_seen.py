@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
-from hpcgpu.deploy.unspill import Unspilling
+from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, process
 from hpcgpu.plan.memory_table import Moved, WorkerMemory, render, total
@@ -389,6 +389,7 @@ NVIDIA_SCRIPT = """
 """
 
 
+@pytest.mark.mpi
 def test_nvml_says_what_is_used_where_no_pool_does(tmp_path: Path) -> None:
     """The NVML is a fake, compiled here; nothing of its GPUs' memory is in use."""
     gpus = [FakeGpu(f"0000:{bus}:00.0", f"GPU-{bus}", size_mib=1024) for bus in ("06", "16")]
@@ -401,6 +402,7 @@ def test_nvml_says_what_is_used_where_no_pool_does(tmp_path: Path) -> None:
 # an option of the cluster
 
 
+@pytest.mark.mpi
 def test_the_workers_of_a_cluster_have_jemalloc() -> None:
     if not allocator.find_jemalloc(os.environ):
         pytest.skip("no libjemalloc.so.2 here")
@@ -408,6 +410,7 @@ def test_the_workers_of_a_cluster_have_jemalloc() -> None:
         assert cluster.memory().total.allocator.startswith("jemalloc 5.")
 
 
+@pytest.mark.mpi
 def test_where_there_is_no_jemalloc_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

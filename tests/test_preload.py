@@ -113,6 +113,7 @@ def ask(client: Client, function: Callable[..., Any]) -> Any:
     return answer
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.deploy import contact
-from hpcgpu.errors import HpcGpuError
+from hpcgpu.deploy.network import contact
+from hpcgpu.errors import HpcGpuError, TrustError
 from hpcgpu.host import private
 from hpcgpu.spill.scratch import Scratch, sweep
 
@@ -65,7 +65,17 @@ def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
     assert found is not None
     assert (found.addresses, found.node, found.job_id, found.key) == (facts.addresses, "n1", "7", "K")
     private.write(folder / "nonce", "another life's")
-    assert contact.read(folder) is None
+    with pytest.raises(TrustError, match="contact was not written by the scheduler of this run"):
+        contact.read(folder)
+
+
+@pytest.mark.parametrize("text", ['{"addresses": ["tls://10', "[]", '{"key": "KEY"}', '{"addresses": [], "colour": 1}'])
+def test_a_damaged_contact_is_an_error_without_its_key(tmp_path: Path, text: str) -> None:
+    folder = contact.make_folder(tmp_path / "runs")
+    private.write(folder / "contact", text)
+    with pytest.raises(TrustError, match="contact is damaged, or of another version of hpcgpu") as caught:
+        contact.read(folder)
+    assert "KEY" not in str(caught.value)
 
 
 def test_no_secret_in_a_repr() -> None:

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import proxy_dask
+from hpcgpu.spill.columns import UNTOLD
 from hpcgpu.spill.proxy import asproxy, is_proxy, let_go, make_proxy, replaced, source_of, unproxy
 
 proxy_dask.register()
@@ -65,6 +66,9 @@ class Stored:
         self.pins += 1
         yield found
         self.pins -= 1
+
+    def answer(self, operation: Any, *args: Any) -> Any:
+        return UNTOLD
 
     def dirty(self) -> None:
         assert self.pins, "written to while nothing kept it up"

@@ -39,6 +39,27 @@ def test_the_python_door(slurm_lab: Lab) -> None:
 
 
 @pytest.mark.slurm
+def test_more_and_fewer(slurm_lab: Lab) -> None:
+    first, more = [text for kind, text in BLOCKS if kind == "python"]
+    imports = [text for text in first.splitlines() if "import" in text]
+    code = "\n".join([*imports, more, '    print(len(client.scheduler_info()["workers"]))', ""])
+    slurm_lab.write("more.py", code)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "more.py"], timeout=150)
+    assert done.stdout.splitlines()[-1] == "12", done.stderr
+
+
+@pytest.mark.slurm
+def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
+    page = (ROOT / "docs/explanation/clusters.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    slurm_lab.write("life.py", code)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "life.py"], timeout=150)
+    assert done.stdout.splitlines()[-1] == "6", done.stderr
+    assert re.search(r"^\d+_1  UP 2/2 +workers +1 ", done.stdout, re.M), done.stdout
+    assert "READY 6 workers" in done.stdout
+
+
+@pytest.mark.slurm
 def test_the_template_and_launch(slurm_lab: Lab) -> None:
     program, *words = line("sbatch ")
     where = ["--parsable", "--wait", "--output=/home/hpc/readme.log", f"--chdir={CHECKOUT}"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpcgpu.errors import ConfigError
@@ -35,6 +37,7 @@ def test_what_the_user_said_is_asked_for() -> None:
         cpus_per_task=8,
         gpus_per_node=4,
         memory_per_node_bytes=1 << 30,
+        warn_s=120,
         walltime_s=600,
         queue="gpu",
         account="proj",
@@ -43,6 +46,13 @@ def test_what_the_user_said_is_asked_for() -> None:
         skipped_directives=("--mem",),
         log_directory="/logs",
     )
+
+
+def test_cores_of_cpu_workers_are_asked_for_beside_those_of_the_gpus() -> None:
+    wanted = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
+    assert plan_request(wanted, ARGV).cpus_per_task == 8 + 2  # six cores more, over four tasks
+    assert plan_request(replace(wanted, ranks="node"), ARGV).cpus_per_task == 32 + 6
+    assert plan_request(replace(wanted, cores_per_gpu=None), ARGV).cpus_per_task is None
 
 
 def test_one_rank_per_node_has_the_cores_of_all_its_workers() -> None:

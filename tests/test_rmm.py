@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.config.layers import read_settings
-from hpcgpu.deploy import devices
+from hpcgpu.deploy.processes import devices
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.workers import NodeFacts, plan_rapids, plan_workers
+from hpcgpu.sim import SimGpu
+from hpcgpu.spill import GpuSpillBuffer, pressure
 from hpcgpu.spill.cudf import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
@@ -86,6 +89,8 @@ def test_a_fraction_is_of_the_workers_own_gpu(fraction: float, size: int) -> Non
         ({"rmm_allocator_external_lib_list": ["cupy", "numba"]}, "no allocator for 'numba'; allowed: cupy, torch"),
         ({"cudf_spill_stats": 1}, "without enable_cudf_spill"),
         ({"rmm_pool_size": 1}, "neither a fraction nor a size"),
+        ({"rmm_pool_size": "default"}, "'default'"),
+        ({"rmm_maximum_pool_size": "auto"}, "'auto'"),
         ({"rmm_async": "maybe"}, "neither true nor false"),
     ],
 )
@@ -272,17 +277,117 @@ def test_cudf_objects_come_back_by_cudfs_own_serialization(parts: list[tuple[lis
 def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) -> None:
     rmm = pytest.importorskip("rmm", reason="no RMM here")
 
-    from hpcgpu.deploy.rmm import set_up
+    from hpcgpu.deploy.processes.rmm import set_up
 
     plan = planned({**given, "rmm_log_directory": f"{tmp_path}/logs"}, 8 * GIB)
     assert plan is not None
     before = rmm.mr.get_current_device_resource()
     try:
         set_up(plan)
-        assert type(rmm.mr.get_current_device_resource()).__name__ == plan.resources[-1][0]
+        stack = [rmm.mr.get_current_device_resource()]
+        while hasattr(stack[0], "upstream_mr"):
+            stack.insert(0, stack[0].upstream_mr)
+        names = [type(resource).__name__ for resource in stack]
+        assert names.count("FailureCallbackResourceAdaptor") == 1
+        assert [n for n in names if n != "FailureCallbackResourceAdaptor"] == [n for n, _ in plan.resources]
         assert rmm.DeviceBuffer(size=1 << 20).size == 1 << 20
     finally:
         rmm.mr.set_current_device_resource(before)
+
+
+@pytest.mark.gpu
+def test_rmm_evicts_without_any_option_as_soon_as_it_is_imported() -> None:
+    rmm = pytest.importorskip("rmm", reason="no RMM here")
+    before = rmm.mr.get_current_device_resource()
+    try:
+        devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,))))
+        resource = rmm.mr.get_current_device_resource()
+        assert type(resource).__name__ == "FailureCallbackResourceAdaptor"
+        assert rmm.DeviceBuffer(size=1 << 20).size == 1 << 20
+    finally:
+        rmm.mr.set_current_device_resource(before)
+
+
+# Stands for RMM's module: without a driver the real one has no current resource to ask for.
+FAKE_RMM = """
+class mr:
+    current = "cuda"
+    get_current_device_resource = staticmethod(lambda: mr.current)
+    FailureCallbackResourceAdaptor = staticmethod(lambda upstream, callback: (upstream, callback(1)))
+    @staticmethod
+    def set_current_device_resource(resource): mr.current = resource
+"""
+
+
+def test_nothing_of_rmm_is_imported_before_user_code_does(tmp_path: Path) -> None:
+    (tmp_path / "rmm.py").write_text(FAKE_RMM)
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from hpcgpu.deploy.processes import devices
+from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
+gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
+devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
+print("rmm" in sys.modules)
+import rmm
+print(rmm.mr.current)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n")[:2] == ["False", "('cuda', False)"]
+
+
+@pytest.mark.gpu  # needs no GPU, but RMM, which only machines with GPUs have
+def test_an_allocation_of_rmm_that_fails_makes_the_store_evict(tmp_path: Path) -> None:
+    """RMM's own adaptor over an allocator that has as much memory as the simulated GPU has left; no driver is asked."""
+    rmm = pytest.importorskip("rmm", reason="no RMM here")
+
+    from hpcgpu.deploy.processes.rmm import evicting
+
+    gpu = SimGpu(100_000)
+    room = np.empty(100_000, "u1")
+    tries: list[int] = []
+
+    def allocate(nbytes: int, stream: object) -> int:
+        tries.append(nbytes)
+        if gpu.used_bytes + nbytes > gpu.memory_bytes:
+            raise MemoryError("full")
+        return int(room.ctypes.data)
+
+    resource = evicting(rmm.mr.CallbackMemoryResource(allocate, lambda pointer, nbytes, stream: None))
+    with pytest.raises(MemoryError):
+        resource.allocate(200_000)  # no store yet
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    try:
+        for i in range(10):
+            store[i] = gpu.asarray(np.full(9_000, i, "u1"))
+        tries.clear()
+        assert resource.allocate(51_200) == room.ctypes.data
+        assert tries == [51_200, 51_200]  # once more, and all the room was made at once
+        assert 0 < store.tiers["device"] <= 48_800
+        with pytest.raises(MemoryError, match="full"):
+            resource.allocate(200_000)  # more than there is: an end, with RMM's own error
+        assert store.tiers["device"] == 0
+        assert [int(store[i].get()[0]) for i in range(10)] == list(range(10))
+    finally:
+        store.close()
+
+
+def test_what_makes_room_for_rmm_says_whether_anything_moved(tmp_path: Path) -> None:
+    """RMM asks as long as the answer is yes."""
+    gpu = SimGpu(100_000)
+    assert not pressure.evict(0, 1)
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    try:
+        for i in range(4):
+            store[i] = gpu.asarray(np.full(9_000, i, "u1"))
+        answers = []
+        while pressure.evict(0, 10_000):
+            answers.append(store.tiers["device"])
+        assert answers == [18_000, 0]
+        assert store.rescues == 2
+    finally:
+        store.close()
+    assert not pressure.evict(0, 1)
 
 
 @pytest.mark.gpu
@@ -307,5 +412,5 @@ def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path) -> None:
     done = ranks.run(path, options=("--rmm-pool-size", "0.5"), ranks=1, env=env)
     assert done.returncode != 0
     assert "rmm_pool_size=0.5 (set by" in done.stderr
-    assert "needs rmm, which is not installed" in done.stderr
+    assert "needs rmm, which is not installed" in done.stderr.strip().splitlines()[-1]
     assert "the script ran" not in done.stderr

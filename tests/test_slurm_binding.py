@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lab import Lab
+from lab import NUMBER, Lab
 
 pytestmark = pytest.mark.slurm
 
@@ -72,12 +72,12 @@ def set_up(there: list[str], expected: list[str]) -> None:
 def one_core(container: str) -> Iterator[None]:
     """Put a node into a cpuset of one core."""
 
-    def update(cpus: str) -> None:
-        subprocess.run(["docker", "update", "--cpuset-cpus", cpus, f"hpcgpu-{container}"], check=True, stdout=-3)
+    name = f"hpcgpu{NUMBER}-{container}"
 
-    shown = subprocess.run(
-        ["docker", "exec", f"hpcgpu-{container}", "taskset", "-cp", "1"], capture_output=True, text=True, check=True
-    )
+    def update(cpus: str) -> None:
+        subprocess.run(["docker", "update", "--cpuset-cpus", cpus, name], check=True, stdout=subprocess.DEVNULL)
+
+    shown = subprocess.run(["docker", "exec", name, "taskset", "-cp", "1"], capture_output=True, text=True, check=True)
     before = shown.stdout.rpartition(" ")[2].strip()
     update("0")
     try:

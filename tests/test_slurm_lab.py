@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from lab import CHECKOUT, Lab
+from lab import CHECKOUT, NETWORK, Lab
 
 pytestmark = pytest.mark.slurm
 
@@ -19,7 +19,7 @@ def worlds(text: str) -> list[tuple[int, int, str]]:
 
 
 def test_four_nodes_are_idle(slurm_lab: Lab) -> None:
-    out = slurm_lab.exec("slurmctld", ["sinfo", "-h", "-N", "-o", "%N %T %G"], check=True).stdout
+    out = slurm_lab.exec("slurmctld", ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %G"], check=True).stdout
     assert out.split("\n")[:4] == [f"node{i} idle gpu:4" for i in (1, 2, 3, 4)]
 
 
@@ -78,7 +78,7 @@ def test_a_job_ends_with_the_exit_code_of_its_script(slurm_lab: Lab) -> None:
 
 def test_a_firewall_leaves_slurm_but_no_other_port(slurm_lab: Lab) -> None:
     listen = "import socket; s = socket.create_server(('', 7777)); print('up', flush=True); s.accept()"
-    connect = "import socket; socket.create_connection(('10.77.0.11', 7777), timeout=2)"
+    connect = f"import socket; socket.create_connection(('{NETWORK}.11', 7777), timeout=2)"
     server = slurm_lab.start("node1", ["python", "-c", listen])
     assert server.stdout
     assert server.stdout.readline() == "up\n"

@@ -269,6 +269,6 @@ def test_no_way_at_all_names_what_was_tried(slurm_lab: Lab) -> None:
     behind = behind.replace('gpus="sim:4")', 'gpus="sim:4", job_script_prologue=["PATH=${PATH#/home/hpc/bin:}"])')
     with slurm_lab.closed_ports():
         said = client(slurm_lab, behind)
-    assert re.search(r"NO WAY the scheduler could not be reached within 10 s \(tls://10\.77\.0\.11:\d+: .*\)", said)
+    assert re.search(r"NO WAY the scheduler could not be reached \(tls://10\.77\.\d\.11:\d+: .*\)", said)
     assert "nor through 'srun --overlap" in said
     assert "srun is not for you here" in said

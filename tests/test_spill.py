@@ -61,6 +61,9 @@ def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
     assert list(tmp_path.iterdir()) == []
 
 
+KINDS = st.sampled_from(["device", "host", "list", "nested", "views", "small"])
+
+
 class StoreLikeADict(RuleBasedStateMachine):
     keys = st.sampled_from("abcdef")
 
@@ -74,16 +77,17 @@ class StoreLikeADict(RuleBasedStateMachine):
     def value(self, kind: str, size: int) -> Any:
         self.number += 1
         host = np.full(size, self.number, "i4")
-        device = self.gpu.asarray(host)
+        device = self.gpu.asarray(host[:1500])
         return {
             "device": lambda: device,
             "host": lambda: host,
             "list": lambda: [device, host, device[::2], "text"],
             "nested": lambda: {"a": (device, [device * 2]), "b": Pair(device, host)},
+            "views": lambda: [host, {"a": host[size // 3 :], "b": host[::-2]}, host[1:5]],
             "small": lambda: self.number,
         }[kind]()
 
-    @rule(key=keys, kind=st.sampled_from(["device", "host", "list", "nested", "small"]), size=st.integers(0, 1500))
+    @rule(key=keys, kind=KINDS, size=st.integers(0, 1500) | st.just(30_000))
     def set(self, key: str, kind: str, size: int) -> None:
         value = self.value(kind, size)
         self.model[key] = plain(value)
@@ -94,6 +98,12 @@ class StoreLikeADict(RuleBasedStateMachine):
         if other in self.model:
             self.store[key] = self.store[other]
             self.model[key] = self.model[other]
+
+    @rule(key=keys, other=keys, start=st.integers(0, 900), step=st.sampled_from([1, 2, -1]))
+    def view(self, key: str, other: str, start: int, step: int) -> None:
+        if other in self.model and isinstance(whole := self.store[other], np.ndarray):
+            self.store[key] = whole[start::step]
+            self.model[key] = whole[start::step].tolist()
 
     @rule(key=keys)
     def get(self, key: str) -> None:

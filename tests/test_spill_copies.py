@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,23 @@ def test_the_second_time_on_disk_is_not_written(tmp_path: Path) -> None:
         assert store.counters["disk_to_host"].number > 6
     finally:
         store.close()
+
+
+def test_what_user_code_got_since_it_was_chosen_to_go_stays(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(store, gpu, "abc")
+    held: dict[str, SimArray] = {}
+    move_down = store.moves._move_down
+
+    def hand_out_first(*args: Any) -> int:
+        if not held:
+            held["a"] = store["a"]  # as get_worker().data["a"] in another thread
+        return move_down(*args)
+
+    store.moves._move_down = hand_out_first
+    fill(store, gpu, "de")
+    held["a"][...] = 7.0
+    assert store.tiers["host"] > 0
+    assert set(store["a"].get()) == {7.0}
 
 
 def test_what_user_code_holds_may_have_been_written_to(store: GpuSpillBuffer, gpu: SimGpu) -> None:

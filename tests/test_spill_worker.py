@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, Scheduler, Worker, get_client, get_worker
 
 from hpcgpu import sim
-from hpcgpu.deploy.unspill import Unspilling
+from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
@@ -112,9 +112,8 @@ def test_an_array_graph_bigger_than_all_memory(gpu: SimGpu, tmp_path: Path, plug
 
 def up(worker: Worker) -> int:
     """Bytes in the tiers where they are used: the device's, and those of the host that came from no device."""
-    return worker.data.tiers["device"] + sum(
-        e.rest.nbytes for e in set(worker.data._entries.values()) if e.rest.tier == "host"
-    )
+    units = {unit for e in worker.data._entries.values() for unit in e.units()}
+    return worker.data.tiers["device"] + sum(u.nbytes for u in units if u.top == u.tier == "host")
 
 
 def read_own(keys: list[str]) -> list[str]:
@@ -202,6 +201,7 @@ def test_releasing_copies_nothing(gpu: SimGpu, tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
+@pytest.mark.mpi
 def test_a_value_that_is_lost_on_disk_is_computed_again(gpu: SimGpu, tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, plugin=True) as (client, a, _):

@@ -12,10 +12,8 @@ from hpcgpu.launch.environment import read_rank
 
 def main(argv: list[str]) -> int:
     """Run one rank; return its exit code."""
-    from hpcgpu.config import document
-
     try:
-        return Rank(document.read(argv[0]), dict(os.environ)).run()
+        return Rank(argv[0], dict(os.environ)).run()
     except HpcGpuError as e:
         facts = read_rank(os.environ)
         if facts.rank == 0 or not isinstance(e, WorldError):

@@ -1,22 +1,30 @@
-"""A rank that is not its node's leader: it hands its output to the leader, and waits for the end."""
+"""A rank that is not its node's leader: it hands its output to the leader and waits, and leads when it must.
+
+Who leads after a leader's death is not voted on. Each rank of the node listens at a door of its own, a unix socket in
+the run's folder, before it goes to its leader, and the kernel refuses at a door exactly when its process is dead.
+A follower whose leader died knocks at the doors of the ranks before it, in their order. One that answers leads, or
+dies, too, which is seen; if all refuse, all are dead, for good, and this rank leads. So two leaders never live at
+once, whoever dies, and when. The folder lasts since every rank holds its lock; it goes in an orderly end only.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from hpcgpu.errors import LaunchError
 
-_GOODBYE = b"end"
-_MESSAGE_BYTES = 64
+_MESSAGE_BYTES = 256
+_LOOK_S = 0.1
 
 
-@dataclass(slots=True)
-class Guest:
+class Guest(NamedTuple):
     """A follower, as its leader has it."""
 
     rank: int
@@ -24,18 +32,25 @@ class Guest:
     stdout: int
     stderr: int
 
+    def tell(self, op: str, **fields: object) -> None:
+        """Send it a message; one that is gone is noticed by who reads."""
+        with contextlib.suppress(OSError):
+            self.sock.send(_encode(op, **fields))
+
 
 class Door:
-    """Where the followers of a node come to their leader: a unix socket in a folder of mode 0700."""
+    """Where the followers of a node come to a rank that leads: a unix socket in a folder of mode 0700."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = str(folder / "door")
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.bind(self.path)
         self._sock.listen(1024)
 
-    def receive(self, count: int, deadline_s: float) -> tuple[Guest, ...]:
-        """Wait for ``count`` followers.
+    def receive(
+        self, ranks: Iterable[int], deadline_s: float, alive: Callable[[int], bool] = lambda _: True
+    ) -> tuple[Guest, ...]:
+        """Wait for the followers ``ranks``, as long as they are ``alive``.
 
         Raises
         ------
@@ -43,18 +58,25 @@ class Door:
             Somebody did not come within ``deadline_s`` seconds.
 
         """
-        self._sock.settimeout(deadline_s)
+        end = time.monotonic() + deadline_s
+        waiting = set(ranks)
         out: list[Guest] = []
-        while len(out) < count:
+        self._sock.settimeout(_LOOK_S)
+        while waiting:
             try:
                 sock, _ = self._sock.accept()
             except TimeoutError:
-                raise LaunchError(
-                    f"{count - len(out)} of this node's {count + 1} ranks met the others but did not come to their "
-                    f"leader within {deadline_s:g} s"
-                ) from None
+                waiting = {r for r in waiting if alive(r)}
+                if waiting and time.monotonic() > end:
+                    raise LaunchError(
+                        f"the ranks {sorted(waiting)} of this node met the others but did not come to their leader "
+                        f"within {deadline_s:g} s"
+                    ) from None
+                continue
             data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 2)
-            out.append(Guest(json.loads(data), sock, *fds))
+            if data:  # else it is dead, or it was a look whether this rank lives
+                out.append(Guest(json.loads(data), sock, *fds))
+                waiting.discard(out[-1].rank)
         return tuple(out)
 
     def close(self) -> None:
@@ -62,22 +84,127 @@ class Door:
         self._sock.close()
 
 
-def dismiss(guests: tuple[Guest, ...]) -> None:
+class Estate(NamedTuple):
+    """What a rank has of its node when it must lead, since all ranks before it are dead.
+
+    Attributes
+    ----------
+    folder : str
+        The run's folder on the node; its lock is held by ``lock``.
+    heirs : tuple of int
+        The ranks after this one, dead or alive.
+    lost : frozenset of int
+        Ranks that died as followers: their workers were retired.
+    since_s : float
+        When the leader's death was noticed, on the monotonic clock.
+
+    """
+
+    folder: str
+    lock: int
+    door: Door
+    heirs: tuple[int, ...]
+    lost: frozenset[int]
+    since_s: float
+
+    def receive(self, deadline_s: float) -> tuple[Guest, ...]:
+        """Wait for the followers that live."""
+        return self.door.receive(self.heirs, deadline_s, lambda rank: _answers(_door(self.folder, rank)))
+
+
+def welcome(guests: Iterable[Guest], lock: int) -> None:
+    """Let the followers, who are all there, hold the folder's lock: from now on any of them can lead."""
+    for guest in guests:
+        with contextlib.suppress(OSError):
+            socket.send_fds(guest.sock, [_encode("welcome")], [lock])
+
+
+def dismiss(guests: Iterable[Guest]) -> None:
     """Let the followers end with exit code 0."""
     for guest in guests:
-        try:
-            guest.sock.send(_GOODBYE)
-        except OSError:
-            continue  # it is gone already
+        guest.tell("end")
 
 
-def follow(rank: int, path: str) -> int:
-    """Go to the leader at ``path`` and wait until it says goodbye; return the exit code."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(path)
-    socket.send_fds(sock, [json.dumps(rank).encode()], [sys.stdout.fileno(), sys.stderr.fileno()])
-    # the worker holds what it needs: who waits for the end of this rank's output shall not wait for this process
-    if sock.recv(_MESSAGE_BYTES) == _GOODBYE:
-        return 0
-    print(f"hpcgpu: rank {rank}: the leader of this node ended without a goodbye", file=sys.stderr, flush=True)
-    return os.EX_SOFTWARE
+def follow(rank: int, ranks: Sequence[int], path: str) -> int | Estate:
+    """Go to the leader, to those after it when it dies, and wait for a goodbye.
+
+    Parameters
+    ----------
+    rank : int
+        This rank.
+    ranks : sequence of int
+        Those of the node, ascending; the first leads. Rank 0 has no successor: the scheduler is its child.
+    path : str
+        The first leader's door.
+
+    Returns
+    -------
+    int or Estate
+        The exit code; or what is needed to lead, because every rank before this one is dead.
+
+    """
+    return _Follower(rank, ranks, path).follow()
+
+
+class _Follower:
+    def __init__(self, rank: int, ranks: Sequence[int], path: str) -> None:
+        self._rank, self._path = rank, path
+        place = ranks.index(rank)
+        self._before = tuple(ranks[1:place]) if ranks[0] else ()
+        self._heirs = tuple(ranks[place + 1 :])
+        self._heritable = ranks[0] != 0
+        self._lock: int | None = None
+        self._lost: set[int] = set()
+
+    def follow(self) -> int | Estate:
+        folder = os.path.dirname(self._path)  # noqa: PTH120 - pathlib takes 5 CPU ms, which every rank would pay
+        died_s = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone: an end, without a word for this rank
+            door = Door(_door(folder, self._rank)) if self._heritable else None
+            for path in (self._path, *(_door(folder, rank) for rank in self._before)):
+                if self._stay(path):
+                    return 0
+                if path == self._path:
+                    died_s = time.monotonic()
+            if door and self._lock is not None:
+                return Estate(folder, self._lock, door, self._heirs, frozenset(self._lost), died_s)
+        print(
+            f"hpcgpu: rank {self._rank}: the leader of this node ended without a goodbye", file=sys.stderr, flush=True
+        )
+        return os.EX_SOFTWARE
+
+    def _stay(self, path: str) -> bool:
+        """Be a guest at the door ``path``; tell whether there was a goodbye, else who was there is dead."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(ConnectionError):
+            sock.connect(path)
+            outputs = [sys.stdout.fileno(), sys.stderr.fileno()]
+            socket.send_fds(sock, [json.dumps(self._rank).encode()], outputs)
+            # the worker holds what it needs: who waits for this rank's output to end shall not wait for this process
+            while True:
+                data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+                if not data:
+                    return False
+                message = json.loads(data)
+                if message["op"] == "end":
+                    return True
+                if message["op"] == "lost":
+                    self._lost.add(message["rank"])
+                for fd in fds:
+                    if self._lock is None:
+                        self._lock = fd
+                    else:
+                        os.close(fd)
+        return False
+
+
+def _door(folder: str, rank: int) -> str:
+    return f"{folder}/door-{rank}"
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        return sock.connect_ex(path) == 0
+
+
+def _encode(op: str, **fields: object) -> bytes:
+    return json.dumps({"op": op, **fields}).encode()

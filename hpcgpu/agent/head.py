@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 from hpcgpu.agent.leader import Leader, Post
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import private, process
+from hpcgpu.model.world import SCRIPT_ADDRESS
 
 if TYPE_CHECKING:
     from hpcgpu.agent.scheduling import Scheduling
-    from hpcgpu.deploy.control import Control
-    from hpcgpu.deploy.spawn import Child
+    from hpcgpu.deploy.processes.control import Control
+    from hpcgpu.deploy.processes.spawn import Child
     from hpcgpu.model import Allocation, Layout
 
 # How long the script may take to end itself, and the scheduler to hear all other nodes' goodbyes.
@@ -37,6 +39,7 @@ class Head(Leader):
         self._scheduling, self._folder = scheduling, folder
         self._wanted, self._nodes = layout.worker_count, len(layout.nodes)
         self._present = 0
+        self._client_gone = False
         self._changed = asyncio.Event()
         self._child: Child | None = None
         self._control: Control | None = None
@@ -44,7 +47,7 @@ class Head(Leader):
 
     async def serve(self) -> int:
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
-        from hpcgpu.deploy.control import Control
+        from hpcgpu.deploy.processes.control import Control
 
         scheduler = self._scheduling.child
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
@@ -53,18 +56,21 @@ class Head(Leader):
         listening = asyncio.create_task(self._listen(self._control))
         try:
             await self.start_workers()
-            await self._wait_for_workers()
+            if self._wanted:
+                await self._wait_for_workers()
             if self.post.run.script:
                 return await self._run_script(self.watch.peer_address)
             self._publish(self._control)
-            await self.wait_for_scheduler()
+            if not await self.hear_goodbye():
+                await self._child.exited  # its connections end a moment before it is known to be dead
+                await self.ended.wait()
         finally:
             listening.cancel()
         return 0
 
     def _publish(self, control: Control) -> None:
         """Tell the cluster object outside where the scheduler is; from now on it must be heard from."""
-        from hpcgpu.deploy import contact
+        from hpcgpu.deploy.network import contact, lease_file
 
         scheduler, job = self.post.scheduler, self._allocation
         facts = contact.Contact(
@@ -77,8 +83,12 @@ class Head(Leader):
             dashboard_port=self._scheduling.dashboard_port,
             dashboard_secret=self._scheduling.secret,
         )
-        control.send("lease")
-        contact.publish(Path(self.post.run.meeting), facts)
+        folder = Path(self.post.run.meeting)
+        try:
+            control.send("lease", detached=lease_file.is_detached(folder))
+            contact.publish(folder, facts)
+        except FileNotFoundError as e:
+            raise LaunchError(f"the client has given this cluster up, for its folder is gone: {e}") from e
 
     async def _listen(self, control: Control) -> None:
         """Follow what the scheduler process reports."""
@@ -88,15 +98,27 @@ class Head(Leader):
                 self._changed.set()
             elif message["op"] == "failed":
                 self.end(1, message["text"])
+            elif message["op"] == "leader_lost":
+                text = f"node {message['node']} lost its leader; its workers are gone"
+                print(f"hpcgpu: {text}", file=sys.stderr, flush=True)
             elif message["op"] == "end":
                 print(f"hpcgpu: the job ends: {message['reason']}", file=sys.stderr, flush=True)
+                self._client_gone = True
                 self.end(0)
+
+    def drain(self, left_s: float | None) -> None:
+        """Say that the job's time ends: here, and to the clients as an event."""
+        when = "soon" if left_s is None else f"in {left_s:.0f} s"
+        print(f"hpcgpu: the job's time ends {when}", file=sys.stderr, flush=True)
+        if self._control:
+            self._control.send("event", facts={"action": "time-limit", "left_s": left_s})
 
     async def _wait_for_workers(self) -> None:
         deadline_s = self.post.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
                 while self._present < self._wanted:
+                    self._report_progress()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -112,6 +134,14 @@ class Head(Leader):
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
         print(f"hpcgpu: {workers} on {nodes} ready{self._write_dashboard()}", file=sys.stderr, flush=True)
+
+    def _report_progress(self) -> None:
+        """Let the client outside, which waits for all workers, see how many there are."""
+        if self._present and not self.post.run.script:
+            from hpcgpu.deploy.network import contact
+
+            with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
+                contact.report_progress(Path(self.post.run.meeting), self._present)
 
     def _write_dashboard(self) -> str:
         """Put the dashboard's address, which holds a secret, into a file; return what to say of it."""
@@ -136,7 +166,7 @@ class Head(Leader):
 
     def _client_env(self, address: str) -> dict[str, str]:
         """Return the variables with which a plain ``Client()`` finds this cluster; secrets stay in files."""
-        env = {"DASK_SCHEDULER_ADDRESS": address}
+        env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}
         if self.post.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
             private.write(cert, self.post.scheduler["cert"])
@@ -159,10 +189,11 @@ class Head(Leader):
         await super().close()
         if self._child:
             await asyncio.wait([self._child.exited], timeout=_SCHEDULER_S)
-        if self.post.run.shape == "gang":
-            from hpcgpu.deploy import contact
+        if self.post.run.shape in ("gang", "head"):
+            from hpcgpu.deploy.network import contact
 
-            contact.retract(Path(self.post.run.meeting))
+            # without a batch system the ranks die with their client, and nobody starts them again
+            contact.retract(Path(self.post.run.meeting), forever=self._client_gone or not self.post.in_job)
 
     async def _end_script(self) -> None:
         script = self._script

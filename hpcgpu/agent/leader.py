@@ -8,13 +8,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpcgpu.agent.attendance import Attendance
+from hpcgpu.agent.follower import Guest
 from hpcgpu.agent.spawner import ZygoteSpawner
 from hpcgpu.agent.zygote import Zygote
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import LaunchError, cause_of
 from hpcgpu.model import RunDocument, WorkerSpec
 
 if TYPE_CHECKING:
@@ -39,10 +41,16 @@ class Post:
         ``addresses``, ``protocol``, ``cert``, ``key``, ``local`` of rank 0's record.
     workers : sequence of (int, WorkerSpec)
         The node's workers and the rank of each.
-    outputs : mapping of int to (int, int)
-        stdout and stderr of the followers.
+    guests : sequence of Guest
+        The followers, with their stdout and stderr.
+    node : str
+        The host's name.
+    place : str
+        What the node's leaders, one after another, and no others, say of themselves.
     environ : mapping of str to str
         The environment as this rank was started with it.
+    in_job : bool
+        Whether this is a batch job, which has a time limit.
 
     """
 
@@ -51,7 +59,10 @@ class Post:
     zygote: Zygote
     scheduler: Mapping[str, Any]
     workers: Sequence[tuple[int, WorkerSpec]]
-    outputs: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    guests: Sequence[Guest] = ()
+    node: str = ""
+    place: str = ""
+    in_job: bool = False
 
 
 class Leader:
@@ -59,12 +70,15 @@ class Leader:
 
     def __init__(self, post: Post) -> None:
         self.post = post
-        self.security = _security(post.scheduler)
+        self.security = security_of(post.scheduler)
         self.nannies: list[Nanny] = []
         self.watch: Any = None  # a comm of distributed
+        self.attendance: Attendance | None = None
         self.ended = asyncio.Event()
         self.exit_code = 0
         self.why = ""
+        self._warned = False
+        self._ends_s: float | None = None  # when the job's time ends, on the loop's clock
 
     def end(self, exit_code: int, why: str = "") -> None:
         """Let the run end; the first reason counts."""
@@ -72,13 +86,31 @@ class Leader:
             self.exit_code, self.why = exit_code, why
             self.ended.set()
 
+    def stop(self, sig: signal.Signals, why: str) -> None:
+        """End the run because of a signal."""
+        self.end(128 + sig, why)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            self.drain(self._ends_s and max(0.0, self._ends_s - asyncio.get_running_loop().time()))
+
+    def drain(self, left_s: float | None) -> None:
+        """Prepare for the job's time limit, which is ``left_s`` seconds away; None: soon."""
+
     async def run(self) -> int:
         """Start the workers, stay until the run ends, end the workers; return the exit code."""
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(sig, self.end, 128 + sig, f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip())
+            loop.add_signal_handler(sig, self.stop, sig, f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip())
+        loop.add_signal_handler(signal.SIGUSR1, self._warn)  # Slurm's --signal, through the batch script
+        if self.post.in_job and (limit_s := self.post.run.settings.walltime_s):
+            self._ends_s = loop.time() + limit_s
+            loop.call_at(self._ends_s - self.post.run.settings.warning_s, self._warn)
         self.spawner = ZygoteSpawner(
-            self.post.zygote, self.post.outputs, lambda: self.end(os.EX_SOFTWARE, "the zygote process died")
+            self.post.zygote,
+            {g.rank: (g.stdout, g.stderr) for g in self.post.guests},
+            lambda: self.end(os.EX_SOFTWARE, "the zygote process died"),
         )
         duty = asyncio.create_task(self.serve())
         ended = asyncio.create_task(self.ended.wait())
@@ -105,22 +137,40 @@ class Leader:
         """Start this node's workers, and hold a connection to the scheduler that ends when it ends."""
         from distributed.comm import connect
 
-        from hpcgpu.deploy.reach import reach
+        from hpcgpu.deploy.network.reach import reach
 
-        deadline_s = self.post.run.settings.death_timeout_s
+        deadline_s = self.reach_s
         reached = await reach(self.post.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
-        await self.watch.write({"op": "hpcgpu_watch", "reply": False})
+        about = {"node": self.post.node, "place": self.post.place}
+        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
         await self.watch.read()
         host = "127.0.0.1" if self.post.scheduler["local"] else reached.own_host
         self.nannies = [self._nanny(reached.address, host, rank, spec) for rank, spec in self.post.workers]
         done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
         failed = [e for e in done if isinstance(e, BaseException)]
         if failed and len(failed) == len(done):
-            raise LaunchError(f"no worker of this node could be started: {failed[0]}")
+            raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
+        self.attendance = Attendance(self.post.guests, self._names_of, self._retire, self.ended, self.post.node)
+
+    def _names_of(self, rank: int) -> list[str]:
+        return [spec.name for owner, spec in self.post.workers if owner == rank]
+
+    async def _retire(self, names: list[str]) -> list[str]:
+        """Let the scheduler move the workers' data to others and close them, for good; return those that went."""
+        async with scheduler_rpc(self.post.scheduler, _REPORT_S) as scheduler:
+            if not await worker_names(scheduler) - set(names):
+                return []  # who waits for a result would wait for ever
+            gone = await scheduler.retire_workers(names=names, close_workers=True, remove=True)
+        return [worker["name"] for worker in gone.values()]
+
+    @property
+    def reach_s(self) -> float:
+        """How long to try the scheduler's addresses."""
+        return self.post.run.settings.death_timeout_s
 
     def _nanny(self, scheduler: str, host: str, rank: int, spec: WorkerSpec) -> Nanny:
-        from hpcgpu.deploy.nanny import ForkNanny
+        from hpcgpu.deploy.processes.nanny import ForkNanny
 
         settings = self.post.run.settings
         # Dask's traffic takes the planned interface, when there is one, else the way to the scheduler
@@ -145,31 +195,56 @@ class Leader:
 
     async def wait_for_scheduler(self) -> int:
         """Wait until the scheduler says that the run ends, or is gone."""
+        await self.hear_goodbye()
+        return 0
+
+    async def hear_goodbye(self) -> bool:
+        """Wait for the scheduler's end; return False when it did not say goodbye."""
         with contextlib.suppress(OSError):
             while await self.watch.read() != "end":
                 continue
-        return 0
+            return True
+        return False
 
     async def close(self) -> None:
         """End the workers, the busy ones by force."""
+        if self.attendance:
+            self.attendance.close()
         await asyncio.gather(*(n.close(timeout=_CLOSE_S, reason="the run ended") for n in self.nannies))
         if self.watch:
+            if self.exit_code != os.EX_SOFTWARE:
+                with contextlib.suppress(OSError):
+                    await self.watch.write("bye")  # else rank 0 would say that this leader is lost
             await self.watch.close()
 
 
-def _security(scheduler: Mapping[str, Any]) -> Security:
-    from hpcgpu.deploy.trust import Certificate, security
+def security_of(scheduler: Mapping[str, Any]) -> Security:
+    """Return what connections to this scheduler, as a record has it, are made with."""
+    from hpcgpu.deploy.network.trust import Certificate, security
 
-    return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler["cert"] else None)
+    return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler.get("cert") else None)
 
 
 async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
     """Let rank 0 know why this node has no workers; it would wait for them."""
+    async with scheduler_rpc(scheduler, _REPORT_S) as to:
+        await to.hpcgpu_failed(text=text)
+
+
+@contextlib.asynccontextmanager
+async def scheduler_rpc(scheduler: Mapping[str, Any], deadline_s: float) -> AsyncIterator[Any]:
+    """Call the scheduler's handlers by name, at the first of its addresses that answers."""
     from distributed.core import rpc
 
-    from hpcgpu.deploy.reach import reach
+    from hpcgpu.deploy.network.reach import reach
 
-    trust = _security(scheduler)
-    reached = await reach(scheduler["addresses"], trust, _REPORT_S)
+    trust = security_of(scheduler)
+    reached = await reach(scheduler["addresses"], trust, deadline_s)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
-        await to.hpcgpu_failed(text=text)
+        yield to
+
+
+async def worker_names(scheduler: Any) -> set[str]:  # noqa: ANN401 - distributed has no types
+    """Return the names of the workers that the scheduler has."""
+    identity = await scheduler.identity(n_workers=-1)
+    return {worker["name"] for worker in identity["workers"].values()}

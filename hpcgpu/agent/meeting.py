@@ -11,12 +11,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import LaunchError, WorldError
-from hpcgpu.host import private
-from hpcgpu.model import RankFacts
+from hpcgpu.host import process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcgpu.model import RankFacts
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES = 8192
@@ -75,7 +78,8 @@ def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
 
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        with process.importing():
+            from mpi4py import MPI
 
         MPI.Init_thread(MPI.THREAD_SINGLE)
     except (ImportError, RuntimeError) as e:
@@ -139,6 +143,8 @@ def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadli
         Somebody did not come.
 
     """
+    from hpcgpu.host import private
+
     private.make_folder(folder)
     end = time.monotonic() + deadline_s
     private.write(folder / f"rank-{facts.rank}", json.dumps(own))

@@ -8,25 +8,27 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import cgroup
-from hpcgpu.model import CpuSet, Gpu, RunDocument, Settings, WorkerSpec
-from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.launch.environment import read_allocation
+from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
-    from hpcgpu.model import Layout
+    from hpcgpu.config.terms import Terms
+    from hpcgpu.model import Gpu, Layout, RunDocument, WorkerSpec
     from hpcgpu.plan.layout import RankRecord
 
 Records = Sequence[Mapping[str, Any]]
 
 
-def granted(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def granted(terms: Terms, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what this rank may use, for its record in the meeting."""
-    if settings.gpus is not None:
-        count, devices = parse_simulated(settings.gpus).count, ""
+    if terms.gpus is not None:
+        from hpcgpu.model.simulated import parse_simulated
+
+        count, devices = parse_simulated(terms.gpus).per_node, ""
     else:
         count, devices = len(_real_gpus(environ)), environ.get("CUDA_VISIBLE_DEVICES", "")
-    wanted = settings.gpus_per_node
-    return {"gpus": min(count, wanted or count), "devices": devices, "cpus": str(cgroup.granted_cpus())}
+    wanted = terms.gpus_per_node
+    return {"gpus": min(count, wanted or count), "devices": devices, "cpus": str(CpuSet(os.sched_getaffinity(0)))}
 
 
 def _real_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -54,7 +56,8 @@ def plan(
         The node has fewer GPUs than ``gpus_per_node`` says.
 
     """
-    from hpcgpu.host import addresses, discover  # psutil takes 30 CPU ms, which every rank would pay
+    from hpcgpu.host import addresses, cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
+    from hpcgpu.model.simulated import parse_simulated
     from hpcgpu.plan.binding import place_simulated
     from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
@@ -62,7 +65,7 @@ def plan(
     topology = discover.topology()
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
-        gpus = place_simulated(topology, simulated.count, simulated.memory_bytes, host)
+        gpus = place_simulated(topology, simulated.per_node, simulated.memory_bytes, host)
     else:
         visible = {g.uuid for g in _real_gpus(environ)}
         gpus = tuple(g for g in topology.gpus if g.uuid in visible)
@@ -86,11 +89,21 @@ def plan(
         scratch=scratch,
         masks=masks if settings.respect_launcher else {},
         interfaces=addresses.usable_interfaces(),
+        **_job(run, environ),
     )
     before = [n for n in layout.nodes if n.node < home.node and records[n.leader]["host"] == host]
-    workers = plan_workers(settings, facts, home, sum(len(w) for n in before for w in n.workers))
+    workers = plan_workers(settings, facts, home, before)
     _say(host, node_warnings(settings, masks, [spec for _, spec in workers]))
     return workers
+
+
+def _job(run: RunDocument, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the job by which the workers are named, of a member."""
+    if run.shape != "member":
+        return {}
+    job = read_allocation(environ)
+    # without a batch system, and nobody who says, the process that was started is the job
+    return {"job_id": job.job_id or str(os.getpid()), "restart_count": job.restart_count}
 
 
 def _say(host: str, warnings: Sequence[str]) -> None:

@@ -3,69 +3,122 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import shutil
 import signal
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.agent import meeting, node
-from hpcgpu.agent.follower import dismiss, follow
 from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
 from hpcgpu.host import process
-from hpcgpu.launch.environment import is_isolated, read_allocation
-from hpcgpu.model import RunDocument
+from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcgpu.agent.follower import Estate
     from hpcgpu.agent.image import Image
+    from hpcgpu.agent.leader import Post
     from hpcgpu.agent.scheduling import Scheduling
-    from hpcgpu.model import Layout
+    from hpcgpu.config.terms import Terms
+    from hpcgpu.model import Layout, RunDocument
 
 Records = list[dict[str, Any]]
+# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
+_OUTLAST_S = 10
 
 
 class Rank:
-    """The process as one of the world's ranks."""
+    """The process as one of the world's ranks.
 
-    def __init__(self, run: RunDocument, environ: Mapping[str, str]) -> None:
-        self._run, self._environ = run, environ
+    Parameters
+    ----------
+    document : str
+        The run document; what is not among its terms is read by leaders only, of which there are few.
+    environ : mapping of str to str
+        The process's environment.
+
+    """
+
+    def __init__(self, document: str, environ: Mapping[str, str]) -> None:
+        from hpcgpu.config.terms import read_terms
+
+        self._document, self._environ = document, environ
+        self._terms = read_terms(document)
         self._allocation = read_allocation(environ)
         self._facts = self._allocation.rank
-        self._host = self._allocation.node_name or socket.gethostname()
+        self._host = self._allocation.node_name or os.uname().nodename
         # Nobody else can fork for a rank with devices of its own, nor where nobody says who is where.
-        own_devices = is_isolated(environ) and run.settings.gpus is None
+        own_devices = is_isolated(environ) and self._terms.gpus is None
         self._isolated = self._facts.local_rank is None or own_devices
         self._scheduling: Scheduling | None = None
         self._folder: Path | None = None
         self._failure = ""
 
+    @functools.cached_property
+    def _run(self) -> RunDocument:
+        from hpcgpu.config import document
+
+        return document.read(self._document)
+
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
+        from hpcgpu.model import Layout
         from hpcgpu.plan.layout import plan_layout
 
-        rank = self._facts.rank
+        # Slurm's warning before the time limit reaches every process; only a leader has something to do then
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        rank, shape = self._facts.rank, self._terms.shape
         if self._facts.launcher != "none":
             # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
             process.die_with_parent(os.getppid(), signal.SIGTERM)
         with contextlib.ExitStack() as stack:
             image = None
             try:
+                self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
                     image = stack.enter_context(self._make_image())
                     self._start_scheduler(image)
             except HpcGpuError as e:
                 self._failure = str(e)  # said in the meeting, or the others would wait for this rank
             records = self._meet(image)
-            each = self._run.settings.workers_per_gpu
-            layout = plan_layout([node.rank_record(r) for r in records], self._allocation.node_count, each)
+            if shape == "head" and image:
+                return self._serve(self._post(image, records[0]["scheduler"], workers=()), image, Layout(()))
+            met = [node.rank_record(r) for r in records]
+            each, beside = self._terms.workers_per_gpu, self._terms.cpu_workers
+            layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
-                return follow(rank, records[home.leader]["door"])
+                from hpcgpu.agent.follower import Estate, follow
+
+                process.outlast(signal.SIGTERM, _OUTLAST_S)
+                end = follow(rank, home.ranks, records[home.leader]["door"])
+                return self._take_over(end, records, layout) if isinstance(end, Estate) else end
             if image is None:
                 image = stack.enter_context(self._make_image(after_mpi=True))
             return self._lead(image, records, layout)
+
+    def _take_over(self, estate: Estate, records: Records, layout: Layout) -> int:
+        from hpcgpu.agent.image import Image
+
+        with Image.inherit(estate) as image:
+            return self._lead(image, records, layout, estate)
+
+    def _check_lease(self) -> None:
+        """Raise LaunchError when the cluster that this job is of has no client any more."""
+        if self._facts.rank or not self._terms.meeting:
+            return
+        from pathlib import Path
+
+        from hpcgpu.deploy.network import lease_file
+
+        folder, grace_s = self._terms.meeting, self._run.settings.client_grace_s
+        if not lease_file.is_held(Path(folder), grace_s):
+            raise LaunchError(
+                f"the client of this cluster is gone: in {folder} it has given no sign of life for over {grace_s:g} s "
+                "(client_grace), and it has not detached"
+            )
 
     def _make_image(self, *, after_mpi: bool = False) -> Image:
         """Make the leader's image; followers, of which there are many, do without the imports that it takes."""
@@ -77,20 +130,20 @@ class Rank:
     def _start_scheduler(self, image: Image) -> None:
         from hpcgpu.agent.scheduling import Scheduling
 
-        if self._facts.rank == 0:
+        if self._facts.rank == 0 and self._terms.shape != "member":
             self._scheduling = Scheduling(self._run, image, local=self._all_on_one_node())
 
     def _meet(self, image: Image | None) -> Records:
         """Return what all ranks say of themselves; raise WorldError when one of them has failed."""
-        settings = self._run.settings
+        terms = self._terms
         if self._facts.size == 1:
             records = [self._record(image)]
-        elif settings.rendezvous == "file":
-            self._folder = meeting_folder(self._run, self._environ)
+        elif terms.rendezvous == "file":
+            self._folder = meeting_folder(terms, self._environ)
             own = self._record(image)
-            records = meeting.meet_by_files(own, self._facts, self._folder, settings.death_timeout_s)
+            records = meeting.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
         else:
-            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, settings.death_timeout_s)
+            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, terms.death_timeout_s)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
@@ -107,7 +160,7 @@ class Rank:
                 "isolated": self._isolated,
                 "door": image.door.path if image else "",
                 "scheduler": self._scheduling.record() if self._scheduling else None,
-                **node.granted(self._run.settings, self._environ),
+                **(node.granted(self._terms, self._environ) if self._terms.shape != "head" else {}),
             }
         except HpcGpuError as e:
             return record | {"failure": str(e)}
@@ -116,50 +169,68 @@ class Rank:
         facts = self._facts
         one_step = facts.launcher == "srun" and self._environ.get("SLURM_STEP_NUM_NODES") == "1"
         # without a batch system the cluster object that started the ranks is on this machine, too
-        elsewhere = self._run.shape == "gang" and self._allocation.batch != "local"
+        shape = self._terms.shape
+        elsewhere = shape == "head" or (shape == "gang" and self._allocation.batch != "local")
         return not elsewhere and (facts.size in (1, facts.local_size) or one_step)
 
-    def _lead(self, image: Image, records: Records, layout: Layout) -> int:
+    def _lead(self, image: Image, records: Records, layout: Layout, estate: Estate | None = None) -> int:
         """Run this node's workers until the end; on rank 0 the whole run."""
         import asyncio
+        import shutil
 
-        from hpcgpu.agent.head import Head
-        from hpcgpu.agent.leader import Leader, Post, report_failure
+        from hpcgpu.agent.follower import dismiss, welcome
+        from hpcgpu.agent.leader import report_failure
 
-        rank, settings = self._facts.rank, self._run.settings
+        rank, settings, scheduler = self._facts.rank, self._run.settings, records[0]["scheduler"]
         home = layout.node_of(rank)
-        guests = image.door.receive(len(home.ranks) - 1, settings.death_timeout_s)
+        deadline_s = settings.death_timeout_s
+        guests = estate.receive(deadline_s) if estate else image.door.receive(home.ranks[1:], deadline_s)
+        welcome(guests, image.scratch.lock)
         try:
             try:
                 workers = node.plan(self._run, self._environ, str(image.scratch.path), records, layout, rank)
             except HpcGpuError as e:
-                if rank:
-                    asyncio.run(report_failure(records[0]["scheduler"], f"{self._host}: {e}"))
+                if rank and scheduler and not estate:
+                    asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
             os.sched_setaffinity(image.zygote.pid, os.sched_getaffinity(0))
-            process.hide_gpus(records[0]["scheduler"]["protocol"])
-            post = Post(
-                run=self._run,
-                environ=self._environ,
-                zygote=image.zygote,
-                scheduler=records[0]["scheduler"],
-                workers=workers,
-                outputs={g.rank: (g.stdout, g.stderr) for g in guests},
-            )
-
-            async def lead() -> int:
-                if self._scheduling is None:
-                    return await Leader(post).run()
-                return await Head(post, self._scheduling, layout, image.scratch.path, self._allocation).run()
-
-            return asyncio.run(lead())
+            mine = [w for w in workers if not estate or w[0] not in estate.lost]
+            post = self._post(image, scheduler, workers=mine, guests=guests, place=f"{self._host}/{home.leader}")
+            return self._serve(post, image, layout, estate)
         finally:
             dismiss(guests)
             if self._folder and rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _post(self, image: Image, scheduler: Mapping[str, Any] | None, **more: Any) -> Post:  # noqa: ANN401
+        from hpcgpu.agent.leader import Post
+        from hpcgpu.agent.scheduling import protocol
 
-def meeting_folder(run: RunDocument, environ: Mapping[str, str]) -> Path:
+        process.hide_gpus(protocol(self._run.settings))
+        in_job = self._allocation.batch != "local"
+        given = {"environ": self._environ, "zygote": image.zygote, "node": self._host, "in_job": in_job, **more}
+        return Post(run=self._run, scheduler=scheduler or {}, **given)
+
+    def _serve(self, post: Post, image: Image, layout: Layout, estate: Estate | None = None) -> int:
+        """Do what a leader of this run does: with the scheduler, beside it, or in a job that joins one."""
+        import asyncio
+
+        from hpcgpu.agent.head import Head
+        from hpcgpu.agent.leader import Leader
+        from hpcgpu.agent.member import Member
+        from hpcgpu.agent.takeover import Heir
+
+        async def lead() -> int:
+            if self._scheduling:
+                return await Head(post, self._scheduling, layout, image.scratch.path, self._allocation).run()
+            if estate:
+                return await Heir(post, estate, self._facts.rank).run()
+            return await (Leader(post) if post.scheduler else Member(post)).run()
+
+        return asyncio.run(lead())
+
+
+def meeting_folder(terms: Terms, environ: Mapping[str, str]) -> Path:
     """Return the folder of this run's meeting: the document's, or one that this launch alone has.
 
     Raises
@@ -168,12 +239,13 @@ def meeting_folder(run: RunDocument, environ: Mapping[str, str]) -> Path:
         Nothing in the environment is this launch's alone.
 
     """
-    if run.meeting:
-        return Path(run.meeting) / "ranks"
-    keys = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PBS_JOBID",), ("PMIX_NAMESPACE",))
-    for names in keys:
-        if all(n in environ for n in names):
-            restart = environ.get("SLURM_RESTART_COUNT", "0")
-            key = ".".join([*(environ[n] for n in names), restart]).replace("/", "_")
-            return Path.home() / ".hpcgpu" / "meetings" / key
-    raise LaunchError("rendezvous='file' needs a batch job or 'hpcgpu launch': nothing tells this launch from another")
+    from pathlib import Path
+
+    if terms.launch and terms.meeting and terms.shape != "member":  # that is the whole cluster's
+        return Path(terms.meeting) / f"ranks-{terms.launch}"
+    if not (launch := terms.launch or read_launch(environ)):
+        raise LaunchError(
+            "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
+            "nothing tells this launch from another"
+        )
+    return Path.home() / ".hpcgpu" / "meetings" / launch

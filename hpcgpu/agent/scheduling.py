@@ -12,6 +12,7 @@ from hpcgpu.host.addresses import own_addresses
 from hpcgpu.model import RunDocument, Settings
 
 _LOOPBACK = "127.0.0.1"
+_IPV4 = "0.0.0.0"  # noqa: S104 - UCX's listener wants an address
 
 
 class Scheduling:
@@ -24,13 +25,13 @@ class Scheduling:
     image : Image
         Forks the process.
     local : bool
-        True when all ranks are on this node and no client is outside: then it listens on loopback only.
+        True when all ranks are on this node and nobody is outside: then it listens on loopback only.
 
     """
 
     def __init__(self, run: RunDocument, image: Image, *, local: bool) -> None:
-        from hpcgpu.deploy.scheduler import SchedulerSpec
-        from hpcgpu.deploy.trust import Certificate, secret
+        from hpcgpu.deploy.network.trust import Certificate, secret
+        from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
         settings = run.settings
         self._local, self._interface = local, settings.interface
@@ -46,7 +47,7 @@ class Scheduling:
                 flush=True,
             )
         spec = SchedulerSpec(
-            host=_LOOPBACK if local else "0.0.0.0",  # noqa: S104 - TLS both ways guards it
+            host=_LOOPBACK if local else (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
             protocol=self.protocol,
             certificate=self.certificate,
             dashboard_secret=self.secret,
@@ -59,7 +60,7 @@ class Scheduling:
         """Wait until the scheduler listens; return its addresses and certificate."""
         started = self.child.wait_started()
         self.dashboard_port = started["dashboard_port"]
-        hosts = (_LOOPBACK,) if self._local else own_addresses(self._interface)
+        hosts = (_LOOPBACK,) if self._local else own_addresses(started["hosts"], self._interface)
         return {
             "addresses": [f"{self.protocol}://{_bracketed(h)}:{started['port']}" for h in hosts],
             "protocol": self.protocol,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from hpcgpu.agent.zygote import Zygote
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.spawn import Child
+    from hpcgpu.deploy.processes.spawn import Child
 
 
 class ZygoteSpawner:
-    """What ``deploy.spawn.Spawner`` asks for.
+    """What ``deploy.processes.spawn.Spawner`` asks for.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ZygoteSpawner:
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was there."""
-        from hpcgpu.deploy.spawn import Child
+        from hpcgpu.deploy.processes.spawn import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
         self._children[pid] = exited

@@ -178,6 +178,7 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
 
 
 if __name__ == "__main__":
-    import distributed  # noqa: F401 - the point of this process is to have imported it
+    with process.importing():
+        import hpcgpu.deploy.processes.worker  # noqa: F401 - the point of this process is to have imported it, and distributed
 
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -39,25 +39,41 @@ class BatchSystem(Protocol):
         """Return the command that submits the script, which it reads from its standard input."""
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id. After a time-out the job may be there all the same."""
+        """Return the job id. The job may be there all the same after an error that is ``unsure``."""
+
+    def find(self, name: str, mark: str) -> Command | None:
+        """Return the command that asks for the jobs that have been submitted as these; None where jobs have no mark."""
+
+    def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
+        """Return the ids that ``status`` is to be asked of: it names an array's elements, and says who has ended."""
+
+    def split(self, count: int) -> tuple[int, ...]:
+        """Return the sizes of the fewest submissions for ``count`` jobs that the site's array limit allows."""
+
+    def elements(self, job_id: str, count: int) -> tuple[str, ...]:
+        """Return the ids of the ``count`` jobs that were submitted as ``job_id``, by their index in the array."""
 
     def status(self, job_ids: Sequence[str]) -> Command:
-        """Return one command that asks for all these jobs."""
+        """Return one command that asks for all these jobs and elements; it does not grow with the elements."""
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return one command that asks for jobs that ``status`` does not list any more, or not with their end."""
 
-    def read_status(self, result: Result) -> Mapping[str, JobStatus]:
-        """Return what ``status`` or ``history`` lists. A job that is not in it is missing, not ended."""
+    def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
+        """Return what ``status`` or ``history`` lists, elements in place of their array; it may be more than was asked.
+
+        A job that is not in it is missing, not ended. ``job_ids`` are those that were asked for: of an array that
+        is gone as a whole the batch system names no elements, but they have ended with it.
+        """
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that runs another one on a node of a running job, its stdin and stdout connected."""
 
-    def cancel(self, job_id: str) -> Command:
-        """Return the command that ends one job, pending or running."""
+    def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
+        """Return the commands that end these jobs and elements, pending or running: as few as are safe."""
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when the job was gone already."""
+        """Return False when a job was gone already; the others of the same command are ended all the same."""
 
 
 SYSTEMS: Mapping[str, type[Slurm] | type[Pbs] | type[Local]] = MappingProxyType(

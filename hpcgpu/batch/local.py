@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch.text import body
-from hpcgpu.errors import SubmitError
+from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
 # A job id is the leader's pid and its start time: a pid alone comes back.
@@ -16,10 +16,15 @@ _ID = re.compile(r"^(\d+\.\d+)(?: (\S+))?$", re.M)
 _LOOK = """look() { local stat; stat=$(cat "/proc/${1%.*}/stat" 2>/dev/null) && set -- "$1" ${stat##*)} &&
 [ "${1#*.}" = "${21}" ] && state=$2 || state=gone; }
 """
+# The job says its id itself, and its ranks name their workers by it: who asked /proc would come too late for a job
+# that ends at once. What waits for it is the command substitution, until the job has closed that descriptor.
 _START = """script=$(cat)
+me='read -r stat < /proc/$$/stat && set -- ${stat##*)} && export HPCGPU_JOB_ID=$$.${20} && set -- &&
+echo "$HPCGPU_JOB_ID" >&4; exec 4>&-
+'
 if [ -n "$1" ]; then : > "$1" || exit 1; exec 3> "$1"; else exec 3> /dev/null; fi
-setsid bash -c "$script" hpcgpu < /dev/null >&3 2>&1 3>&- &
-stat=$(cat "/proc/$!/stat") && set -- $! ${stat##*)} && echo "$1.${21}"
+id=$(setsid bash -c "$me$script" hpcgpu < /dev/null 4>&1 >&3 2>&1 3>&- &)
+[ -n "$id" ] && echo "$id"
 """
 _ASK = _LOOK + 'for job; do look "$job"; echo "$job $state"; done\n'
 # As batch systems do: SIGTERM to all of its processes, and SIGKILL to what is there 5 s later. While the group
@@ -44,6 +49,8 @@ class Local:
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script. There is nobody to read options: those of the user have no effect."""
+        if spec.count > 1:
+            raise ConfigError(f"count={spec.count} of job {spec.name!r}: there are no arrays here; allowed: 1")
         return "\n".join(["#!/bin/bash", "", *body(spec)])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
@@ -61,6 +68,22 @@ class Local:
             return found[1]
         raise _refused("the job could not be started", result)
 
+    def split(self, count: int) -> tuple[int, ...]:
+        """Return a submission for each job: there are no arrays."""
+        return (1,) * count
+
+    def find(self, name: str, mark: str) -> Command | None:
+        """Return None: processes are not marked."""
+        return None
+
+    def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
+    def elements(self, job_id: str, count: int) -> tuple[str, ...]:
+        """Return the id itself."""
+        return (job_id,)
+
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one look into /proc for all."""
         return Command(("bash", "-c", _ASK, "hpcgpu", *job_ids))
@@ -69,7 +92,7 @@ class Local:
         """Return the same: /proc knows no more of what has ended."""
         return self.status(job_ids)
 
-    def read_status(self, result: Result) -> Mapping[str, JobStatus]:
+    def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
         """Return each job's state; an exit code is only in ``JobSpec.exit_file``."""
         out = {job_id: JobStatus(_state(native), native) for job_id, native in _ID.findall(result.stdout) if native}
         if result.returncode != 0 and not out:
@@ -80,9 +103,9 @@ class Local:
         """Return the command itself."""
         return argv
 
-    def cancel(self, job_id: str) -> Command:
-        """Return what ends the job's process group and waits until its leader is gone."""
-        return Command(("bash", "-c", _END, "hpcgpu", job_id))
+    def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
+        """Return what ends each job's process group and waits until its leader is gone."""
+        return tuple(Command(("bash", "-c", _END, "hpcgpu", job_id)) for job_id in job_ids)
 
     def read_cancel(self, result: Result) -> bool:
         """Return False when the job was gone already."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from hpcgpu.batch import arrays
 from hpcgpu.batch.text import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -22,13 +23,16 @@ STATES: Mapping[str, JobState] = MappingProxyType(
         **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"), JobState.ENDED),
     }
 )
-_HELD = ("JobHeld", "job requeued in held state", "launch failed requeued held")
+_HELD = ("JobHeld", "job requeued in held state")
+# A node could not start it; squeue of 22.05.8 has the words with spaces, scontrol with underscores.
+_STUCK = re.compile("launch.failed.requeued.held")
 # AssocMaxSubmitJobLimit is not here: it is also what sites say to somebody without an account (CSC Roihu).
 _TRANSIENT = re.compile(
     r"timed out|Unable to contact slurm controller|Connection refused|Connection reset|temporarily|Zero Bytes were|"
     r"standby mode|QOSMaxSubmitJob|QOSMaxJobs|Resource temporarily unavailable",
     re.IGNORECASE,
 )
+_OVER_LIMIT = re.compile(r"SubmitJobs?(?:Per\w+)?Limit")
 _GONE = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 _LONG = {
     **{"-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task"},
@@ -38,6 +42,9 @@ _LONG = {
     **{"-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe"},
     **{"-t": "--time", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude"},
 }
+_NO_MORE = "squeue lists its array without it"
+_ELEMENT = re.compile(r"(\d+_)(\d+)()")
+_ID = re.compile(r"\d+(?:_\d+)?")
 _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 
@@ -53,6 +60,8 @@ class Slurm:
         Type in the GPU request, ``a100`` for ``--gpus-per-node=a100:4``; empty for none.
     memory, cpus : bool
         Whether ``--mem`` and ``--cpus-per-task`` may be given.
+    array_limit : int
+        The most elements of one array: the site's MaxArraySize, 1001 by default.
 
     """
 
@@ -60,17 +69,24 @@ class Slurm:
     gpu_type: str = ""
     memory: bool = True
     cpus: bool = True
+    array_limit: int = 1001
 
     def __post_init__(self) -> None:
         if self.gpus not in ("gpus-per-node", "gres", "none"):
             raise ConfigError(f"gpus={self.gpus!r} of Slurm; allowed: gpus-per-node, gres, none")
+        arrays.check_limit(self.array_limit, "Slurm")
+
+    def split(self, count: int) -> tuple[int, ...]:
+        """Return the sizes of the submissions for so many jobs; see :class:`hpcgpu.batch.BatchSystem`."""
+        return arrays.split(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
         """Return the batch script; see :class:`hpcgpu.batch.BatchSystem`."""
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
         kept = merge(ours, extra, spec.skipped_directives, _keys)
-        return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *body(spec)])
+        lines = body(spec, index="SLURM_ARRAY_TASK_ID")
+        return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
         """Return the path of the job's output."""
@@ -88,33 +104,60 @@ class Slurm:
             return str(found[-1])
         raise _refused("sbatch refused the job", result)
 
+    def find(self, name: str, mark: str) -> Command | None:
+        """Return one squeue for all jobs of this user, with their comments: squeue cannot choose by those."""
+        return Command(("squeue", "--noheader", "--me", "--array", "--Format=JobArrayID:|,Comment:|"))
+
+    def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
+        """Return the ids of the jobs whose comment it is."""
+        if result.returncode != 0:
+            raise _refused("squeue did not answer", result)
+        return tuple(re.findall(rf"^(\d+(?:_\d+)?)\|{re.escape(mark)}\|$", result.stdout, re.M))
+
+    def elements(self, job_id: str, count: int) -> tuple[str, ...]:
+        """Return ``123_0``, ``123_1``, ...; the id itself if it is no array."""
+        return tuple(f"{job_id}_{i}" for i in range(count)) if count > 1 else (job_id,)
+
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
         # The reason is the last field: it is the only one with free text.
-        columns = "JobID:|,State:|,exit_code:|,Reason:|"
-        return Command(("squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", f"--Format={columns}"))
+        columns = "JobArrayID:|,State:|,exit_code:|,StartTime:|,Reason:|"
+        return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), f"--Format={columns}"))
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
-        columns = ("--noheader", "--parsable", "--allocations", "--format=JobIDRaw,State,ExitCode,Reason")
-        return Command(("sacct", *columns, f"--jobs={','.join(job_ids)}"))
+        columns = ("--noheader", "--parsable", "--allocations", "--format=JobID,State,ExitCode,Start,Reason")
+        return Command(("sacct", *columns, _jobs(job_ids)))
 
-    def read_status(self, result: Result) -> Mapping[str, JobStatus]:
-        """Return what squeue or sacct lists."""
-        out = {}
+    def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
+        """Return what squeue or sacct lists, and as ended the elements that a listed array has no more.
+
+        Pending elements that are cancelled leave no trace (22.05.8, recording 14); squeue lists all others of an
+        array, sacct may not know yet that some run.
+        """
+        out = dict[str, JobStatus]()
+        live = result.argv[:1] == ("squeue",)
         for line in result.stdout.splitlines():
-            fields = line.strip().removesuffix("|").split("|", 3)
-            if len(fields) == 4 and fields[0].isdecimal():
-                job_id, native, code, reason = fields
+            fields = line.strip().removesuffix("|").split("|", 4)
+            if len(fields) == 5 and _ID.fullmatch(fields[0]):
+                job_id, native, code, starts, reason = fields
                 state = STATES.get(native.partition(" ")[0].rstrip("+"), JobState.UNKNOWN)
                 if state is JobState.PENDING and reason.startswith(_HELD):
                     state = JobState.HELD
+                if state is JobState.PENDING and _STUCK.match(reason):
+                    state = JobState.STUCK
                 exit_code = _exit_code(code) if state is JobState.ENDED else None
                 if exit_code == 0 and native != "COMPLETED":
                     exit_code = None  # sacct says 0:0 of a job that was cancelled or ran out of time (22.05.8)
-                out[job_id] = JobStatus(state, native, "" if reason == "None" else reason, exit_code)
+                # Of a requeued job sacct has the start of its last life.
+                starts = starts if live and state is JobState.PENDING and starts != "N/A" else ""
+                out[job_id] = JobStatus(state, native, "" if reason == "None" else reason, exit_code, starts)
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{_program(result)} did not answer", result)
+        if live and result.returncode == 0:
+            listed = {job_id.partition("_")[0] for job_id in out}
+            over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in listed]
+            out |= {job_id: JobStatus(JobState.ENDED, "", _NO_MORE) for job_id in over if job_id not in out}
         return out
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,12 +165,14 @@ class Slurm:
         where = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--unbuffered")
         return ("srun", "--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", *where, *argv)
 
-    def cancel(self, job_id: str) -> Command:
-        """Return the scancel of one job."""
-        return Command(("scancel", job_id))
+    def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
+        """Return one scancel for all: ``123_[0-7,9]`` for elements."""
+        found = arrays.by_array(job_ids, _ELEMENT).items()
+        words = [f"{before}[{','.join(arrays.runs(indexes))}]" if indexes else before for (before, _), indexes in found]
+        return (Command(("scancel", *words)),) if words else ()
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when the job was gone already; raise SubmitError in scancel's words."""
+        """Return False when one of them was gone already; raise SubmitError in scancel's words."""
         gone = bool(_GONE.search(result.stderr))
         if result.returncode != 0 and not gone:
             raise _refused("scancel failed", result)
@@ -139,10 +184,13 @@ class Slurm:
         memory = spec.memory_per_node_bytes if self.memory else None
         return [
             ("job-name", spec.name),
-            ("output", _folder(spec).replace("%", "%%") + "slurm-%j.out"),
+            ("output", _folder(spec).replace("%", "%%") + ("slurm-%A_%a.out" if spec.count > 1 else "slurm-%j.out")),
+            ("array", f"0-{spec.count - 1}" if spec.count > 1 else None),
             ("partition", spec.queue),
             ("account", spec.account),
             ("time", None if spec.walltime_s is None else format_duration(spec.walltime_s)),
+            ("comment", spec.mark or None),
+            ("signal", f"B:USR1@{spec.warn_s}" if spec.warn_s else None),
             ("nodes", str(spec.nodes)),
             ("ntasks-per-node", str(spec.tasks_per_node)),
             ("cpus-per-task", str(spec.cpus_per_task) if spec.cpus_per_task and self.cpus else None),
@@ -150,6 +198,11 @@ class Slurm:
             ("gres", f"gpu:{gpus}" if style == "gres" else None),
             ("mem", None if memory is None else f"{-(-memory // 2**20)}M"),
         ]
+
+
+def _jobs(job_ids: Sequence[str]) -> str:
+    """Return the option for these jobs; an array is asked for as a whole."""
+    return f"--jobs={','.join(before.rstrip('_') for before, _ in arrays.by_array(job_ids, _ELEMENT))}"
 
 
 def _folder(spec: JobSpec) -> str:
@@ -191,4 +244,11 @@ def _program(result: Result) -> str:
 def _refused(what: str, result: Result) -> SubmitError:
     words = (result.stderr.strip() or result.stdout.strip()) or f"exit code {result.returncode}, and no word"
     transient = result.returncode == 124 or bool(_TRANSIENT.search(words))
-    return SubmitError(f"{what}: {words}", evidence=result.stderr or result.stdout, transient=transient)
+    over_limit = bool(_OVER_LIMIT.search(words))
+    return SubmitError(
+        f"{what}: {words}",
+        evidence=result.stderr or result.stdout,
+        transient=transient,
+        over_limit=over_limit,
+        unsure=transient and not over_limit,
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcgpu import __version__
+from hpcgpu.cli import runs
 from hpcgpu.cli.options import debug_option, given_settings, setting_options, some_setting_options
 from hpcgpu.errors import ConfigError
 
@@ -24,6 +25,10 @@ _FROM = "option --{flag}"
 @debug_option
 def hpcgpu() -> None:
     """Run a Dask cluster on the GPUs of a batch job: the scheduler on rank 0, one bound, spilling worker per GPU."""
+
+
+for _command in (runs.ps, runs.logs, runs.stop):
+    hpcgpu.add_command(_command)
 
 
 @hpcgpu.command()
@@ -76,7 +81,7 @@ def launch(script: tuple[str, ...], only_print: bool, document: str | None, **ar
 @click.argument("script", **_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Print the job script that would be submitted for SCRIPT, or for a cluster object without one."""
-    from hpcgpu.deploy.submit import job_script
+    from hpcgpu.deploy.jobs.submit import job_script
 
     if script:
         _checked(script)
@@ -92,7 +97,7 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 @click.option("--gpus", metavar="LIST", help="Plan for these GPUs only, by position, PCI address or UUID; or sim:4.")
 @click.option("--workers", type=int, metavar="N", help="Plan for so many workers.")
 @click.option("--diff", is_flag=True, help="Say what differs between the nodes of this job, or between FILES.")
-@some_setting_options("workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics")
+@some_setting_options("workers_per_gpu", "cpu_workers", "nthreads", "cores", "reserved_cores", "memory_policy", "nics")
 @debug_option
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 def topo(files: tuple[str, ...], diff: bool, as_json: bool, one_line: bool, picture: str | None, **words: Any) -> None:  # noqa: ANN401

@@ -69,7 +69,7 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
         return
     said = f"gpus_per_node={wanted} (set by {settings.where('gpus_per_node')})"
     if settings.gpus is not None:
-        count = parse_simulated(settings.gpus).count
+        count = parse_simulated(settings.gpus).per_node
         if count != wanted:
             raise ConfigError(
                 f"{said}, but gpus={settings.gpus!r} (set by {settings.where('gpus')}) makes {count} on each node; "

@@ -1,7 +1,7 @@
 """The run document as text: one JSON line that fits one argv word. It holds no secret.
 
-Every rank reads it, also those that only wait, so nothing is imported here but json: a validator such as msgspec
-costs each of them 10 to 30 ms of CPU.
+Every leader reads it, and of it every rank :mod:`hpcgpu.config.terms`, so nothing is imported here but json: a
+validator such as msgspec costs 10 to 30 ms of CPU.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
+from hpcgpu.config.terms import WRITTEN
 from hpcgpu.config.values import read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.document import VERSION, RunDocument
 from hpcgpu.model.settings import Settings, options
 
-SHAPES = ("gang", "in-allocation")
+SHAPES = ("gang", "in-allocation", "head", "member")
 # Linux takes no argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).
 LONGEST = 131_071
 
 
 def render(document: RunDocument) -> str:
-    """Return the document on one line of ASCII, with the settings that are not defaults.
+    """Return the document on one line of ASCII, with the settings that are not defaults or that every rank reads.
 
     Raises
     ------
@@ -35,13 +36,14 @@ def render(document: RunDocument) -> str:
     settings: dict[str, Any] = {}
     for option in options():
         value = getattr(document.settings, option.name)
-        if value != getattr(defaults, option.name):
+        if value != getattr(defaults, option.name) or (option.name in WRITTEN and value is not None):
             settings[option.name] = _plain(value)
     whole = {
         "version": document.version,
         "shape": document.shape,
         "script": document.script,
         "meeting": document.meeting,
+        "launch": document.launch,
         "settings": settings,
         "sources": dict(document.settings.sources),
     }
@@ -80,12 +82,13 @@ def read(text: str) -> RunDocument:
         raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
     _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
     _check("script", raw["script"], _are_texts(raw["script"]), "a list of texts")
-    _check("meeting", raw["meeting"], isinstance(raw["meeting"], str), "text")
+    for name in ("meeting", "launch"):
+        _check(name, raw[name], isinstance(raw[name], str), "text")
     _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
     sources = raw["sources"]
     _check("sources", sources, isinstance(sources, dict) and _are_texts(list(sources.values())), "texts by name")
     settings = Settings(**_values(raw["settings"]), sources=MappingProxyType(sources))
-    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["meeting"])
+    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["meeting"], raw["launch"])
 
 
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:

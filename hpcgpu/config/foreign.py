@@ -109,6 +109,19 @@ DASK_CUDA: Mapping[str, Foreign] = MappingProxyType(
         ),
     }
 )
+# Options of dask worker (distributed 2026.8) that "python -m hpcgpu.worker" does not have; others are in DASK_CUDA.
+DASK_WORKER: Mapping[str, Foreign] = MappingProxyType(
+    {
+        "nanny": Foreign(WATCHED),
+        "worker_port": Foreign(PORTS),
+        "nanny_port": Foreign(PORTS),
+        "listen_address": Foreign(ADDRESS),
+        "scheduler_sni": Foreign("certificates are checked by their signer, not by names of hosts; leave it out"),
+        "pid_file": Foreign("the batch system knows its job; in a shell: echo $$ > FILE; exec python -m hpcgpu.worker"),
+        "dashboard_address": Foreign("workers have no web server; leave it out"),
+        "dashboard_prefix": Foreign("workers have no web server; leave it out"),
+    }
+)
 FOREIGN: Mapping[str, Foreign] = MappingProxyType({**JOBQUEUE, **DASK_CUDA})
 
 

@@ -1,7 +1,7 @@
 """From what was said in five places to one :class:`~hpcgpu.model.Settings` that remembers where.
 
 The first place that says something wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask
-configuration (``hpcgpu:``), the site file, the default.
+configuration (``hpcgpu:``), its section for dask-jobqueue where a job is submitted, the site file, the default.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hpcgpu.config.foreign import FOREIGN
 from hpcgpu.config.values import nearest, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
+from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.site import Site
 
 PREFIX = "HPCGPU_"
@@ -35,6 +36,7 @@ def read_settings(
     dask_config: Mapping[str, object] = MappingProxyType({}),
     environ: Mapping[str, str] = MappingProxyType({}),
     given_from: str = "keyword {name}",
+    jobqueue: tuple[str, Mapping[str, object]] | None = None,
 ) -> Settings:
     """Return the settings, checked one by one and together.
 
@@ -49,8 +51,9 @@ def read_settings(
     environ : Mapping of str to str
         The environment.
     given_from : str
-        How to name where a given value came from; ``{name}`` is its name, ``{flag}`` the name with hyphens:
-        ``"keyword {name} of SLURMGPUCluster"``, ``"option --{flag}"``.
+        How to name where a given value came from: ``"keyword {name} of SLURMGPUCluster"``, ``"option --{flag}"``.
+    jobqueue : tuple of str and Mapping, optional
+        ``jobqueue.slurm`` or ``jobqueue.pbs``, and what Dask's configuration has under it beyond the defaults.
 
     Raises
     ------
@@ -67,10 +70,9 @@ def read_settings(
     found: dict[str, tuple[Any, str]] = {}
     for layer in reversed(layers):
         found |= layer
-    if site is not None:
-        found = _over_site(found, read_given(site.defaults, lambda _: f"site {site.name}"))
-    if site is not None and site.gpus_per_node and "gpus" not in found:
-        found.setdefault("gpus_per_node", (site.gpus_per_node, f"site {site.name}"))
+    if jobqueue is not None:
+        found = _from_jobqueue(*jobqueue, found, site) | found
+    found = _over_site(found, site) if site else found
     settings = Settings(
         **{BY_NAME[name].name: value for name, (value, _) in found.items()},
         sources=MappingProxyType({name: where for name, (_, where) in found.items()}),
@@ -128,22 +130,39 @@ def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Laye
     return found
 
 
-def _over_site(said: Layer, site: Layer) -> dict[str, tuple[Any, str]]:
+def _over_site(said: Layer, site: Site) -> dict[str, tuple[Any, str]]:
     """Return the site's values under what was said; a list of the site's stays in front of the user's.
 
     A site file lists what its jobs cannot do without (``-l filesystems=home``): one more directive of the user's
     must not lose the others. A directive of the user's replaces the site's one for the same option.
     """
-    found = {**site, **said}
-    for name in said.keys() & site.keys():
+    place = f"site {site.name}"
+    defaults = read_given(site.defaults, lambda _: place)
+    found = {**defaults, **said}
+    if site.gpus_per_node and "gpus" not in found:
+        found.setdefault("gpus_per_node", (site.gpus_per_node, place))
+    for name in said.keys() & defaults.keys():
         kind = BY_NAME[name].metadata["kind"]
         if kind in ("texts", "lines"):
-            (own, where), (theirs, their_place) = said[name], site[name]
+            (own, where), (theirs, their_place) = said[name], defaults[name]
             same = _option_of if kind == "texts" else str
             said_again = {same(entry) for entry in own}
             kept = tuple(entry for entry in theirs if same(entry) not in said_again)
             found[name] = ((*kept, *own), f"{where} and {their_place}" if kept else where)
     return found
+
+
+def _from_jobqueue(
+    path: str, section: Mapping[str, object], said: Layer, site: Site | None
+) -> dict[str, tuple[Any, str]]:
+    """Return what dask-jobqueue's section says; its cores are shared out over the GPUs that are asked for."""
+    from hpcgpu.config.jobqueue import translate
+
+    count = said.get("gpus_per_node", (site.gpus_per_node if site else None, ""))[0]
+    if "gpus" in said:
+        count = parse_simulated(said["gpus"][0]).per_node
+    given, keys = translate(_section(section, path), count)
+    return dict(read_given(given, lambda name: f"dask config {path}.{keys[name]}"))
 
 
 def _option_of(directive: str) -> str:
@@ -181,9 +200,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     return found
 
 
-def _section(found: object) -> Mapping[str, object]:
+def _section(found: object, path: str = "hpcgpu") -> Mapping[str, object]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"dask config hpcgpu is {found!r}; allowed: options by name, such as hpcgpu: {{nodes: 2}}")
+        raise ConfigError(f"dask config {path} is {found!r}; allowed: options by name, such as {path}: {{queue: gpu}}")
     return found
 
 

@@ -7,9 +7,10 @@ refuses a job without), ``gpus_per_node``, ``notes``.
 ``dialect`` holds keyword fields of the batch system's class:
 
 - Slurm: ``gpus`` (``gpus-per-node``, ``gres`` or ``none``), ``gpu_type`` (text), ``memory`` (may ``--mem``
-  be given), ``cpus`` (may ``--cpus-per-task`` be given).
+  be given), ``cpus`` (may ``--cpus-per-task`` be given), ``array_limit`` (the most elements of an array).
 - PBS: ``gpus`` (the chunk's resource: ``ngpus``, ``gpus`` or ``none``), ``mpiprocs`` (may it be given),
-  ``place`` (text), ``resources`` (text added to the chunk), ``launcher`` (argv words that start the ranks).
+  ``place`` (text), ``resources`` (text added to the chunk), ``launcher`` (argv words that start the ranks),
+  ``array_limit``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class SlurmDialect(msgspec.Struct, forbid_unknown_fields=True):
     gpu_type: Word | msgspec.UnsetType = msgspec.UNSET
     memory: bool | msgspec.UnsetType = msgspec.UNSET
     cpus: bool | msgspec.UnsetType = msgspec.UNSET
+    array_limit: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PbsDialect(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +51,7 @@ class PbsDialect(msgspec.Struct, forbid_unknown_fields=True):
     place: Word | msgspec.UnsetType = msgspec.UNSET
     resources: Word | msgspec.UnsetType = msgspec.UNSET
     launcher: tuple[Word, ...] | msgspec.UnsetType = msgspec.UNSET
+    array_limit: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class SiteFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

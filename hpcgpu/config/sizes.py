@@ -23,9 +23,10 @@ def read_bytes(_: Field[Any], value: object) -> int:
     return size
 
 
-def read_limit(_: Field[Any], value: object) -> float | int:
+def read_limit(option: Field[Any], value: object) -> float | int:
     """Bytes as int, a fraction as float. 1 is refused: it is one byte to dask-cuda, and 100 % to its reader."""
-    if value == "default":  # dask-cuda's word for it
+    # dask-cuda's word, for this option alone: its parse_device_bytes, for RMM's sizes, refuses it (utils.py, 26.10)
+    if value == "default" and option.name == "device_memory_limit":
         return 0.8
     number = plain_number(value)
     if number is None:

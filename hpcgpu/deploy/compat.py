@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hmac
+import time
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
 from typing import Any
@@ -134,6 +135,19 @@ def fail_futures(scheduler: Scheduler, error: BaseException) -> None:
         if task.who_wants:
             message = {"op": "task-erred", "key": task.key, "exception": facts["exception"], "traceback": None}
             scheduler.report(message, ts=task)
+
+
+def bound_hosts(scheduler: Scheduler) -> list[str]:
+    """Return where a scheduler listens; ``0.0.0.0`` and ``::`` are all addresses of a family. Empty for UCX."""
+    (listener,) = scheduler.listeners
+    server = getattr(listener, "tcp_server", None)
+    return [sock.getsockname()[0] for sock in server._sockets.values()] if server else []
+
+
+def forgive_silence(scheduler: Scheduler) -> None:
+    """Let no worker count as silent for the time in which the scheduler could not have heard it (worker-ttl)."""
+    for worker in scheduler.workers.values():
+        worker.last_seen = time.time()
 
 
 def original_local_directory(nanny: Nanny) -> str | None:

@@ -100,7 +100,7 @@ async def _trim(dask_worker: Worker) -> tuple[str, int]:
     # in a thread, since it takes a moment for each GB: the worker must go on answering
     def trim() -> int:
         if isinstance(dask_worker.data, GpuSpillBuffer):
-            dask_worker.data.disk.trim()
+            dask_worker.data.trim()
         return allocator.trim()
 
     return str(dask_worker.name), await asyncio.to_thread(trim)
@@ -142,6 +142,8 @@ class _Device(NamedTuple):
 def _device(worker: Worker) -> _Device:
     """Return what is known of the worker's device; no CUDA context is made for it."""
     spec = getattr(worker.plugins.get("hpcgpu"), "spec", None)
+    if spec is not None and spec.gpu is None:
+        return _Device()
     capacity = spec.device_memory_bytes or None if spec else None
     limit = spec.device_memory_limit_bytes or None if spec else None
     sim = sys.modules.get("hpcgpu.sim") if spec is None or spec.simulated else None

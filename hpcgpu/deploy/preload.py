@@ -13,6 +13,8 @@ The worker itself must have the store, which the command line of ``dask worker``
 
     $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.preload
 
+``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too, and needs no preload.
+
 A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
 """
 
@@ -23,7 +25,7 @@ from typing import Any
 
 from distributed import Worker
 
-from hpcgpu.deploy.unspill import Unspilling
+from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.spill import GpuSpillBuffer
 
 _NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker

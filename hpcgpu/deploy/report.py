@@ -97,10 +97,11 @@ async def _bindings(client: Client) -> Bindings:
     return Bindings(tuple(sorted(facts.values(), key=lambda f: by_number(f.spec.name))))
 
 
-def by_number(name: str) -> tuple[str, int, str]:
-    """Return a key by which workers' names are sorted: those of a host by their numbers."""
+def by_number(name: str) -> tuple[str, bool, int, str]:
+    """Return a key by which workers' names are sorted: those of a host by their numbers, ``cpu0`` after all GPUs'."""
     host, _, number = name.rpartition("-")
-    return host, int(number) if number.isdigit() else 0, name
+    digits = number.removeprefix("cpu")
+    return host, digits != number, int(digits) if digits.isdigit() else 0, name
 
 
 def _facts(dask_worker: Worker) -> WorkerFacts:

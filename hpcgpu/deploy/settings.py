@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import site as python_site
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import cast
 
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.host.sites import find_site
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.settings import options, user_name
+
+_said: set[str] = set()  # of dask-jobqueue's section, in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Wanted:
     site: Site | None
 
 
-def read(given: Mapping[str, object], given_from: str) -> Wanted:
+def read(given: Mapping[str, object], given_from: str, batch: str | None = None) -> Wanted:
     """Return settings and site from keywords or flags, environment, dask configuration and site file.
 
     Parameters
@@ -32,6 +37,8 @@ def read(given: Mapping[str, object], given_from: str) -> Wanted:
         Keywords or flags, by the users' names.
     given_from : str
         How to name the place of a given value: ``"option --{flag}"``.
+    batch : str, optional
+        The batch system to which a job is submitted, empty for the site's: dask-jobqueue's section for it counts, too.
 
     Raises
     ------
@@ -47,8 +54,46 @@ def read(given: Mapping[str, object], given_from: str) -> Wanted:
 
         found = find_site(name)
         site = read_site(found.text, found.name)
-    settings = read_settings(given, site=site, dask_config=section, environ=os.environ, given_from=given_from)
+    system = batch or (site.batch if site and batch is not None else "")
+    settings = read_settings(
+        given,
+        site=site,
+        dask_config=section,
+        environ=os.environ,
+        given_from=given_from,
+        jobqueue=jobqueue_section(system) if system else None,
+    )
     return Wanted(settings, site)
+
+
+def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
+    """Return the settings of a run in a job of ``batch``, where the site's own launcher starts the ranks."""
+    words = site.dialect.get("launcher") if site and site.batch == batch else None
+    if not site or not words or settings.launcher is not None:
+        return settings
+    sources = MappingProxyType({**settings.sources, "launcher": f"site {site.name}: dialect.launcher"})
+    return replace(settings, launcher=shlex.join(cast("tuple[str, ...]", words)), sources=sources)
+
+
+def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
+    """Return dask-jobqueue's section for a batch system, without its own defaults; say once what of it is ignored."""
+    if "dask" not in sys.modules and not _is_mentioned(("jobqueue",)):
+        return None
+    import dask.config
+
+    from hpcgpu.config import jobqueue
+
+    path = f"jobqueue.{batch}"
+    section = dask.config.get(path, None)
+    if not isinstance(section, dict):
+        return (path, section) if section else None
+    for defaults in dask.config.defaults:
+        section = jobqueue.without(section, dask.config.get(path, {}, config=defaults) or {})
+    ignored = "; ".join(jobqueue.ignored(section))
+    if ignored and ignored not in _said:
+        _said.add(ignored)
+        print(f"hpcgpu: dask config {path}: ignored are {ignored}", file=sys.stderr, flush=True)
+    return path, section
 
 
 def dask_section() -> Mapping[str, object]:
@@ -66,15 +111,16 @@ def dask_section() -> Mapping[str, object]:
     return section if jit is None or not isinstance(section, dict) else {"jit_unspill": jit, **section}
 
 
-def _is_mentioned() -> bool:
-    if any(name.startswith(("DASK_HPCGPU", "DASK_INTERNAL_INHERIT_CONFIG")) for name in os.environ):
+def _is_mentioned(words: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:
+    variables = ("DASK_INTERNAL_INHERIT_CONFIG", *(f"DASK_{word.upper()}" for word in words))
+    if any(name.startswith(variables) for name in os.environ):
         return True
     own = os.environ.get("DASK_CONFIG", "~/.config/dask")
     homes = [os.environ.get("DASK_ROOT_CONFIG", "/etc/dask"), "~/.config/dask", own]
     homes += [f"{prefix}/etc/dask" for prefix in {sys.prefix, *python_site.PREFIXES}]
     for home in [Path(h).expanduser() for h in homes]:
         files = [home] if home.is_file() else [*home.glob("*.y*ml"), *home.glob("*.json")]
-        if any(word in path.read_text(errors="replace") for path in files for word in ("hpcgpu", "jit-unspill")):
+        if any(word in path.read_text(errors="replace") for path in files for word in words):
             return True
     return False
 

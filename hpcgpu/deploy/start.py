@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.config import document
 from hpcgpu.deploy import settings
-from hpcgpu.host import allocator, gpus, process
-from hpcgpu.host import run as programs
-from hpcgpu.launch import srun
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import process
+from hpcgpu.launch import mpirun, srun
+from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
+from hpcgpu.model.allocation import JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, Launch, plan_launch
+from hpcgpu.plan.launcher import Found, Launch, command_words, is_mpirun, plan_launch
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -52,14 +54,18 @@ def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]
         A setting is wrong, or no launcher fits.
 
     """
-    wanted = settings.read(given, given_from)
-    _execute(RunDocument(settings=wanted.settings, script=script))
+    wanted = _wanted(given, given_from)
+    _execute(RunDocument(settings=wanted, script=script))
 
 
 def preload(wanted: Settings) -> str:
     """Return the library to preload for the allocator that is wanted; say on the first rank when there is none."""
-    library = allocator.find_jemalloc(os.environ) if wanted.allocator == "jemalloc" else ""
-    if wanted.allocator == "jemalloc" and not library and not read_allocation(os.environ).rank.rank:
+    if wanted.allocator != "jemalloc":
+        return ""
+    from hpcgpu.host import allocator  # brings asyncio, 25 CPU ms, which each rank of srun hpcgpu run would pay
+
+    library = allocator.find_jemalloc(os.environ)
+    if not library and not read_allocation(os.environ).rank.rank:
         print(f"hpcgpu: {allocator.NOT_FOUND}", file=sys.stderr, flush=True)
     return library
 
@@ -71,16 +77,24 @@ def launch_document(text: str) -> None:
 
 def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> str:
     """Return the line that :func:`launch` runs, with ``hpcgpu run`` and what was typed for each rank."""
-    wanted = settings.read(given, given_from)
+    wanted = _wanted(given, given_from)
     own = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
-    planned = _plan((str(own), "run", *typed), wanted.settings)
+    planned = _plan((str(own), "run", *typed), wanted)
     return shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
+
+
+def _wanted(given: Mapping[str, object], given_from: str) -> Settings:
+    """Return the settings of a run in this allocation."""
+    wanted = settings.read(given, given_from)
+    return settings.in_job(wanted.settings, wanted.site, read_allocation(os.environ).batch)
 
 
 def local_argv(run: RunDocument) -> tuple[str, ...]:
     """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if that is wanted."""
+    if run.shape == "head":  # a scheduler alone
+        return agent_argv(run)
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
-    return _plan(agent_argv(run), chosen, allocation=Allocation()).argv
+    return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape).argv
 
 
 def node_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,54 +103,94 @@ def node_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _execute(run: RunDocument) -> None:
+    if run.settings.rendezvous == "file":
+        run = replace(run, launch=secrets.token_hex(8))
     added = process.image_env(os.environ, preload(run.settings))
-    launcher = _plan(agent_argv(run), run.settings, tuple(f"{k}={v}" for k, v in added.items()))
+    argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
+    # a scheduler alone is one process, which needs no launcher
+    launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     process.execute((program, *launcher.argv[1:]), {**os.environ, **added, **dict(launcher.env)})
 
 
 def _plan(
-    argv: tuple[str, ...], wanted: Settings, variables: tuple[str, ...] = (), allocation: Allocation | None = None
+    argv: tuple[str, ...],
+    wanted: Settings,
+    variables: tuple[str, ...] = (),
+    allocation: Allocation | None = None,
+    shape: str = "",
 ) -> Launch:
     """Return the launcher's command; mpirun does not bring variables to other nodes, so each rank is given them."""
     allocation = allocation or read_allocation(os.environ)
-    hosts = _pbs_hosts() if allocation.batch == "pbs" else ()
+    hosts = _pbs_hosts(wanted, shape) if allocation.batch == "pbs" else ()
+    if len(hosts) > 1:
+        variables = (*variables, f"{JOB_NODES}={len(hosts)}")
     world = World(
         nodes=len(hosts) or allocation.node_count,
         hosts=hosts,
+        variables=brought(os.environ) if len(hosts) > 1 else (),
         per_node=_ranks_per_node(wanted, allocation),
-        extra=wanted.ranks == "gpu",
+        extra=wanted.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
     )
     each = ("env", *variables, *argv) if variables and world.nodes > 1 else argv
     return plan_launch(each, wanted, allocation, _find(wanted, allocation), world)
 
 
-def _pbs_hosts() -> tuple[str, ...]:
+def _pbs_hosts(wanted: Settings, shape: str) -> tuple[str, ...]:
     """Return the job's nodes, each once, in their order; PBS has no variable that counts them."""
     path = os.environ.get("PBS_NODEFILE")
-    return tuple(dict.fromkeys(Path(path).read_text().split())) if path else ()
+    hosts = tuple(dict.fromkeys(Path(path).read_text().split())) if path else ()
+    if hosts and shape == "gang" and len(hosts) < wanted.nodes:
+        raise LaunchError(
+            f"{wanted.nodes} nodes were asked for ({wanted.where('nodes')}), but PBS has put this job on "
+            f"{len(hosts)} ({', '.join(hosts)}): let each chunk have a node of its own, -l place=scatter"
+        )
+    return hosts
 
 
 def _ranks_per_node(wanted: Settings, allocation: Allocation) -> int:
     if wanted.ranks == "node":
         return 1
-    simulated = parse_simulated(wanted.gpus).count if wanted.gpus else None
-    return wanted.gpus_per_node or simulated or allocation.gpus_per_node or len(gpus.nvml_facts()[0]) or 1
+    simulated = parse_simulated(wanted.gpus).per_node if wanted.gpus else None
+    if promised := wanted.gpus_per_node or simulated or allocation.gpus_per_node:
+        return promised
+    from hpcgpu.host import gpus
+
+    return len(gpus.nvml_facts()[0]) or 1
 
 
 def _find(wanted: Settings, allocation: Allocation) -> Found:
     """Look for launchers, as far as somebody may want them."""
     if wanted.launcher == "fork" or (wanted.launcher is None and allocation.batch == "local"):
         return Found()
-    beside = Path(sys.executable).parent / "mpirun"
+    from hpcgpu.host import run as programs
+
+    def says(*argv: str) -> str:
+        return programs.run_sync(Command(argv, timeout_s=60)).stdout
+
+    beside, words = Path(sys.executable).parent / "mpirun", command_words(wanted)
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
-    version = programs.run_sync(Command((program, "--version"), timeout_s=20)).stdout if program else ""
-    if allocation.batch != "slurm":
-        return Found(mpirun=program, mpirun_version=version)
-    listed = programs.run_sync(srun.LIST)
-    library = programs.run_sync(Command((sys.executable, "-c", _LIBRARY), timeout_s=60)).stdout
-    types = srun.read_mpi_types(listed.stdout + listed.stderr)
-    return Found(
-        mpirun=program, mpirun_version=version, mpi_types=types, library=library.splitlines()[0] if library else ""
-    )
+    if words:
+        program = shutil.which(words[0]) or ""
+    found = Found(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
+    if allocation.batch == "slurm":
+        listed = programs.run_sync(srun.LIST)
+        return replace(found, mpi_types=srun.read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
+    if allocation.batch == "pbs":
+        pals = shutil.which("mpiexec") or ""
+        if words or not pals or not mpirun.is_pals(says(pals, "--version")):
+            return replace(found, remote_shell=_remote_shell())
+        return replace(found, pals=pals, library=_library(says), remote_shell=_remote_shell())
+    return found
+
+
+def _library(says: Callable[..., str]) -> str:
+    return next(iter(says(sys.executable, "-c", _LIBRARY).splitlines()), "")
+
+
+def _remote_shell() -> str:
+    """Return what reaches the other nodes of a job of PBS without ssh, unless the user has said what does."""
+    if any(name in os.environ for name in mpirun.REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
+        return ""
+    return str(Path(process.__file__).with_name("pbs_ssh.sh"))

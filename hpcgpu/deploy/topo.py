@@ -103,7 +103,8 @@ def plan(part: Part, given: Mapping[str, object], given_from: str) -> Planned:
     gpus, each = _for_workers(part.workers, gpus, wanted)
     # a limit on memory would be refused where a GPU's size is unknown, and the plan shows none
     wanted = replace(wanted, workers_per_gpu=each, device_memory_limit=0)
-    everyone = NodeLayout(0, (0,), (tuple(range(len(gpus) * each)),))
+    count = len(gpus) * each + wanted.cpu_workers
+    everyone = NodeLayout(0, (0,), (tuple(range(count)),), wanted.cpu_workers)
     named = replace(facts, name="worker", gpus=gpus)
     return Planned(topology, tuple(s for _, s in plan_workers(wanted, named, everyone)), wanted, facts.name)
 
@@ -168,7 +169,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
         return topology.gpus
     if text.startswith("sim"):
         simulated = parse_simulated(text)
-        return place_simulated(topology, simulated.count, simulated.memory_bytes, "this")
+        return place_simulated(topology, simulated.per_node, simulated.memory_bytes, "this")
     out = []
     for word in (w.strip() for w in text.split(",")):
         found = [g for i, g in enumerate(topology.gpus) if word and word.lower() in (str(i), g.pci, g.uuid.lower())]

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 
 import psutil
 
 from hpcgpu.errors import LaunchError
 
+_FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104
 
-def own_addresses(interface: str | None = None) -> tuple[str, ...]:
+
+def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:
     """Return the addresses of all interfaces that are up, IPv4 first; loopback and link-local are left out.
+
+    Parameters
+    ----------
+    bound : sequence of str
+        Where a socket listens: ``0.0.0.0`` and ``::`` are all addresses of their family.
+    interface : str or None
+        Only this one's.
 
     Raises
     ------
     LaunchError
-        The interface does not exist here, or nothing has an address.
+        The interface does not exist here, or others can reach no address.
 
     """
+    families = [_FAMILIES[host] for host in bound]
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
     there = {
-        name: [a.address for a in found if a.family in (socket.AF_INET, socket.AF_INET6)]
+        name: [a.address for a in found if a.family in families]
         for name, found in psutil.net_if_addrs().items()
         if name in up
     }

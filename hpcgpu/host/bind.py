@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -48,6 +49,24 @@ def bind(binding: Binding) -> None:
         raise BindingError(f"the kernel refuses to bind to PUs {target}: {e.strerror}") from e
     if binding.memory_policy != "none":
         _set_memory_policy(binding)
+
+
+def bind_all_threads(binding: Binding) -> None:
+    """Bind the calling thread, and give the threads that the process has already the same mask.
+
+    For a process that others have started: MPI and numpy have made threads, whose memory policy stays as it is.
+
+    Raises
+    ------
+    BindingError
+        As of :func:`bind`.
+
+    """
+    bind(binding)
+    mask = os.sched_getaffinity(0)
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(task.name), mask)
 
 
 def _set_memory_policy(binding: Binding) -> None:

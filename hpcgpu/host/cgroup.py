@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -11,6 +12,13 @@ from hpcgpu.model import CpuSet
 
 _PROC = Path("/proc")
 _LIMITS = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
+_USED = {"cgroup2": "memory.current", "cgroup": "memory.usage_in_bytes"}
+# without tmpfs, which cannot be dropped; version 1 has "total_" for a cgroup with those below it
+_FILES = {
+    "cgroup2": re.compile(r"^(?:in)?active_file (\d+)", re.M),
+    "cgroup": re.compile(r"^total_(?:in)?active_file (\d+)", re.M),
+}
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
 _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.M)
 _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
 
@@ -41,6 +49,26 @@ def memory_limit_bytes(proc: Path = _PROC) -> int:
     they can be seen, in cgroup v1 and v2. Slurm and PBS limit a cgroup above the process's own.
     """
     limits = [int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024]
+    for kind, folder in _folders(proc):
+        limits += _limits(kind, folder)
+    return min(limits)
+
+
+def memory_left(proc: Path = _PROC) -> float:
+    """Return the part of the host memory that this process may still use, of the cgroup that has the least left.
+
+    Files in the page cache count as left, since the kernel drops them before it kills.
+    """
+    about = (proc / "meminfo").read_text()
+    left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
+    for kind, folder in _folders(proc):
+        used, files = _text(folder / _USED[kind]).strip(), _FILES[kind].findall(_text(folder / "memory.stat"))
+        left += [1 - (int(used) - sum(map(int, files))) / limit for limit in _limits(kind, folder) if limit and used]
+    return min(left)
+
+
+def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the kind and folder of the process's own memory cgroup and of those above it."""
     mounts = _mounts(_text(proc / "self" / "mountinfo"))
     for line in _text(proc / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -49,8 +77,7 @@ def memory_limit_bytes(proc: Path = _PROC) -> int:
             continue
         for mount in mounts:
             if mount.kind == kind:
-                limits += _limits(mount, PurePosixPath(path))
-    return min(limits)
+                yield from ((kind, folder) for folder in _from(mount, PurePosixPath(path)))
 
 
 def _mounts(text: str) -> list[_Mount]:
@@ -67,19 +94,18 @@ def _mounts(text: str) -> list[_Mount]:
     return out
 
 
-def _limits(mount: _Mount, path: PurePosixPath) -> list[int]:
-    """Return the limits from the cgroup at ``path`` up to where the hierarchy is mounted."""
+def _from(mount: _Mount, path: PurePosixPath) -> list[Path]:
+    """Return the folders from the cgroup at ``path`` up to where the hierarchy is mounted."""
     # A container may see only its own part of the hierarchy, and the path as the host names it.
     inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else PurePosixPath()
     if ".." in inside.parts or inside.is_absolute():
         inside = PurePosixPath()
-    out = []
-    for part in (inside, *inside.parents):
-        for name in _LIMITS[mount.kind]:
-            word = _text(mount.point / part / name).strip()
-            if word.isdigit():  # "max" is no limit; version 1 writes a number above all memory
-                out.append(int(word))
-    return out
+    return [mount.point / part for part in (inside, *inside.parents)]
+
+
+def _limits(kind: str, folder: Path) -> list[int]:
+    words = [_text(folder / name).strip() for name in _LIMITS[kind]]
+    return [int(word) for word in words if word.isdigit()]  # "max" is no limit; version 1 has a number above all memory
 
 
 def _text(path: Path) -> str:

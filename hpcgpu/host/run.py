@@ -7,10 +7,10 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import pids
 from hpcgpu.model import Command, Result, Started
 
 COPIES = 8
@@ -62,44 +62,30 @@ def start(command: Command, log: str = os.devnull) -> Started:
     ]
     env = {**os.environ, **command.env}
     try:
-        with open(log, "ab"):  # noqa: PTH123 - posix_spawn would not say which file it was
-            pid = os.posix_spawnp(command.argv[0], command.argv, env, file_actions=files, setsid=True)
+        os.close(os.open(log, flags, 0o600))  # posix_spawn would not say which file it was
+        pid = os.posix_spawnp(command.argv[0], command.argv, env, file_actions=files, setsid=True)
     except OSError as error:
         raise LaunchError(f"{command.argv[0]} could not be started: {error}; its log was to be {log}") from error
-    return Started(pid, _start_time(pid) or 0)
+    return Started(pid, pids.start_time(pid) or 0)
 
 
 def is_running(started: Started) -> bool:
     """Tell whether it is there; a process that has its pid by chance, or a zombie, is not."""
     with contextlib.suppress(ChildProcessError):  # started by another process
         os.waitpid(started.pid, os.WNOHANG)
-    return _start_time(started.pid) == started.start_time
+    return pids.start_time(started.pid) == started.start_time
 
 
 def end(started: Started, grace_s: float = 10.0) -> None:
     """End it and all of its session's processes that stayed in its group: SIGTERM, then SIGKILL after ``grace_s``."""
     for sig in (signal.SIGTERM, signal.SIGKILL):
-        with _watched(started) as pidfd:
+        with pids.watched(started.pid, started.start_time) as pidfd:
             if pidfd is None:
                 return
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, sig)
             select.select([pidfd], [], [], grace_s)
     is_running(started)  # a child of ours is reaped
-
-
-@contextlib.contextmanager
-def _watched(started: Started) -> Iterator[int | None]:
-    """Hand out what becomes readable at its end, or None when it has ended; its pid cannot change hands inside."""
-    try:
-        pidfd = os.pidfd_open(started.pid)
-    except ProcessLookupError:
-        yield None
-        return
-    try:
-        yield pidfd if is_running(started) else None
-    finally:
-        os.close(pidfd)
 
 
 async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
@@ -160,13 +146,3 @@ async def _drain(readers: list[asyncio.Task[None]], *outputs: bytearray) -> None
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _start_time(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot (proc(5), field 22); None without one, or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
-            fields = f.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

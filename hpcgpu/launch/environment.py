@@ -5,9 +5,11 @@ Recorded from Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Slurm 22.05; PALS as it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hpcgpu.model import Allocation, RankFacts
+from hpcgpu.model.allocation import JOB_NODES, JOB_RESTARTS
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the
 # SLURM_* variables are there too, and are those of mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
@@ -23,6 +25,16 @@ _LAUNCHERS = (
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
     ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
+
+# What is each launch's own. PALS: as Slurm's cray_shasta plugin, which takes its place, has it.
+_LAUNCHES = {
+    "Open MPI mpirun": ("PMIX_NAMESPACE",),
+    "PALS mpiexec": ("PALS_APID",),
+    "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
+_OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
 
 def read_rank(environ: Mapping[str, str]) -> RankFacts:
@@ -43,6 +55,15 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
     return RankFacts()
 
 
+def read_launch(environ: Mapping[str, str]) -> str:
+    """Return what all ranks of this launch have in common, and no other launch has; empty where nothing is.
+
+    A job's id is not it, for a job may start ranks twice; MPICH's mpiexec gives its ranks nothing of the kind.
+    """
+    names = _LAUNCHES.get(read_rank(environ).launcher, ())
+    return ".".join(environ[name] for name in names if name in environ).replace("/", "_")
+
+
 def read_allocation(environ: Mapping[str, str]) -> Allocation:
     """Return the job around the process with this environment."""
     rank = read_rank(environ)
@@ -50,7 +71,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
         memory_mib = _int(environ, "SLURM_MEM_PER_NODE")
         return Allocation(
             batch="slurm",
-            job_id=environ["SLURM_JOB_ID"],
+            job_id=_slurm_id(environ),
             restart_count=_int(environ, "SLURM_RESTART_COUNT") or 0,
             node_count=_int(environ, "SLURM_JOB_NUM_NODES") or 1,
             node_name=environ.get("SLURMD_NODENAME", ""),
@@ -59,8 +80,21 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
             rank=rank,
         )
     if "PBS_JOBID" in environ:
-        return Allocation(batch="pbs", job_id=environ["PBS_JOBID"], rank=rank)
-    return Allocation(rank=rank)
+        return Allocation(
+            batch="pbs",
+            job_id=environ["PBS_JOBID"],
+            # PBS has no variables for these: the job's script and hpcgpu launch count
+            restart_count=_int(environ, JOB_RESTARTS) or 0,
+            node_count=_int(environ, JOB_NODES) or 1,
+            rank=rank,
+        )
+    return Allocation(job_id=environ.get("HPCGPU_JOB_ID", ""), rank=rank)
+
+
+def _slurm_id(environ: Mapping[str, str]) -> str:
+    """Return the id under which the job is asked for: an array's elements have raw ids, too, which nobody lists."""
+    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
 
 
 def is_isolated(environ: Mapping[str, str]) -> bool:
@@ -74,6 +108,24 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
     if bound:
         return not bound.removeprefix("verbose,").startswith("none")
     return bool(environ.get("SLURM_GPUS_PER_TASK"))
+
+
+def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of what a job's script has set for all of its nodes, where no launcher brings it there.
+
+    A task of PBS starts with ``PATH=/bin:/usr/bin`` and little else (OpenPBS 23.06.06). Not brought is what each
+    node has of its own: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), a folder that is this job's.
+    """
+    job = environ.get("PBS_JOBID") or None
+
+    def is_common(name: str, value: str) -> bool:
+        if not _NAME.fullmatch(name) or name in _OF_A_PROCESS or name.startswith(_OF_A_LAUNCHER):
+            return False
+        if name == "CUDA_VISIBLE_DEVICES":
+            return "-" not in value
+        return not (name == "TMPDIR" and job and job in value)
+
+    return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
 
 
 def _int(environ: Mapping[str, str], name: str) -> int | None:

@@ -22,6 +22,10 @@ _SURVIVE = {
     "pals": ("--no-abort-on-failure",),
 }
 
+# What tells them to reach other nodes by another program than ssh; each is for one of them, and no other minds it.
+# Open MPI's daemons start others of their kind, and hand it on.
+REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+
 
 def read_flavour(text: str) -> str:
     """Return ``openmpi-5``, ``openmpi-4``, ``mpich`` or ``pals`` from what ``mpirun --version`` prints.
@@ -37,7 +41,7 @@ def read_flavour(text: str) -> str:
         return "openmpi-5" if int(found[1]) >= 5 else "openmpi-4"
     if text.startswith("HYDRA"):
         return "mpich"
-    if re.match(r"mpiexec version \d", text):
+    if is_pals(text):
         return "pals"
     shown = text.strip().splitlines()[0] if text.strip() else "nothing"
     raise LaunchError(
@@ -46,8 +50,18 @@ def read_flavour(text: str) -> str:
     )
 
 
-def command(argv: tuple[str, ...], world: World, program: str, flavour: str) -> tuple[str, ...]:
-    """Return the mpirun that starts the ranks, rank 0 on the first node; nothing is bound: workers bind themselves."""
+def is_pals(text: str) -> bool:
+    """Tell whether this is what the mpiexec of PALS prints for ``--version``."""
+    return re.match(r"mpiexec version \d", text) is not None
+
+
+def command(
+    argv: tuple[str, ...], world: World, program: str, flavour: str, words: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Return the mpirun that starts the ranks, rank 0 on the first node; nothing is bound: workers bind themselves.
+
+    ``words`` are the site's or the user's own, and come first.
+    """
     size, survive = world.size, _SURVIVE[flavour]
     if flavour.startswith("openmpi"):
         # Round robin over the nodes, since slots may be more than the ranks of a node (2 ranks on 2 nodes of 4 slots
@@ -55,13 +69,16 @@ def command(argv: tuple[str, ...], world: World, program: str, flavour: str) -> 
         places = ("--map-by", "node:OVERSUBSCRIBE", "--rank-by", "slot")
         hosts = ("--host", ",".join(f"{h}:{world.per_node}" for h in world.hosts)) if world.hosts else ()
         root = ("--allow-run-as-root",) if world.as_root else ()
-        flags = (*survive, *places, "--bind-to", "none", *hosts, *root)
+        brought = tuple(word for name in world.variables for word in ("-x", name))
+        flags = (*survive, *places, "--bind-to", "none", *hosts, *root, *brought)
     elif flavour == "mpich":
         hosts = ("-hosts", ",".join(world.hosts)) if world.hosts else ()
-        flags = (*survive, "-ppn", "1", "-bind-to", "none", *hosts)  # one by one: round robin over the nodes
+        # All are brought by default, also what is true of this node alone, such as the UUIDs of its GPUs.
+        brought = ("-genvlist", ",".join(world.variables)) if world.variables else ()
+        flags = (*survive, "-ppn", "1", "-bind-to", "none", *hosts, *brought)  # one by one: round robin over the nodes
     else:
         # PALS fills node by node, and the last could stay empty: as many ranks on each, of which some stay idle.
         each = world.per_node + world.extra
         size = world.nodes * each
         flags = (*survive, "--cpu-bind", "none", "--ppn", str(each))
-    return (program, *flags, "-n", str(size), *argv)
+    return (program, *words, *flags, "-n", str(size), *argv)

@@ -15,7 +15,8 @@ def command(argv: tuple[str, ...], world: World, mpi_type: str) -> tuple[str, ..
 
     ``--overcommit`` allows the scheduler's rank beside as many workers' ranks as the job has tasks (refused
     otherwise: "More processors requested than permitted"), ``--kill-on-bad-exit=0`` lets the others live when a
-    rank dies, and nothing is bound: workers bind themselves.
+    rank dies, ``--no-kill`` when a node does and the job was submitted with ``--no-kill`` too (without it Slurm ends
+    the step of such a job), and nothing is bound: workers bind themselves.
     """
     return (
         "srun",
@@ -24,6 +25,7 @@ def command(argv: tuple[str, ...], world: World, mpi_type: str) -> tuple[str, ..
         "--overcommit",
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",
+        "--no-kill",
         f"--mpi={mpi_type}",
         *argv,
     )

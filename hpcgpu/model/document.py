@@ -16,12 +16,16 @@ class RunDocument:
     Attributes
     ----------
     shape : str
-        ``gang`` (a job of its own, a client outside), or ``in-allocation``.
+        ``gang`` (a job of its own, a client outside), ``in-allocation``, ``head`` (a scheduler without
+        workers, a client outside), or ``member`` (workers that join the cluster whose folder ``meeting`` is).
     script : tuple of str
         argv of the user's script, run by rank 0; empty when a client outside drives the cluster.
     meeting : str
         Folder for the files of the meeting and of the client, on a shared file system; empty
         when the ranks meet by MPI and no client is outside.
+    launch : str
+        What tells this launch from any other, where its ranks meet by files; empty until ``hpcgpu launch`` starts
+        them, and where another launcher does.
 
     """
 
@@ -29,4 +33,5 @@ class RunDocument:
     shape: str = "in-allocation"
     script: tuple[str, ...] = ()
     meeting: str = ""
+    launch: str = ""
     version: int = VERSION

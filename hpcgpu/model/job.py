@@ -9,13 +9,20 @@ from dataclasses import dataclass
 from hpcgpu.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A path may hold any byte, which Python shows as U+DC80 to U+DCFF; no other lone surrogate has bytes at all.
+_NO_BYTES = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 class JobState(enum.Enum):
-    """States to which all batch systems can be mapped. ``UNKNOWN`` is a state, not an error."""
+    """States to which all batch systems can be mapped. ``UNKNOWN`` is a state, not an error.
+
+    ``HELD``: somebody wants it to wait. ``STUCK``: it could not be started, and is not tried again by itself, or it
+    asks for what there is not.
+    """
 
     PENDING = "pending"
     HELD = "held"
+    STUCK = "stuck"
     RUNNING = "running"
     SUSPENDED = "suspended"
     ENDED = "ended"
@@ -24,12 +31,16 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """State of one job; ``native`` and ``reason`` keep the batch system's own words."""
+    """State of one job; ``native`` and ``reason`` keep the batch system's own words.
+
+    ``starts`` is when a pending job is expected to start, as the batch system writes it; empty: not known.
+    """
 
     state: JobState
     native: str
     reason: str = ""
     exit_code: int | None = None
+    starts: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,13 @@ class JobSpec:
         Shell text after the command, for templates: ``"$@"``.
     exit_file : str
         Where the script leaves its exit code, for batch systems that forget a job with its end; empty: nowhere.
+        Each job of an array has one of its own: its index is appended, ``exit.3``.
+    count : int
+        How many of these jobs: more than one are submitted together, as an array.
+    warn_s : int
+        How long before its time limit the ranks are to get SIGUSR1, where the batch system can do so; 0: not.
+    mark : str
+        By which all jobs of a run are found in the batch system, where it can carry one; empty: none.
 
     Raises
     ------
@@ -77,16 +95,30 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     arguments: str = ""
     exit_file: str = ""
+    count: int = 1
+    warn_s: int = 0
+    mark: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or not self.argv:
             raise ConfigError(f"a job needs a name and a command; given: {self.name!r} and {self.argv!r}")
-        for what, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
+        for what, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0), ("count", 1)):
             if getattr(self, what) < least:
                 raise ConfigError(f"{what}={getattr(self, what)} of job {self.name!r}; allowed: {least} or more")
         for name, _ in self.env:
             if not _VARIABLE.fullmatch(name):
                 raise ConfigError(f"{name!r} is no name of an environment variable; allowed: letters, digits and _")
-        values = (self.exit_file, self.arguments, *self.argv, *self.prologue, *(value for _, value in self.env))
-        if bad := next((value for value in values if "\0" in value), None):
-            raise ConfigError(f"{bad!r} has a NUL character, which no command can carry; take it out")
+        values = (
+            self.name,
+            self.queue,
+            self.account,
+            self.log_directory,
+            self.exit_file,
+            self.arguments,
+            self.mark,
+            *self.argv,
+        )
+        more = (*self.prologue, *self.extra_directives, *self.skipped_directives, *(value for _, value in self.env))
+        for value in (*values, *more):
+            if value and (found := _NO_BYTES.search(value)):
+                raise ConfigError(f"{value!r} has the character {found[0]!r}, which no command can carry; take it out")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLayout:
+class NodeLayout(NamedTuple):
     """Ranks and workers of one node.
 
     Attributes
@@ -16,12 +15,15 @@ class NodeLayout:
     workers : tuple of tuple of int
         For each rank the positions of its workers in the node's plan, GPU by GPU; empty for the scheduler's rank
         beside others, and for idle ranks.
+    cpu_workers : int
+        How many of these, the last ones, are workers without a GPU.
 
     """
 
     node: int
     ranks: tuple[int, ...]
     workers: tuple[tuple[int, ...], ...]
+    cpu_workers: int = 0
 
     @property
     def leader(self) -> int:
@@ -34,8 +36,7 @@ class NodeLayout:
         return tuple(r for r, w in zip(self.ranks, self.workers, strict=True) if not w and r != 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The whole world; rank 0 is the scheduler."""
 
     nodes: tuple[NodeLayout, ...]

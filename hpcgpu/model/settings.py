@@ -23,6 +23,13 @@ RMM = (
     "rmm_track_allocations",
 )
 CUDF = ("enable_cudf_spill", "cudf_spill_stats")
+# Options that are about a worker, not about ranks and jobs, beyond those that Dask's own workers have.
+WORKER = (
+    *("gpus", "workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics", "env"),
+    *("device_memory_limit", "jit_unspill", *RMM, *CUDF),
+)
+# Those that Dask's own workers have, too.
+DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
 
 
 def option(
@@ -57,6 +64,25 @@ class Settings:
     gpus_per_node: int | None = option(None, "count", "GPUs (and workers) on each node; all that are granted if unset")
     gpus: str | None = option(None, "gpus", "'sim:4' or 'sim:4x256MiB': simulated GPUs, so many per node")
     ranks: str = option("gpu", "choice", "one MPI rank per GPU, or one per node", choices=("gpu", "node"))
+    shape: str = option(
+        "gang",
+        "choice",
+        "one job of fixed size, or a first job with the scheduler and one-node jobs that come and go (scale, adapt)",
+        choices=("gang", "elastic"),
+    )
+    scheduler: str = option(
+        "job",
+        "choice",
+        "where an elastic cluster has its scheduler: in its first job, or on this machine beside this process",
+        choices=("job", "here"),
+    )
+    cpu_workers: int = option(0, "number", "workers without a GPU on each node, beside those of the GPUs")
+    drain_s: float = option(
+        120.0,
+        "seconds",
+        "how long before a job's time limit its workers hand their data to others",
+        user_name="drain",
+    )
     nthreads: int = option(1, "count", "threads of a worker", aliases=("threads_per_worker",))
     cores_per_gpu: int | None = option(None, "count", "cores asked of the batch system for each GPU")
     memory_bytes: int | None = option(None, "bytes", "memory asked for on each node", user_name="memory")
@@ -132,7 +158,9 @@ class Settings:
     security: bool | None = option(None, "flag", "False turns TLS off")
     interface: str | None = option(None, "text", "network interface of scheduler and workers")
     rendezvous: str = option("mpi", "choice", "how the ranks meet", choices=("mpi", "file"))
-    launcher: str | None = option(None, "text", "what starts the ranks: srun, mpirun or fork; found if unset")
+    launcher: str | None = option(
+        None, "text", "what starts the ranks: srun, mpirun, fork, or a command of your own; found if unset"
+    )
     client_grace_s: float = option(
         30.0, "seconds", "how long the job outlives a client that fell silent", user_name="client_grace"
     )
@@ -153,6 +181,11 @@ class Settings:
         """Libraries that are to allocate through RMM; dask-cuda also takes them as one text with commas."""
         words = (word.strip() for text in self.rmm_allocator_external_lib_list for word in text.split(","))
         return tuple(dict.fromkeys(filter(None, words)))
+
+    @property
+    def warning_s(self) -> float:
+        """How long before its time limit a job begins to end; 0 without one. Short jobs keep most of their time."""
+        return min(self.drain_s, (self.walltime_s or 0) / 4)
 
     def said(self, name: str) -> str:
         """Return what was given for an option, and where, for messages."""

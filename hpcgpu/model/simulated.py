@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.units import parse_bytes
@@ -12,11 +12,10 @@ DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and
 _TEXT = re.compile(r"sim:(\d{1,4})(?:x(.+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedGpus:
+class SimulatedGpus(NamedTuple):
     """So many simulated GPUs on each node, each with so much memory."""
 
-    count: int
+    per_node: int
     memory_bytes: int = DEFAULT_BYTES
 
 

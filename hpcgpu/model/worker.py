@@ -15,7 +15,7 @@ class Binding:
     Attributes
     ----------
     gpus : tuple of Gpu
-        All whole GPUs that stay visible, the worker's own first.
+        All whole GPUs that stay visible, the worker's own first; none for a worker without one.
     memory_policy : str
         ``preferred-many``, ``bind``, ``interleave`` or ``none``.
     memory_nodes : CpuSet
@@ -102,6 +102,6 @@ class WorkerSpec:
     resources: tuple[tuple[str, float], ...] = ()
 
     @property
-    def gpu(self) -> Gpu:
-        """The worker's own GPU."""
-        return self.binding.gpus[0]
+    def gpu(self) -> Gpu | None:
+        """The worker's own GPU; None for one of ``cpu_workers``."""
+        return self.binding.gpus[0] if self.binding.gpus else None

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
-from hpcgpu.plan.cores import split_cores, usable_cores
-from hpcgpu.plan.memory import plan_memory_nodes
+from hpcgpu.plan.cores import split_cores_beside, usable_cores
+from hpcgpu.plan.memory import plan_memory_nodes, plan_memory_nodes_beside
 from hpcgpu.plan.network import plan_nics
 
 _DEFAULTS = Settings()
@@ -21,6 +21,7 @@ def plan_bindings(
     wanted: Settings = _DEFAULTS,
     allowed_nodes: CpuSet | None = None,
     masks: Sequence[CpuSet] = (),
+    cpu_workers: int = 0,
 ) -> tuple[Binding, ...]:
     """Return the bindings of one node's workers, in the order of ``gpus``, which is the only use of that order.
 
@@ -33,12 +34,13 @@ def plan_bindings(
     allowed : CpuSet
         PUs that this job may use: the cgroup's and the launcher's mask.
     wanted : Settings
-        ``workers_per_gpu``, ``cores``, ``reserved_cores``, ``memory_policy`` and ``nics``; those of one GPU follow
-        each other.
+        ``nthreads``, ``workers_per_gpu`` (they follow each other), and the options of bindings.
     allowed_nodes : CpuSet, optional
         NUMA nodes that this job may use; all if not given.
     masks : sequence of CpuSet, optional
-        A mask for each worker that it stays inside (``respect_launcher``).
+        A mask for each worker, which it stays inside (``respect_launcher``).
+    cpu_workers : int
+        Workers without a GPU, which come last; each has ``nthreads`` cores or an even share of all.
 
     Returns
     -------
@@ -57,11 +59,11 @@ def plan_bindings(
     _check(topology, gpus, allowed)
     each = wanted.workers_per_gpu
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
-    workers = [gpus[i] for i in order for _ in range(each)]
-    inside = [masks[i * each + k] & allowed if masks else allowed for i in order for k in range(each)]
-    planned = _plan(topology, workers, inside, wanted, allowed_nodes)
-    at = {i: rank for rank, i in enumerate(order)}
-    return tuple(planned[at[i] * each + k] for i in range(len(gpus)) for k in range(each))
+    workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
+    positions = [*(i * each + k for i in order for k in range(each)), *range(len(gpus) * each, len(workers))]
+    inside = [masks[p] & allowed if masks else allowed for p in positions]
+    planned = dict(zip(positions, _plan(topology, workers, inside, wanted, allowed_nodes), strict=True))
+    return tuple(planned[p] for p in sorted(planned))
 
 
 def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
@@ -74,21 +76,27 @@ def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
 
 
 def _plan(
-    topology: Topology, workers: list[Gpu], masks: list[CpuSet], wanted: Settings, allowed_nodes: CpuSet | None
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings, allowed_nodes: CpuSet | None
 ) -> list[Binding]:
-    """Return the bindings of the workers, which are in PCI order."""
-    whole = list(dict.fromkeys(g for g in workers if not g.mig))
+    """Return the bindings of the workers, which are in PCI order, those without a GPU last."""
+    own = [g for g in workers if g]
     cores = _cores(topology, workers, masks, wanted)
-    homes, cpusets = [g.numa_node for g in workers], [c for c, _, _ in cores]
-    memory = plan_memory_nodes(topology, homes, cpusets, allowed_nodes, wanted.memory_policy)
-    ports = plan_nics(topology, workers, wanted.nics)
+    cpusets, rule = [c for c, _, _ in cores], wanted.memory_policy
+    near, others = cpusets[: len(own)], cpusets[len(own) :]
+    memory = (
+        *plan_memory_nodes(topology, [g.numa_node for g in own], near, allowed_nodes, rule),
+        *plan_memory_nodes_beside(topology, others, allowed_nodes, rule),
+    )
+    # each kind is balanced for itself: workers without a GPU leave the others' ports as they would be without them
+    ports = (
+        *plan_nics(topology, own, wanted.nics),
+        *plan_nics(topology, [place_of(topology, c) for c in others], wanted.nics),
+    )
     out = []
     for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
-        first = 0 if gpu.mig else whole.index(gpu)
         binding = Binding(
             cpuset=cpuset,
-            # CUDA takes one slice per process, and slices have no IPC
-            gpus=(gpu,) if gpu.mig else tuple(whole[first:] + whole[:first]),
+            gpus=_visible(gpu, own),
             nics=port.nics,
             memory_policy=policy,
             memory_nodes=nodes,
@@ -99,8 +107,23 @@ def _plan(
     return out
 
 
+def _visible(gpu: Gpu | None, own: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return all whole GPUs, the worker's own first; CUDA takes one slice per process, and slices have no IPC."""
+    if gpu is None or gpu.mig:
+        return (gpu,) if gpu else ()
+    whole = list(dict.fromkeys(g for g in own if not g.mig))
+    first = whole.index(gpu)
+    return tuple(whole[first:] + whole[:first])
+
+
+def place_of(topology: Topology, cpuset: CpuSet) -> Gpu:
+    """Return a GPU that would stand where these PUs are: a worker without one has the ports that it would have."""
+    there = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
+    return Gpu("", vendor="", numa_node=there.os_index if there and there.cpuset & cpuset else None)
+
+
 def _cores(
-    topology: Topology, workers: list[Gpu], masks: list[CpuSet], wanted: Settings
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings
 ) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
     """Return each worker's PUs, whether it shares them, and what is to be said of it; masks are planned one by one."""
     out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
@@ -109,8 +132,9 @@ def _cores(
         cores = usable_cores(topology, mask)
         if not cores:
             raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
-        homes = [workers[i].numa_node for i in mine]
-        found = split_cores(topology, cores, homes, wanted.cores, wanted.reserved_cores)
+        homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
+        others, threads = len(mine) - len(homes), wanted.nthreads
+        found = split_cores_beside(topology, cores, homes, others, threads, wanted.cores, wanted.reserved_cores)
         notes = (found.note,) if found.note else ()
         shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
         if len(cores) < len(mine):
@@ -121,8 +145,10 @@ def _cores(
     return out
 
 
-def _core_reasons(topology: Topology, gpu: Gpu, binding: Binding) -> tuple[str, ...]:
+def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tuple[str, ...]:
     """Say what is not as one would wish."""
+    if gpu is None:
+        return ()
     home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
     if home is None:
         return ("nobody knows which NUMA node this GPU is on: cores are an even share, memory is not bound",)

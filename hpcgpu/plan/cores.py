@@ -94,6 +94,42 @@ def split_cores(
     return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
 
 
+def split_cores_beside(
+    topology: Topology,
+    cores: Sequence[CpuSet],
+    homes: Sequence[int | None],
+    others: int,
+    threads: int,
+    rule: str | int = "all",
+    reserved: int = 0,
+) -> CoreShares:
+    """Return the cores of each worker, and then those of ``others`` workers that have no GPU.
+
+    One of those has a core for each of its ``threads``, or an even share where that is less. They get what the
+    workers with GPUs are farthest from, NUMA nodes without a GPU first. Other parameters and errors are those of
+    :func:`split_cores`.
+    """
+    everyone, room = len(homes) + others, len(cores) - reserved
+    if not others:
+        return split_cores(topology, cores, homes, rule, reserved)
+    if isinstance(rule, int):
+        size = min(threads, (room - rule * len(homes)) // others)
+        asked = f"cores={rule} for each of {len(homes)} workers with a core for each of {others} CPU workers"
+    elif len(cores) < everyone:
+        return CoreShares(tuple(tuple(cores) for _ in range(everyone)))
+    else:
+        size, asked = min(threads, room // everyone), f"a core for each of {everyone} workers"
+    if size < 1:
+        _refuse(asked, reserved, len(cores))
+    found = split_cores(topology, cores, homes, rule, reserved + size * others) if homes else CoreShares(())
+    taken = {core for share in found.shares for core in share}
+    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
+    free = [(node_of.get(min(core), -1), core) for core in cores if core not in taken]
+    free.sort(key=lambda one: (one[0] not in homes, one[0], min(one[1])))
+    last = [core for _, core in free[len(free) - size * others :]]
+    return CoreShares((*found.shares, *(tuple(last[i : i + size]) for i in range(0, len(last), size))), found.note)
+
+
 def _places(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Place]:
     node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
     cache_of = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}

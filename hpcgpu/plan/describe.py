@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.plan.binding import place_of
 from hpcgpu.plan.explain import worker_reasons
 from hpcgpu.plan.ports import DISTANCES, Ports, Why
 
@@ -35,7 +36,7 @@ def describe(
         "machine": _machine(topology, host),
         "source": topology.source,
         "warnings": list(topology.warnings),
-        "workers": [_worker(ports, spec) for spec in specs],
+        "workers": [_worker(topology, ports, spec) for spec in specs],
         "nics": [_port(ports, nic, specs) for nic in ports.all],
     }
 
@@ -83,15 +84,16 @@ def _nic(nic: Nic) -> dict[str, Any]:
     return {"name": nic.name, "port": nic.port, "pci": nic.pci, "kind": nic.kind, "state": nic.state}
 
 
-def _worker(ports: Ports, spec: WorkerSpec) -> dict[str, Any]:
+def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any]:
     binding, gpu = spec.binding, spec.gpu
+    place = gpu or place_of(topology, binding.cpuset)
     return {
         "name": spec.name,
-        "gpu": _gpu(gpu),
+        "gpu": _gpu(gpu) if gpu else None,
         "cpuset": str(binding.cpuset),
         "shared_cores": binding.shared_cores,
-        "memory": {"policy": binding.memory_policy, "nodes": _near_first(binding.memory_nodes, gpu.numa_node)},
-        "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(gpu, n).kind]} for n in binding.nics],
+        "memory": {"policy": binding.memory_policy, "nodes": _near_first(binding.memory_nodes, place.numa_node)},
+        "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(place, n).kind]} for n in binding.nics],
         "interface": binding.interface or None,
         "env": dict(spec.env),
         "reasons": list(worker_reasons(spec)),

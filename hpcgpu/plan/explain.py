@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcgpu.model import ActualBinding, Binding, CpuSet, WorkerSpec
+from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.units import format_bytes
 
 
@@ -91,19 +91,23 @@ def _memory(policy: str, nodes: CpuSet) -> str:
 
 def _row(spec: WorkerSpec) -> BindingRow:
     binding, gpu = spec.binding, spec.gpu
-    size = f" {format_bytes(gpu.memory_bytes)}" if gpu.memory_bytes else ""
     ports = [f"{nic.name}:{nic.port}" if nic.name != nic.interface else nic.name for nic in binding.nics]
     if binding.interface not in ("", *(n.name for n in binding.nics)):
         ports.append(f"({binding.interface})")
     return BindingRow(
         spec.name,
-        f"{gpu.pci} {gpu.model}{f' {gpu.mig}' if gpu.mig and gpu.mig not in gpu.model else ''}".rstrip() + size,
+        _gpu(gpu) if gpu else "none",
         str(binding.cpuset),
         _memory(binding.memory_policy, binding.memory_nodes),
         " ".join(ports) or "-",
         "yes" if binding.shared_cores else "no",
         worker_reasons(spec),
     )
+
+
+def _gpu(gpu: Gpu) -> str:
+    size = f" {format_bytes(gpu.memory_bytes)}" if gpu.memory_bytes else ""
+    return f"{gpu.pci} {gpu.model}{f' {gpu.mig}' if gpu.mig and gpu.mig not in gpu.model else ''}".rstrip() + size
 
 
 def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcgpu.errors import WorldError
 from hpcgpu.model import Layout, NodeLayout
 
 
-@dataclass(frozen=True, slots=True)
-class RankRecord:
+class RankRecord(NamedTuple):
     """What a rank says of itself in the meeting.
 
     Attributes
@@ -32,12 +31,19 @@ class RankRecord:
     devices: str = ""
 
 
-def plan_layout(records: Sequence[RankRecord], node_count: int = 0, workers_per_gpu: int = 1) -> Layout:
+def plan_layout(
+    records: Sequence[RankRecord],
+    node_count: int = 0,
+    workers_per_gpu: int = 1,
+    cpu_workers: int = 0,
+    *,
+    scheduler: bool = True,
+) -> Layout:
     """Return the layout of the world that met.
 
-    A node's workers are divided over that node's ranks other than 0; a node with one rank has all its
-    workers under that rank. Fewer ranks than GPUs: shared out. More: the rest idle. A rank that is
-    isolated is a node of its own here.
+    A node's workers are divided over that node's ranks, other than 0 where that is the ``scheduler``; a node with
+    one rank has all its workers under that rank. Fewer ranks than GPUs: shared out. More: the rest idle. A rank that is
+    isolated is a node of its own here. Each host has ``cpu_workers`` more, which have no GPU.
 
     Raises
     ------
@@ -64,16 +70,27 @@ def plan_layout(records: Sequence[RankRecord], node_count: int = 0, workers_per_
             "no GPU can be opened on any node of this run; ask the batch system for GPUs, "
             "or use simulated ones: --gpus sim:4"
         )
-    nodes = tuple(_plan_node(i, tuple(ranks), workers_per_gpu) for i, ranks in enumerate(homes.values()))
-    return Layout(nodes)
+    beside: dict[str, int] = {}
+    for host in devices:
+        mine = [home for home, ranks in homes.items() if ranks[0].host == host]
+        beside |= {home: len(share) for home, share in zip(mine, _shares(cpu_workers, len(mine)), strict=True)}
+    return Layout(
+        tuple(
+            _plan_node(i, tuple(ranks), workers_per_gpu, beside[home], scheduler)
+            for i, (home, ranks) in enumerate(homes.items())
+        )
+    )
 
 
-def _plan_node(index: int, records: tuple[RankRecord, ...], each: int) -> NodeLayout:
+def _plan_node(index: int, records: tuple[RankRecord, ...], each: int, cpu_workers: int, scheduler: bool) -> NodeLayout:
     ranks = tuple(r.rank for r in records)
-    hosts = [r for r in ranks if r != 0] or list(ranks)
-    workers = max(r.gpus for r in records) * each
-    shares = dict(zip(hosts, _shares(workers, len(hosts)), strict=True))
-    return NodeLayout(index, ranks, tuple(shares.get(r, ()) for r in ranks))
+    hosts = [r for r in ranks if r != 0 or not scheduler] or list(ranks)
+    on_gpus = max(r.gpus for r in records) * each
+    shares = dict(zip(hosts, _shares(on_gpus, len(hosts)), strict=True))
+    # from the last rank on, which has no GPU where there are more ranks than these
+    for rank, share in zip(reversed(hosts), _shares(cpu_workers, len(hosts)), strict=True):
+        shares[rank] += tuple(on_gpus + position for position in share)
+    return NodeLayout(index, ranks, tuple(shares.get(r, ()) for r in ranks), cpu_workers)
 
 
 def _shares(workers: int, ranks: int) -> list[tuple[int, ...]]:

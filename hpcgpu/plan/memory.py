@@ -60,6 +60,17 @@ def plan_memory_nodes(
     return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
 
 
+def plan_memory_nodes_beside(
+    topology: Topology, cpusets: Sequence[CpuSet], allowed: CpuSet | None = None, policy: str = "preferred-many"
+) -> tuple[tuple[str, CpuSet], ...]:
+    """Return memory policy and NUMA nodes of workers without a GPU: the nodes that their cores are on."""
+    nodes = _usable_nodes(topology, allowed)
+    if policy in ("none", "interleave") or len(nodes) <= 1:
+        return plan_memory_nodes(topology, [None] * len(cpusets), cpusets, allowed, policy)
+    shares = [CpuSet(n.os_index for n in nodes if n.cpuset & cpuset) for cpuset in cpusets]
+    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
+
+
 def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:
     """Return the allowed NUMA nodes that have memory, by number."""
     known = any(n.memory_bytes for n in topology.numa_nodes)

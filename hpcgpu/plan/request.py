@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, Settings
 from hpcgpu.model.simulated import parse_simulated
+
+
+def plan_member(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
+    """Return the request for one of an elastic cluster's jobs that come and go: one node, no scheduler.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`plan_request`.
+
+    """
+    return replace(plan_request(settings, argv), nodes=1)
+
+
+def workers_per_node(settings: Settings) -> int:
+    """Return how many workers each node has.
+
+    Raises
+    ------
+    ConfigError
+        Nobody said how many GPUs.
+
+    """
+    return _gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
 
 
 def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
@@ -30,16 +56,16 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
             raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
     count = _gpus_per_node(settings)
     per_gpu = settings.ranks == "gpu"
-    cores = settings.cores_per_gpu
     return JobSpec(
         name=settings.job_name,
         argv=argv,
         nodes=settings.nodes,
         tasks_per_node=count if per_gpu else 1,
-        cpus_per_task=cores if cores is None or per_gpu else cores * count,
+        cpus_per_task=_cores_per_task(settings, count if per_gpu else 1, count),
         gpus_per_node=0 if settings.gpus else count,
         memory_per_node_bytes=settings.memory_bytes,
         walltime_s=settings.walltime_s,
+        warn_s=int(settings.warning_s),
         queue=settings.queue,
         account=settings.account,
         prologue=settings.job_script_prologue,
@@ -49,11 +75,19 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
     )
 
 
+def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
+    """Return the cores of one of a node's tasks: those of its GPUs, and its part of those of the CPU workers."""
+    if settings.cores_per_gpu is None:
+        return None
+    beside = settings.cpu_workers * settings.nthreads
+    return settings.cores_per_gpu * gpus // tasks + -(-beside // tasks)
+
+
 def _gpus_per_node(settings: Settings) -> int:
     """Return the workers of each node; simulated GPUs are none to the batch system."""
     wanted = settings.gpus_per_node
     if settings.gpus:
-        simulated = parse_simulated(settings.gpus).count
+        simulated = parse_simulated(settings.gpus).per_node
         if wanted is not None and wanted > simulated:
             raise ConfigError(
                 f"gpus_per_node={wanted}, set by {settings.where('gpus_per_node')}, but gpus={settings.gpus!r} (set by "

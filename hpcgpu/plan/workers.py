@@ -10,6 +10,7 @@ from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, Settings, Topology, W
 from hpcgpu.model.settings import RMM
 from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.member_name import member_worker_name
 from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes, strict_room_bytes
 from hpcgpu.plan.network import nccl_env, ucx_env
 from hpcgpu.units import format_bytes
@@ -39,6 +40,8 @@ class NodeFacts:
         The mask with which each rank was started; empty where none is to be respected.
     interfaces : frozenset of str, optional
         IP interfaces that have an address; None: not known.
+    job_id, restart_count : str, int
+        Of a member job, by which its workers are named; otherwise they are named by the node.
 
     """
 
@@ -52,10 +55,12 @@ class NodeFacts:
     scratch: str
     masks: Mapping[int, CpuSet] = field(default_factory=dict)
     interfaces: frozenset[str] | None = None
+    job_id: str = ""
+    restart_count: int = 0
 
 
 def plan_workers(
-    settings: Settings, node: NodeFacts, shares: NodeLayout, first: int = 0
+    settings: Settings, node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout] = ()
 ) -> tuple[tuple[int, WorkerSpec], ...]:
     """Return the node's workers, each with the rank that it belongs to.
 
@@ -66,9 +71,9 @@ def plan_workers(
     node : NodeFacts
         The machine as it is.
     shares : NodeLayout
-        Which rank has which of the workers; those of one GPU follow each other.
-    first : int
-        Number of the first worker in its name; above 0 where other leaders of the host come before.
+        Which rank has which of the workers; those of one GPU follow each other, those without a GPU come last.
+    before : sequence of NodeLayout
+        Those of other leaders of the host that come before: numbers in the workers' names go on after them.
 
     Raises
     ------
@@ -79,21 +84,37 @@ def plan_workers(
 
     """
     wanted = sum(len(s) for s in shares.workers)
-    needed = wanted // settings.workers_per_gpu
+    needed = (wanted - shares.cpu_workers) // settings.workers_per_gpu
     if len(node.gpus) < needed:
         raise LaunchError(f"{node.name} was to have {needed} GPUs, but {len(node.gpus)} can be opened there")
     gpus = node.gpus[:needed]
     owners = {i: rank for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine}
     masks = [node.masks[owners[i]] for i in range(wanted)] if node.masks else ()
-    bindings = plan_bindings(node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks)
+    bindings = plan_bindings(
+        node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks, shares.cpu_workers
+    )
     bindings = tuple(_reachable(b, node.interfaces) for b in bindings)
     limits = _memory_limits(settings, node, gpus, bindings)
-    common = nccl_env(bindings)
+    common = nccl_env([b for b in bindings if b.gpus])
+    names = _names(node, shares, before)
     specs = [
-        _spec(settings, node, b, limit, common, first + i)
-        for i, (b, limit) in enumerate(zip(bindings, limits, strict=True))
+        _spec(settings, node, b, limit, common if b.gpus else (), name)
+        for b, limit, name in zip(bindings, limits, names, strict=True)
     ]
     return tuple((rank, specs[i]) for i, rank in owners.items())
+
+
+def _names(node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout]) -> list[str]:
+    def on_gpus(layout: NodeLayout) -> int:
+        return sum(len(s) for s in layout.workers) - layout.cpu_workers
+
+    if node.job_id:
+        earlier = sum(len(s) for n in before for s in n.workers)
+        count = sum(len(s) for s in shares.workers)
+        return [member_worker_name(node.job_id, node.restart_count, earlier + i) for i in range(count)]
+    first, first_cpu = sum(on_gpus(n) for n in before), sum(n.cpu_workers for n in before)
+    named = [f"{node.name}-{first + i}" for i in range(on_gpus(shares))]
+    return [*named, *(f"{node.name}-cpu{first_cpu + i}" for i in range(shares.cpu_workers))]
 
 
 def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
@@ -222,37 +243,44 @@ def _spec(
     binding: Binding,
     limit: int | None,
     common: Sequence[tuple[str, str]],
-    number: int,
+    name: str,
 ) -> WorkerSpec:
-    gpu = binding.gpus[0]
-    size = gpu.memory_bytes // settings.workers_per_gpu
-    planned = dict(
-        [*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ()), *_cudf_env(settings)]
-    )
+    gpu = binding.gpus[0] if binding.gpus else None
+    size = gpu.memory_bytes // settings.workers_per_gpu if gpu else 0
+    cudf = _cudf_env(settings) if gpu else ()
+    planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ()), *cudf])
     kept = {name for name in planned if name in settings.env or (name in _USERS and name in node.environ)}
     if "UCX_NET_DEVICES" in kept:
         planned.pop("UCX_MAX_RNDV_RAILS", None)
     env = {k: v for k, v in planned.items() if k not in kept} | dict(settings.env)
-    name = f"{node.name}-{number}"
     return WorkerSpec(
         name=name,
         binding=binding,
         nthreads=settings.nthreads,
         memory_limit_bytes=limit,
-        device_memory_limit_bytes=plan_device_memory_limit_bytes(settings.device_memory_limit, size),
+        device_memory_limit_bytes=plan_device_memory_limit_bytes(settings.device_memory_limit, size) if gpu else 0,
         device_memory_bytes=size,
-        simulated=gpu.vendor == "simulated",
+        simulated=gpu is not None and gpu.vendor == "simulated",
         jit_unspill=settings.jit_unspill,
-        rapids=plan_rapids(settings, name, size),
+        rapids=plan_rapids(settings, name, size) if gpu else None,
         local_directory=node.scratch,
         env=tuple(sorted(env.items())),
         kept_env=tuple(sorted(kept)),
-        resources=tuple(settings.resources.items()),
+        resources=_resources(settings, gpu),
     )
+
+
+def _resources(settings: Settings, gpu: Gpu | None) -> tuple[tuple[str, float], ...]:
+    """Return the user's, or what tells the two kinds of workers apart where there are both."""
+    if settings.resources or not settings.cpu_workers:
+        return tuple(settings.resources.items())
+    return (("GPU" if gpu else "CPU", 1.0),)
 
 
 def _cuda_env(gpus: Sequence[Gpu]) -> tuple[tuple[str, str], ...]:
     """All whole GPUs stay visible, the own one first: CUDA IPC and NVLink need the others."""
+    if not gpus:
+        return (("CUDA_VISIBLE_DEVICES", ""),)
     if gpus[0].vendor == "simulated":
         return ()
     return (

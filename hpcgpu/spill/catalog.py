@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from hpcgpu.spill.devices import Device, device_of, is_device_array, is_left_to_cudf
-from hpcgpu.spill.entry import ABSENT, Entry
+from hpcgpu.spill.entry import ABSENT, WHOLE, Entry
 from hpcgpu.spill.handle import Packed
+from hpcgpu.spill.host import HostObjects, Name, name_of
+from hpcgpu.spill.owners import held_by, is_known
 from hpcgpu.spill.part import Part
 from hpcgpu.spill.proxy import is_proxy, source_of, unproxy
 from hpcgpu.spill.unit import Buffer, Rest, Unit
@@ -19,9 +23,9 @@ if TYPE_CHECKING:
     from hpcgpu.spill.keeper import Keeper
 
 logger = logging.getLogger("distributed.worker.memory")
-_BIG_BYTES = 1 << 16
-_ALIASED_BYTES = 1 << 10  # what is smaller may count twice
-_HOST_KINDS = {"ndarray": ("numpy",), "DataFrame": ("pandas",), "Series": ("pandas",), "Table": ("pyarrow",)}
+# Arrays and tables in host memory are units of their own from here on: those inside of other values, and those that
+# are values; of smaller ones several views may count several times.
+_BIG_BYTES, _ALIASED_BYTES = 1 << 16, 1 << 10
 
 
 class Catalog:
@@ -40,7 +44,7 @@ class Catalog:
         self._watch, self._keeper = watch, lazily
         self._entries: WeakValueDictionary[int, Entry] = WeakValueDictionary()
         self._buffers: WeakValueDictionary[tuple[int, int], Buffer] = WeakValueDictionary()
-        self._hosts: WeakValueDictionary[int, Rest] = WeakValueDictionary()
+        self._hosts: WeakValueDictionary[Name, HostObjects] = WeakValueDictionary()
 
     def entry_of(self, value: Any) -> Entry:  # noqa: ANN401
         """Return the entry of a value: the one that it has already, or a new one.
@@ -50,8 +54,15 @@ class Catalog:
         known = self._entries.get(id(value))
         if known is not None and known.value is value:
             return known
+        rest: Any
+        parts: list[Any]
         try:
-            rest, parts = take_apart(value, self._is_part if self._keeper else _is_apart)
+            if _is_host(value, _ALIASED_BYTES):
+                rest, parts = Slot(0), [value]
+            elif type(value) is np.ndarray:
+                rest, parts = value, []
+            else:
+                rest, parts = take_apart(value, self._is_part if self._keeper else _is_apart)
         except Exception:  # what classes of users do in their __copy__ and __setattr__
             logger.warning("the arrays in a %s cannot be taken out; they stay up", type(value), exc_info=True)
             rest, parts = value, []
@@ -63,10 +74,10 @@ class Catalog:
     def entry_of_packed(self, packed: Packed) -> Entry:
         """Return the entry of a value whose buffers came from a peer as host bytes, and stay so until used."""
         buffers = [Buffer.of_packed(device, root, views) for device, root, views in packed.buffers]
-        hosts = [Rest(value, _size_of(value)) for value in packed.hosts]
+        hosts = [self._place_in_host(x) for x in packed.hosts]
         places: list[tuple[Unit, int]] = []
         for b, i, kind in packed.places:
-            place = (hosts[i], 0) if b is None else (buffers[b], i)
+            place = hosts[i] if b is None else (buffers[b], i)
             place[0].note_kind(place[1], kind)
             places.append(place)
         for buffer in buffers:
@@ -76,23 +87,32 @@ class Catalog:
     def note(self, entry: Entry) -> None:
         """Know a value that came back up, and its buffers, when they are stored under another key."""
         self._entries[id(entry.value)] = entry
-        for unit, _ in entry.places:
-            if isinstance(unit, Buffer) and unit.arrays:
-                self.know(unit)
+        for unit in entry.units():
+            self.know(unit)
 
-    def know(self, buffer: Buffer) -> None:
-        """Know a buffer that came back up."""
-        self._buffers[id(buffer.device), buffer.device.buffer_of(buffer.arrays[0])[0]] = buffer
+    def know(self, unit: Unit) -> None:
+        """Know a part that came back up."""
+        if isinstance(unit, Buffer) and unit.arrays:
+            self._buffers[id(unit.device), unit.device.buffer_of(unit.arrays[0])[0]] = unit
+        elif isinstance(unit, HostObjects):
+            for name in unit.names:
+                self._hosts[name] = unit
 
     def _entry(self, value: Any, rest: Any, places: list[tuple[Unit, int]]) -> Entry:  # noqa: ANN401
         lazy = self._keeper is not None and bool(places) and type(rest) is not Slot
         if lazy and self._keeper is not None:
             for unit, i in places:
                 unit.note_part(i, Part(self._keeper, unit, i, unit.kind_of(i), unit.nbytes))
-        return Entry(ABSENT if lazy else value, Rest(rest, _size_of(rest)), places, lazy)
+        left = WHOLE if type(rest) is Slot else Rest(rest, _size_of(rest))
+        entry = Entry(ABSENT if lazy else value, left, places, lazy)
+        if places:
+            for unit in entry.units():
+                if isinstance(unit, HostObjects):
+                    unit.note_user(entry)
+        return entry
 
     def _is_part(self, x: Any) -> bool:  # noqa: ANN401
-        return _is_apart(x) or is_proxy(x) or _is_big(x)
+        return _is_apart(x) or is_proxy(x)
 
     def _place(self, x: Any) -> tuple[Unit, int]:  # noqa: ANN401
         if self._keeper and is_proxy(x):
@@ -106,15 +126,25 @@ class Catalog:
             left.pins = 1
             left.note_kind(0, type(x))
             return left, 0
-        unit, position = self._place_on_device(x) if is_device_array(x) else (self._host_unit(x), 0)
+        unit, position = self._place_on_device(x) if is_device_array(x) else self._place_in_host(x)
         unit.note_kind(position, type(x))
         return unit, position
 
-    def _host_unit(self, x: Any) -> Rest:  # noqa: ANN401
-        known = self._hosts.get(id(x))
-        if known is None or known.value is not x:
-            known = self._hosts[id(x)] = Rest(x, _size_of(x))
-        return known
+    def _place_in_host(self, x: Any) -> tuple[Unit, int]:  # noqa: ANN401
+        if not is_known(x):  # what a peer took for a part
+            return Rest(x, _size_of(x)), 0
+        held = held_by(x)
+        name = name_of(held, x)
+        unit = self._hosts.get(name)
+        # as on the device: one that moves is left alone, and an id may be that of an allocation that is gone
+        if unit is not None and unit.lock.acquire(blocking=False):
+            try:
+                if name in unit.names:
+                    return unit, unit.position_of(x, held)
+            finally:
+                unit.lock.release()
+        unit = self._hosts[name] = HostObjects(keeps_all=self._keeper is not None)
+        return unit, unit.position_of(x, held)
 
     def _place_on_device(self, array: Any) -> tuple[Buffer, int]:  # noqa: ANN401
         device = device_of(array)
@@ -135,13 +165,14 @@ class Catalog:
 
 
 def _is_apart(x: Any) -> bool:  # noqa: ANN401
-    return is_device_array(x) or is_left_to_cudf(x)
+    return is_device_array(x) or is_left_to_cudf(x) or _is_host(x, _BIG_BYTES)
 
 
-def _is_big(x: Any) -> bool:  # noqa: ANN401
-    """Tell an object in host memory that is worth moving by itself: an array, or a data frame."""
-    kind = type(x)
-    return kind.__module__.partition(".")[0] in _HOST_KINDS.get(kind.__name__, ()) and _size_of(x) >= _BIG_BYTES
+def _is_host(x: Any, least_bytes: int) -> bool:  # noqa: ANN401
+    """Tell an array or a table in host memory that keeps so many bytes there, of itself or of what it is a view of."""
+    if type(x) is np.ndarray and x.base is None:
+        return x.nbytes >= least_bytes and not x.dtype.hasobject
+    return is_known(x) and held_by(x).nbytes >= least_bytes
 
 
 _size_by_dask: Callable[[Any], int] | None = None

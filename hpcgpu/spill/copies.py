@@ -73,6 +73,15 @@ class DriverCopies:
         finally:
             self.call("cuCtxPopCurrent")
 
+    @property
+    def idle_bytes(self) -> int:
+        """Page-locked memory that waits for the next copy."""
+        return self._host.free_bytes + self._stages.free_bytes
+
+    def trim(self) -> int:
+        """Give that memory back to the system; return how much."""
+        return self._host.trim() + self._stages.trim()
+
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, page-locked while there is such memory; else by ``empty``."""
         pinned = self._host.take(nbytes) if nbytes >= _PINNED_FROM_BYTES else None

@@ -22,6 +22,13 @@ class Copies(Protocol):
 
     memory_bytes: int
 
+    @property
+    def idle_bytes(self) -> int:
+        """Page-locked host memory that waits for the next copy."""
+
+    def trim(self) -> int:
+        """Give that memory back to the system; return how much."""
+
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, after all work that the device has been given."""
 

@@ -66,7 +66,7 @@ class CupyArrays:
 
         try:
             return self._allocate(nbytes)
-        except cupy.cuda.memory.OutOfMemoryError:
+        except MemoryError:  # CuPy's own OutOfMemoryError is one; RMM's allocator for CuPy raises it plain
             make_room = self._device.on_alloc_failure
             if make_room is None or not make_room(nbytes):
                 raise
@@ -83,6 +83,20 @@ class CupyCopies:
         self._number = number
         with cupy.cuda.Device(number):
             self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
+
+    @property
+    def idle_bytes(self) -> int:
+        """Page-locked memory that waits in CuPy's pool, which tells the number of its blocks alone: 0 or 1."""
+        import cupy
+
+        return int(cupy.get_default_pinned_memory_pool().n_free_blocks() > 0)
+
+    def trim(self) -> int:
+        """Give that memory back to the system; how much is not known."""
+        import cupy
+
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+        return 0
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, in page-locked memory."""

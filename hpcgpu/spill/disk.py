@@ -79,10 +79,14 @@ class Disk:
         # np.empty and preadv let go of the GIL; bytearray(n) holds it while it clears the memory
         return self._slabs.empty(nbytes) if self._slabs is not None else np.empty(nbytes, np.uint8)
 
-    def trim(self) -> None:
-        """Give memory that waits for the next buffer back to the system."""
-        if self._slabs is not None:
-            self._slabs.trim()
+    @property
+    def idle_bytes(self) -> int:
+        """Memory that waits for the next buffer."""
+        return self._slabs.free_bytes if self._slabs is not None else 0
+
+    def trim(self) -> int:
+        """Give that memory back to the system; return how much."""
+        return self._slabs.trim() if self._slabs is not None else 0
 
     @property
     def has_waste(self) -> bool:
@@ -100,6 +104,12 @@ class Disk:
         if stored.slot is not None:
             segments.read(stored.slot, [o.data for o in out])
         return out
+
+    def read_part(self, stored: Stored, number: int, begin: int, into: np.ndarray) -> None:
+        """Fill an array with what is in one of the buffers, from a byte on; OSError if it is not there."""
+        if stored.slot is not None:
+            offset = stored.slot.offset + sum(stored.sizes[:number]) + begin
+            segments.read(stored.slot._replace(offset=offset), [into.data])
 
     def close(self) -> None:
         """Remove the folder; called once."""

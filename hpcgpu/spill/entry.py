@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hpcgpu.spill.unit import Rest, Unit
-from hpcgpu.spill.value import put_together
+from hpcgpu.spill.value import Slot, put_together
 
 ABSENT = object()
+# of a value that is an array or a table: nothing is left of it without
+WHOLE = Rest(Slot(0), 0)
 
 
 class Entry:
@@ -31,7 +33,11 @@ class Entry:
     def __init__(self, value: Any, rest: Rest, places: list[tuple[Unit, int]], lazy: bool = False) -> None:  # noqa: ANN401
         self.value, self.rest, self.places, self.lazy = value, rest, places, lazy
         self.keys = 0
-        self._units: tuple[Unit, ...] = (rest, *dict.fromkeys(unit for unit, _ in places)) if places else (rest,)
+        self._units: tuple[Unit, ...]
+        if rest is WHOLE:
+            self._units = (places[0][0],)
+        else:
+            self._units = (rest, *dict.fromkeys(unit for unit, _ in places)) if places else (rest,)
 
     def units(self) -> tuple[Unit, ...]:
         """Return the parts, each once."""

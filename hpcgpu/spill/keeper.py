@@ -9,11 +9,14 @@ from typing import Any
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.catalog import Catalog
+from hpcgpu.spill.columns import UNTOLD, Outline
+from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
 from hpcgpu.spill.handle import Packed
+from hpcgpu.spill.host import HostObjects
 from hpcgpu.spill.mover import Mover
 from hpcgpu.spill.moves import Moves
-from hpcgpu.spill.unit import Buffer, Unit
+from hpcgpu.spill.unit import Unit
 
 
 class Keeper:
@@ -70,9 +73,31 @@ class Keeper:
             self._bring_up([unit], f"a {unit.kind_of(0).__name__}")
             with self._lock:
                 self.touch([unit])
-                if isinstance(unit, Buffer):
-                    self.catalog.know(unit)
+                self.catalog.know(unit)
             yield
+
+    def answer(self, unit: Unit, index: int, operation: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        """Return what an operation on a data frame returns, or UNTOLD, if it must come up; raises as :meth:`restore`.
+
+        What is read belongs to who asks: the store does not count it.
+        """
+        if not isinstance(unit, HostObjects):
+            return UNTOLD
+        with unit.lock:  # after a move that is under way
+            stored = unit.to_glance_at()
+        if stored is None:
+            return UNTOLD
+        found = UNTOLD
+
+        def read(disk: Disk) -> int:
+            nonlocal found
+            outline = Outline(disk, stored, index)
+            found = outline.answer(operation, *args)
+            return outline.read_bytes
+
+        with self._reporting(f"a {unit.kind_of(index).__name__}"):
+            unit.glanced(self._moves.counted("disk_to_host", read))
+        return found
 
     def packed(self, entry: Entry, key: Any) -> Packed:  # noqa: ANN401
         """Return the value of an entry as host bytes; raises as :meth:`restore`."""

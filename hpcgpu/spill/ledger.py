@@ -70,6 +70,7 @@ class Ledger:
         counted = unit.counted  # if not, its last key was deleted meanwhile
         self.forget(unit)
         unit.tier = tier
+        unit.nbytes = unit.measured()
         if counted:
             self.add(unit)
 

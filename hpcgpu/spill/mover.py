@@ -15,6 +15,8 @@ logger = logging.getLogger("distributed.worker.memory")
 # Right after a value was set, tasks and events still hold it (facts: a mover that looks once moves nothing).
 _RETRY_S = 0.05
 _JOIN_S = 20.0
+# How often it is looked at how much memory the kernel has left, once something has moved.
+_LOOK_S = 1.0
 
 
 class Mover:
@@ -59,6 +61,8 @@ class Mover:
         while True:
             with self._due:
                 wait_s = _RETRY_S if self._moves.is_over() else self._log.wait_s(time.monotonic())
+                if self._moves.host_is_short:
+                    wait_s = min(wait_s or _LOOK_S, _LOOK_S)
                 self._due.wait_for(lambda: self._wanted, wait_s)
                 self._wanted, self._idle = False, False
             while not self._moves.stopped and self._moves.relieve():

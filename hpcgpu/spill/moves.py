@@ -6,9 +6,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import pressure
@@ -19,7 +19,8 @@ from hpcgpu.spill.foresight import Foresight
 from hpcgpu.spill.handle import Packed
 from hpcgpu.spill.ledger import Ledger
 from hpcgpu.spill.limits import bytes_of
-from hpcgpu.spill.unit import TIERS, Buffer, ImmovableError, Unit
+from hpcgpu.spill.pickled import ImmovableError
+from hpcgpu.spill.unit import TIERS, Buffer, Unit
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -48,6 +49,9 @@ class Moves:
 
     ``lock`` is the store's: held for bookkeeping, never while bytes are copied. A unit's own lock is held while it
     moves; who holds it may take ``lock``, never the other way round.
+
+    ``host_is_short`` tells whether the kernel has little memory left for this process, for who can ask it: what is
+    kept to be used again is given back then.
     """
 
     def __init__(self, lock: threading.RLock, device_limit: float, host_limit_bytes: int, disk: Disk) -> None:
@@ -55,6 +59,7 @@ class Moves:
         self._device_limit, self._devices = device_limit, list[Device]()
         self.device_limit_bytes, self.host_limit_bytes = 0, host_limit_bytes
         self.stopped = False
+        self.host_is_short: Callable[[], bool] | None = None
         self.rescues = 0
         self.ledger, self.foresight = Ledger(), Foresight()
         self._squeeze_bytes = 0
@@ -90,15 +95,32 @@ class Moves:
         return self._over("device", 1.0) > 0 or self._over("host", 1.0) > 0
 
     def squeeze(self) -> None:
-        """Let more host memory go to disk, a part of what is there at a time."""
+        """Let go of host memory, a part of what is there at a time."""
         with self.lock:
-            there = self.ledger.bytes["host"] + self.ledger.copy_bytes
+            there = self.ledger.bytes["host"] + self.ledger.copy_bytes + self.idle_bytes
             self._squeeze_bytes = int(there * _SQUEEZE) or there
+
+    @property
+    def idle_bytes(self) -> int:
+        """Host memory that is kept to be used again."""
+        return self.disk.idle_bytes + sum(memory.idle_bytes for memory in self._page_locked())
+
+    def trim(self) -> int:
+        """Give that memory back to the system, which takes a moment; return the bytes."""
+        return self.disk.trim() + sum(memory.trim() for memory in self._page_locked())
+
+    def _page_locked(self) -> list[Any]:
+        """Return what copies from and to the devices go through; a simulated one has nothing of its own."""
+        return [device.copies for device in self._devices if hasattr(device, "copies")]
 
     def relieve(self) -> bool:
         """Move down what is above the limits, else up what is needed next; return whether anything moved."""
         self.disk.empty_bin()
         squeeze, self._squeeze_bytes = self._squeeze_bytes, 0
+        if squeeze:
+            squeeze -= self.trim()
+        elif self.host_is_short and self.idle_bytes and self.host_is_short():
+            self.trim()
         moved = self._evict("device", self._need("device"))
         need = max(self._need("host"), squeeze)
         if need > 0:
@@ -106,6 +128,8 @@ class Moves:
                 freed = self.ledger.drop_copies(need)
             moved += freed
             moved += self._evict("host", need - freed)
+        if squeeze > 0:
+            self.trim()  # what has just gone to disk leaves its buffers
         if moved:
             return True
         with self.lock:
@@ -125,6 +149,12 @@ class Moves:
             return True
         return False
 
+    def evict(self, device: Device, need_bytes: int) -> bool:
+        """Move from a device what can be; return whether anything moved. In the thread that allocates."""
+        moved = self._evict("device", max(need_bytes, 1), device) > 0
+        self.rescues += moved
+        return moved
+
     def make_room(self, device: Device, need_bytes: int) -> bool:
         """Move from a device what can be, for an allocation that has failed; in the thread that allocates."""
         # even where used_bytes says that there is room: fragments and other processes are not in it
@@ -143,28 +173,27 @@ class Moves:
         with unit.lock:
             while unit.tier != unit.top:
                 below, above = unit.tier, TIERS[TIERS.index(unit.tier) - 1]
-                with self._counted(f"{below}_to_{above}", unit):
-                    unit.up(self.disk)
+                self.counted(f"{below}_to_{above}", unit.up)
                 with self.lock:
                     self.ledger.moved(unit, above)
 
     def packed(self, entry: Entry) -> Packed:
         """Return the bytes of a value that is pinned, for a peer; nothing goes through the device."""
-        buffers, hosts, out = [], [], []
-        for unit in dict.fromkeys(unit for unit, _ in entry.places):
-            if isinstance(unit, Buffer):
+        buffers, hosts, out = list[Unit](), list[tuple[Unit, int]](), []
+        for unit, index in dict.fromkeys(entry.places):
+            if not isinstance(unit, Buffer):
+                self.bring_up(unit)
+                hosts.append((unit, index))
+            elif unit not in buffers:
                 buffers.append(unit)
                 with unit.lock:
                     out.append((unit.device, *unit.packed(self.disk)))
-            else:
-                self.bring_up(unit)
-                hosts.append(unit)
         self.bring_up(entry.rest)
         places = [
-            (buffers.index(u), i, u.kind_of(i)) if isinstance(u, Buffer) else (None, hosts.index(u), u.kind_of(0))
+            (buffers.index(u), i, u.kind_of(i)) if isinstance(u, Buffer) else (None, hosts.index((u, i)), u.kind_of(i))
             for u, i in entry.places
         ]
-        return Packed(entry.rest.value, tuple(places), tuple(out), tuple(u.object_at(0) for u in hosts))
+        return Packed(entry.rest.value, tuple(places), tuple(out), tuple(u.object_at(i) for u, i in hosts))
 
     def _over(self, tier: str, part: float) -> int:
         limit = self.device_limit_bytes if tier == "device" else self.host_limit_bytes
@@ -184,22 +213,24 @@ class Moves:
         if need_bytes <= 0:
             return 0
         with self.lock:
-            chosen = self.ledger.choose(tier, need_bytes, self._smaller_than(tier), device)
+            units = self.ledger.choose(tier, need_bytes, self._smaller_than(tier), device)
+            chosen = [(unit, unit.age) for unit in units]
         moved = 0
-        for unit in chosen:
+        for unit, age in chosen:
             if unit.nbytes >= self._smaller_than(tier):
                 continue
-            moved += self._move_down(unit, tier)
+            moved += self._move_down(unit, tier, age)
             if self.stopped:
                 break
         return moved
 
-    def _move_down(self, unit: Unit, tier: str) -> int:
+    def _move_down(self, unit: Unit, tier: str, age: int) -> int:
         if not unit.lock.acquire(blocking=False):
             return 0
         try:
             with self.lock:
-                if not self.ledger.is_movable(unit, tier):
+                # used since it was chosen: user code may be about to write to what it was handed out
+                if unit.age != age or not self.ledger.is_movable(unit, tier):
                     return 0
                 for entry in unit.entries:
                     if not entry.lazy or unit is entry.rest:
@@ -207,15 +238,14 @@ class Moves:
                 for part in (unit.parts or {}).values():
                     part.let_go()
                 # from now on nobody who is outside of a task gets the value itself, so that a copy stays what it is
-                clean = () if unit.volatile else unit.copies()
+                clean, nbytes = () if unit.volatile else unit.copies(), unit.nbytes
                 if clean:
                     unit.let_go()
                     self.ledger.moved(unit, clean[0])
-                    return unit.nbytes
+                    return nbytes
             below = TIERS[TIERS.index(tier) + 1]
             try:
-                with self._counted(f"{tier}_to_{below}", unit):
-                    unit.down(self.disk)
+                self.counted(f"{tier}_to_{below}", unit.down)
             except ImmovableError as e:
                 self._keep(unit, tier, e)
                 return 0
@@ -227,7 +257,7 @@ class Moves:
             if tier in self._trouble_in and self._smaller_than(tier) == math.inf:
                 del self._trouble_in[tier]
                 logger.info("moving down from the %s tier works again", tier)
-            return unit.nbytes
+            return nbytes
         finally:
             unit.lock.release()
 
@@ -252,12 +282,13 @@ class Moves:
         with self.lock:
             self.ledger.postpone(unit)
 
-    @contextmanager
-    def _counted(self, name: str, unit: Unit) -> Iterator[None]:
+    def counted(self, name: str, move: Callable[[Disk], int]) -> int:
+        """Move something, and count what was moved in a direction; return its bytes."""
         start = time.perf_counter()
-        yield
+        nbytes = move(self.disk)
         count = self.counters[name]
         with self.lock:
-            count.nbytes += unit.nbytes
+            count.nbytes += nbytes
             count.number += 1
             count.seconds += time.perf_counter() - start
+        return nbytes

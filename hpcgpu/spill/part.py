@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hpcgpu.spill.columns import UNTOLD, is_about_columns, is_frame
 from hpcgpu.spill.unit import Unit
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ class Part:
         """Keep the object where it can be used."""
         with self.keeper.keeping_up(self.unit):
             yield self.unit.object_at(self.index)
+
+    def answer(self, operation: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        """Return what an operation on the object returns, if that can be told without bringing it up, else UNTOLD."""
+        if is_frame(self.kind) and is_about_columns(self.kind, operation, *args):
+            return self.keeper.answer(self.unit, self.index, operation, *args)
+        return UNTOLD
 
     def dirty(self) -> None:
         """The object was written to: no copy of it is worth anything."""

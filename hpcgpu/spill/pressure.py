@@ -22,11 +22,25 @@ class Pressure:
         return any(moves.make_room(self.device, need_bytes) for moves in tuple(self.stores))
 
 
+# of the devices that have stores in this process
+_watched: list[Pressure] = []
+
+
+def evict(number: int, need_bytes: int) -> bool:
+    """Move something down from a CUDA device for an allocation that is tried again as long as this returns true.
+
+    RMM's adaptor asks without end: each time something has moved, so that it comes to one.
+    """
+    pressures = [p for p in tuple(_watched) if getattr(p.device, "number", number) == number]
+    return any(moves.evict(p.device, need_bytes) for p in pressures for moves in tuple(p.stores))
+
+
 def join(device: Device, moves: Moves) -> None:
     """Let a store make room on a device."""
     hook = device.on_alloc_failure
     if not isinstance(hook, Pressure):
         hook = device.on_alloc_failure = Pressure(device)
+        _watched.append(hook)
     hook.stores.append(moves)
 
 
@@ -37,3 +51,4 @@ def leave(device: Device, moves: Moves) -> None:
         hook.stores.remove(moves)
         if not hook.stores:
             device.on_alloc_failure = None
+            _watched.remove(hook)

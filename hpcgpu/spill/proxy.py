@@ -190,9 +190,9 @@ def _class_of(kind: type) -> type[Proxy]:
     """Return the proxies' class for a class of objects."""
     special: dict[str, Any] = {}
     if defines(kind, "__iter__") or defines(kind, "__getitem__"):
-        special["__iter__"] = lambda self: iter(self.__wrapped__)
+        special["__iter__"] = lambda self: iter(HELD.__get__(self))
     if not issubclass(kind, Mapping):  # in Python it makes a sequence of it, which numpy asks for
-        special["__getitem__"] = lambda self, i: self.__wrapped__[i if type(i) in (int, str, slice) else unproxy(i)]
+        special["__getitem__"] = lambda self, i: HELD.__get__(self)[i if type(i) in (int, str, slice) else unproxy(i)]
     if defines(kind, "__call__"):
         special["__call__"] = lambda self, *args, **kwargs: self.__wrapped__(*args, **kwargs)
     if defines(kind, "__next__"):

@@ -22,10 +22,10 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class Scratch:
-    """A folder of mode 0700 with a lock that the kernel frees when this process ends, however it ends."""
+    """A folder of mode 0700 with a lock that the kernel frees when all processes that have it end, however they end."""
 
     def __init__(self, path: Path, lock: int) -> None:
-        self.path, self._lock = path, lock
+        self.path, self.lock = path, lock
 
     @classmethod
     def make(cls, parent: str | None, name: str) -> Self:
@@ -53,7 +53,7 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder and what is in it; called once."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 def _prefix(name: str) -> str:

@@ -118,6 +118,10 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def on_fault(self, call: Callable[[SpillError], None] | None) -> None:
         self.keeper.on_fault = call
 
+    def trim(self) -> int:
+        """Give host memory that waits to be used again, page-locked too, back to the system; return the bytes."""
+        return self.moves.trim()
+
     @property
     def tiers(self) -> dict[str, int]:
         """Bytes in each tier now."""
@@ -143,12 +147,14 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def fast(self) -> bool:
-        """Whether there is something in host memory that could go to disk, for distributed's memory monitor."""
-        return self.tiers["host"] + self.moves.ledger.copy_bytes > 0
+        """Whether there is something in host memory that could go, for distributed's memory monitor."""
+        return self.tiers["host"] + self.moves.ledger.copy_bytes + self.moves.idle_bytes > 0
 
     def evict(self) -> int:
-        """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later."""
-        self.disk.trim()
+        """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later.
+
+        What waits to be used again goes first, page-locked memory too; if that is not enough, data goes to disk.
+        """
         self.moves.squeeze()
         self._mover.wake()
         return -1
@@ -270,16 +276,18 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         if entry.keys > 1:
             return
         for unit in entry.units():
-            unit.entries += (entry,)
+            unit.join(entry)
             if not unit.counted:
                 self.moves.ledger.add(unit)
+            elif unit.measured() != unit.nbytes:  # an object has joined it
+                self.moves.ledger.moved(unit, unit.tier)
 
     def _drop(self, entry: Entry) -> None:
         entry.keys -= 1
         if entry.keys:
             return
         for unit in entry.units():
-            unit.entries = tuple(e for e in unit.entries if e is not entry)
+            unit.leave(entry)
             if not unit.entries:
                 self.moves.ledger.forget(unit)
                 unit.parts = None  # they refer to it: its bytes would wait for the garbage collector

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import wrapt
 
 from hpcgpu.errors import SpillError
+from hpcgpu.spill.columns import UNTOLD
 
 BASE: Any = wrapt.BaseObjectProxy
 # the C slot itself: what a proxy shows as __wrapped__ is never a stub
@@ -45,6 +46,9 @@ class Source(Protocol):
 
     def using(self) -> AbstractContextManager[Any]:
         """Return the object, brought up, and keep it where it is while inside."""
+
+    def answer(self, operation: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        """Return what an operation on the object returns, if that can be told without bringing it up, else UNTOLD."""
 
     def dirty(self) -> None:
         """Take note that the object was written to: copies of it are worth nothing."""
@@ -98,7 +102,7 @@ class Stub:
                 return getattr(kind, name)
             if not defines(kind, name):  # is_dask_collection and its like load nothing so
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        return getattr(state.load(), name)
+        return _done(state, getattr, name)
 
 
 _state_of: Callable[[Stub], State] = Stub.__dict__["_state"].__get__
@@ -112,7 +116,13 @@ _TOUCHES: dict[str, Callable[..., Any]] = {
 
 
 def _touch(operation: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda stub, *args: operation(_state_of(stub).load(), *args)
+    return lambda stub, *args: _done(_state_of(stub), operation, *args)
+
+
+def _done(state: State, operation: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+    """Do something with the object, bringing it up if there is no other way."""
+    told = lifted(state.source, lambda: state.source.answer(operation, *args))
+    return operation(state.load(), *args) if told is UNTOLD else told
 
 
 for _name, _operation in _TOUCHES.items():
@@ -163,6 +173,11 @@ class Here:
     def using(self) -> AbstractContextManager[Any]:
         """Return it."""
         return nullcontext(self._value)
+
+    def answer(self, operation: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        """Return UNTOLD: it is up."""
+        del operation, args
+        return UNTOLD
 
     def dirty(self) -> None:
         """Do nothing: there are no copies."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcgpu.errors import SpillError
+from hpcgpu.spill import pickled
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.disk import Disk, Stored
 
@@ -20,15 +19,8 @@ if TYPE_CHECKING:
     from hpcgpu.spill.part import Part
 
 _NAMES = itertools.count()
+_FEW = 8
 TIERS = ("device", "host", "disk")
-
-
-class ImmovableError(Exception):
-    """A value cannot be pickled; ``kind`` names its type."""
-
-    def __init__(self, value: object, why: Exception) -> None:
-        super().__init__(repr(why))
-        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 class Unit(ABC):
@@ -42,7 +34,7 @@ class Unit(ABC):
         Held while it moves or is read.
     pins : int
         How many use it now: it does not move down.
-    entries : tuple of Entry
+    entries : collection of Entry
         The values that it is a part of, as far as keys name them.
     counted : bool
         Whether there is one.
@@ -68,10 +60,26 @@ class Unit(ABC):
         self.lock = threading.Lock()
         self.counted = self.volatile = False
         # made when the first comes: a million units with four containers each cost the garbage collector seconds
-        self.entries: tuple[Entry, ...] = ()
+        self.entries: tuple[Entry, ...] | dict[Entry, None] = ()
         self.waiting: dict[Any, tuple[Any, ...]] | None = None
         self.kinds: dict[int, type] | None = None
         self.parts: dict[int, Part] | None = None
+
+    def join(self, entry: Entry) -> None:
+        """Become a part of one more value that keys name."""
+        if isinstance(self.entries, dict):
+            self.entries[entry] = None
+        elif len(self.entries) < _FEW:
+            self.entries += (entry,)
+        else:  # many views of one array
+            self.entries = dict.fromkeys((*self.entries, entry))
+
+    def leave(self, entry: Entry) -> None:
+        """Be no part any more of a value that no key names."""
+        if isinstance(self.entries, dict):
+            del self.entries[entry]
+        else:
+            self.entries = tuple(e for e in self.entries if e is not entry)
 
     def kind_of(self, index: int) -> type:
         """Return the type of an object of it."""
@@ -93,6 +101,10 @@ class Unit(ABC):
     def object_at(self, index: int) -> Any:  # noqa: ANN401
         """Return an object of it, while it is up."""
 
+    def measured(self) -> int:
+        """Return its bytes in the tier where it is now; ``nbytes`` is what was counted last."""
+        return self.nbytes
+
     @abstractmethod
     def copies(self) -> tuple[str, ...]:
         """Return the tiers below its own in which a copy of it lies, the upper one first."""
@@ -106,12 +118,12 @@ class Unit(ABC):
         """Give up what lies in its own tier: a copy is below."""
 
     @abstractmethod
-    def down(self, disk: Disk) -> None:
-        """Copy it one tier down, and give up what lies in its own; on an error it stays where it is."""
+    def down(self, disk: Disk) -> int:
+        """Copy it one tier down, and give up what lies in its own; return the bytes. On an error it stays."""
 
     @abstractmethod
-    def up(self, disk: Disk) -> None:
-        """Copy it one tier up; what is below stays as a copy. On an error it stays where it is."""
+    def up(self, disk: Disk) -> int:
+        """Copy it one tier up; what is below stays as a copy. Return the bytes; on an error it stays."""
 
 
 class Buffer(Unit):
@@ -175,7 +187,7 @@ class Buffer(Unit):
         else:
             self._packed = None
 
-    def down(self, disk: Disk) -> None:
+    def down(self, disk: Disk) -> int:
         """Device to host, or host to disk."""
         if self.tier == "device":
             self._packed = self.device.pack(self.arrays, disk.empty)
@@ -183,8 +195,9 @@ class Buffer(Unit):
             root, views = self._packed
             self._stored = (disk.write([root.data]), views)
         self.let_go()
+        return self.nbytes
 
-    def up(self, disk: Disk) -> None:
+    def up(self, disk: Disk) -> int:
         """Disk to host, or host to device."""
         if self.tier == "disk" and self._stored is not None:
             stored, views = self._stored
@@ -192,17 +205,18 @@ class Buffer(Unit):
         elif self.tier == "host" and self._packed is not None:
             self.arrays = self.device.unpack(*self._packed)
             self._positions = {id(array): i for i, array in enumerate(self.arrays)}
+        return self.nbytes
 
 
 class Rest(Unit):
-    """A value without its parts, or a part that is in host memory anyway; there or pickled on disk."""
+    """A value without its parts; there or pickled on disk."""
 
     top = "host"
 
     def __init__(self, value: Any, nbytes: int) -> None:  # noqa: ANN401
         super().__init__("host", nbytes)
         self.value = value
-        self._stored: Stored | None = None
+        self._pickled: pickled.Pickled | None = None
 
     def object_at(self, index: int) -> Any:  # noqa: ANN401
         """Return the value."""
@@ -211,39 +225,25 @@ class Rest(Unit):
 
     def copies(self) -> tuple[str, ...]:
         """Return where copies lie."""
-        return ("disk",) if self.tier == "host" and self._stored is not None else ()
+        return ("disk",) if self.tier == "host" and self._pickled is not None else ()
 
     def drop_copy(self, tier: str) -> None:
         """Give up the copy on disk."""
         del tier
-        self._stored = None
+        self._pickled = None
 
     def let_go(self) -> None:
         """Give up the value."""
         self.value = None
 
-    def down(self, disk: Disk) -> None:
+    def down(self, disk: Disk) -> int:
         """Host to disk."""
-        from hpcgpu.spill.dask import dumps
-
-        buffers: list[pickle.PickleBuffer] = []
-        try:
-            data = dumps(self.value, buffers.append)
-            frames = [memoryview(data), *(b.raw() for b in buffers)]  # raw: BufferError for what is not contiguous
-        except MemoryError:
-            raise
-        except Exception as e:
-            raise ImmovableError(self.value, e) from e
-        self._stored = disk.write(frames)
+        self._pickled = pickled.write(disk, self.value)
         self.let_go()
+        return self.nbytes
 
-    def up(self, disk: Disk) -> None:
+    def up(self, disk: Disk) -> int:
         """Disk to host."""
-        if self._stored is not None:
-            data, *buffers = disk.read(self._stored)
-            try:
-                self.value = pickle.loads(data.data, buffers=buffers)
-            except MemoryError:
-                raise
-            except Exception as e:  # whatever a user's class raises
-                raise SpillError(f"it cannot be unpickled: {e!r}") from e
+        if self._pickled is not None:
+            self.value = pickled.read(disk, self._pickled)
+        return self.nbytes

@@ -1,8 +1,7 @@
-"""Record what a real Slurm prints: ``record.py USER FOLDER``, as root, where two nodes are idle.
+"""Record what a real Slurm prints, on the lab with accounting: ``record.py [part ...]``, all parts if none is named.
 
-The cluster needs accounting (slurmdbd) with ``AccountingStorageEnforce=associations,limits,qos``, 4 GPUs a node, a
-partition ``cpu``, an account ``proj`` for USER, and a QOS ``one`` with ``MaxSubmitJobsPerUser=1``. FOLDER is USER's to
-write; names of machine and user are replaced in what is written here.
+From the root of the checkout: ``ACCOUNTING=1 docker/lab.sh up``, then ``ACCOUNTING=1 PYTHONPATH=.:tests python
+tests/data/batch/slurm/record.py``. The lab must be idle; a node of it is killed and started again.
 """
 
 from __future__ import annotations
@@ -12,53 +11,68 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from hpcgpu.batch import Slurm
-from hpcgpu.model import JobSpec
+from lab import NUMBER, Lab
 
-SQUEUE = "squeue --noheader --states=all --jobs={} '--Format=JobID:|,State:|,exit_code:|,Reason:|'"
-SACCT = "sacct --noheader --parsable --allocations --format=JobIDRaw,State,ExitCode,Reason --jobs={}"
-SUBMIT = "sbatch --parsable -A proj -o /dev/null "
+from hpcgpu.batch import Slurm
+from hpcgpu.model import Command, JobSpec
+
+SUBMIT = "sbatch --parsable -A project -o /dev/null "
 REFUSED = (
     "--partition=nosuch", "--account=nosuch", "--qos=nosuch", "--no-such-option", "--nodes=99", "--time=1h",
     "--gpus-per-node=9", "--gres=nosuch:1", "--mem=99T", "--constraint=nosuch", "--mem=1G --mem-per-cpu=1G",
+    "--array=0-1001", "--array=x",
 )  # fmt: skip
+LAB = Lab()
+BLOCKS: list[str] = []
 
 
-def run(command: str, *, wait: str = "") -> str:
-    """Run a shell line as USER, record it, and return what it printed; ``wait`` waits for a state of that job first."""
-    deadline = time.monotonic() + 60
-    while wait and wait.split()[1] not in shell(f"squeue -h -t all -j {wait.split(maxsplit=1)[0]} -o '%T %r'").stdout:
-        assert time.monotonic() < deadline, wait
-        time.sleep(0.1)
-    done = shell(command)
-    head = f"$ {command}\n[user user1] [exit {done.returncode}]\n"
+def shell(command: str, user: str = "hpc", stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return LAB.exec(LAB.login, ["bash", "-c", command], user=user, timeout=90, stdin=stdin)
+
+
+def run(command: str, user: str = "hpc") -> str:
+    """Run a shell line, record it, and return what it printed."""
+    done = shell(command, user)
+    head = f"$ {command}\n[user {user}] [exit {done.returncode}]\n"
     BLOCKS.append(f"{head}--- stdout\n{done.stdout}--- stderr\n{done.stderr}===\n")
     return done.stdout.strip()
 
 
-def shell(command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["runuser", "-u", USER, "--", "bash", "-c", command], cwd=FOLDER, capture_output=True, text=True, timeout=90
-    )
+def wait(job_id: str, *words: str) -> None:
+    """Wait until squeue says all of these words of the job."""
+    deadline = time.monotonic() + 150
+    said = ""
+    while not all(word in said for word in words):
+        assert time.monotonic() < deadline, f"{job_id} is not {words}: {said}"
+        time.sleep(0.1)
+        said = shell(f"squeue -h -r -t all -j {job_id} -O 'JobArrayID:|,State:|,Reason:|,StartTime:|'").stdout
 
 
 def save(name: str) -> None:
-    text = "".join(BLOCKS).replace(str(FOLDER), "/home/user1").replace(USER, "user1")
-    (Path(__file__).parent / VERSION / f"{name}.txt").write_text(text)
+    (Path(__file__).parent / VERSION / f"{name}.txt").write_text("".join(BLOCKS))
     BLOCKS.clear()
 
 
-def ask(name: str, *job_ids: str) -> None:
-    run(SQUEUE.format(",".join(job_ids)))
-    run(SACCT.format(",".join(job_ids)))
-    save(name)
+def line(command: Command) -> str:
+    return shlex.join(command.argv)
+
+
+def ask(*job_ids: str) -> None:
+    run(line(Slurm().status(job_ids)))
+    run(line(Slurm().history(job_ids)))
+
+
+def submit(*options: str) -> list[str]:
+    """Submit a job for each of these options, unrecorded, and return the ids."""
+    return [shell(SUBMIT + each).stdout.strip() for each in options]
 
 
 def submissions() -> None:
     ok = run(SUBMIT + "--wrap true")
-    run("printf '#!/bin/bash\\n#SBATCH --account=proj --output=/dev/null\\ntrue\\n' | sbatch --parsable")
+    run("printf '#!/bin/bash\\n#SBATCH --account=project --output=/dev/null\\ntrue\\n' | sbatch --parsable")
     save("01-sbatch-ok")
     for option in REFUSED:
         run(SUBMIT + f"--wrap true {option}")
@@ -66,74 +80,153 @@ def submissions() -> None:
     run("printf '#!/bin/bash\\r\\ntrue\\r\\n' | sbatch --parsable")
     run("sbatch --parsable < /dev/null")
     save("02-sbatch-refused")
+    ask(ok)
+    save("04-just-submitted")
+
+
+def limits() -> None:
+    """A user's limits on submitted jobs: of a QOS, and of the association."""
+    shell(
+        "sacctmgr -i add qos one; sacctmgr -i modify qos one set maxsubmitjobsperuser=1; "
+        "sacctmgr -i modify user hpc set qos=normal,one",
+        "root",
+    )
     one = run(SUBMIT + "--qos=one --hold --wrap true")
     run(SUBMIT + "--qos=one --hold --wrap true")
     run(f"scancel {one}")
+    run(SUBMIT + "--qos=one --hold --array=0-1 --wrap true")
+    shell("sacctmgr -i modify user hpc set maxsubmitjobs=0", "root")
+    run(SUBMIT + "--hold --array=0-1 --wrap true")
+    shell("sacctmgr -i modify user hpc set maxsubmitjobs=-1", "root")
     save("03-sbatch-limit")
-    ask("04-just-submitted", ok)
 
 
 def states() -> None:
-    running = run(SUBMIT + "-N2 --exclusive --wrap 'sleep 300'")
-    pending = run(SUBMIT + "-N2 --exclusive --wrap true")
-    held = run(SUBMIT + "--hold --wrap true")
-    dependent = run(SUBMIT + f"-d afterok:{running} --wrap true")
-    later = run(SUBMIT + "--begin=now+1hour --wrap true")
-    run("true", wait=f"{running} RUNNING")
-    BLOCKS.clear()
-    time.sleep(3)  # the scheduler's next turn gives the pending job its reason
-    ask("05-alive", running, pending, held, dependent, later)
+    running, pending, held = submit(
+        "-N4 --exclusive --wrap 'sleep 300'", "-N4 --exclusive --wrap true", "--hold --wrap true"
+    )
+    dependent, later = submit(f"-d afterok:{running} --wrap true", "--begin=now+1hour --wrap true")
+    wait(running, "RUNNING")
+    wait(pending, "Resources")
+    ask(running, pending, held, dependent, later)
+    save("05-alive")
     run(f"scancel {running}")
-    run(f"scancel {running}", wait=f"{running} CANCELLED")
+    wait(running, "CANCELLED")
+    run(f"scancel {running}")
     run("scancel 999999")
     run(f"scancel {pending} 999999")
     run(f"scancel {held} {dependent} {later}")
     save("06-scancel")
-    ask("07-cancelled", running, pending, held)
+    ask(running, pending, held)
+    save("07-cancelled")
 
 
 def ends() -> None:
-    ok, failed, killed, missing = (
-        run(SUBMIT + f"--wrap '{script}'") for script in ("true", "exit 3", "kill -9 $$", "no-such-program")
-    )
-    out = run(SUBMIT + "-t 1 --wrap 'sleep 300'")
-    BLOCKS.clear()
-    run(SQUEUE.format(out), wait=f"{out} RUNNING")
-    subprocess.run(["scontrol", "update", f"jobid={out}", "EndTime=now+2"], check=True)
-    run(SQUEUE.format(out), wait=f"{out} TIMEOUT")
-    BLOCKS.clear()
-    ask("08-ended", ok, failed, killed, missing, out)
-    again, kept = (run(SUBMIT + "--requeue --wrap 'sleep 300'") for _ in range(2))
-    BLOCKS.clear()
+    jobs = submit(*(f"--wrap '{script}'" for script in ("true", "exit 3", "kill -9 $$", "no-such-program")))
+    (out,) = submit("-t 1 --wrap 'sleep 300'")
+    wait(out, "RUNNING")
+    shell(f"scontrol update jobid={out} EndTime=now+2", "root")
+    wait(out, "TIMEOUT")
+    ask(*jobs, out)
+    save("08-ended")
+    again, kept = submit(*["--requeue --wrap 'sleep 300'"] * 2)
     for job_id, verb in ((again, "requeue"), (kept, "requeuehold")):
-        run("true", wait=f"{job_id} RUNNING")
-        subprocess.run(["scontrol", verb, job_id], check=True)
-    run("true", wait=f"{kept} PENDING")
-    BLOCKS.clear()
-    run(SQUEUE.format(f"{again},{kept}"))
-    run(SACCT.format(f"{again},{kept}"))
+        wait(job_id, "RUNNING")
+        run(f"scontrol {verb} {job_id}")
+    for job_id in (again, kept):
+        wait(job_id, "PENDING")
+    ask(again, kept)
     run(f"scancel {again} {kept}")
     save("09-requeued")
-    run(SQUEUE.format(999999))
-    run(SQUEUE.format(f"999998,{ok}"))
-    run(SACCT.format(999999))
+    ask("999999")
+    ask("999998", jobs[0])
     save("10-unknown")
 
 
 def trouble() -> None:
-    run("sed s/^SlurmctldPort=.*/SlurmctldPort=9/ $SLURM_CONF > slurm.conf")
-    BLOCKS.clear()
-    for command in (SUBMIT + "--wrap true", SQUEUE.format(1), "scancel 1"):
+    shell("sed s/^SlurmctldPort=.*/SlurmctldPort=9/ /etc/slurm/slurm.conf > slurm.conf")
+    asked = line(Slurm().status(["1"]))
+    for command in (SUBMIT + "--wrap true", asked, "scancel 1"):
         run(f"SLURM_CONF=$PWD/slurm.conf {command}")
+    shell("rm slurm.conf")
     save("11-controller-down")
-    pid = subprocess.run(["pgrep", "-x", "slurmctld"], capture_output=True, text=True, check=True).stdout.split()[0]
-    subprocess.run(["kill", "-STOP", pid], check=True)
+    shell("kill -STOP $(pgrep -x slurmctld)", "root")
     try:
-        for command in (SUBMIT + "--wrap true", SQUEUE.format(1)):
+        for command in (SUBMIT + "--wrap true", asked):
             run(f"timeout 80 {command}")
     finally:
-        subprocess.run(["kill", "-CONT", pid], check=True)
+        shell("kill -CONT $(pgrep -x slurmctld)", "root")
     save("12-controller-hangs")
+
+
+def arrays() -> None:
+    array = run(SUBMIT + "--array=0-2%1 --wrap '[ $SLURM_ARRAY_TASK_ID != 0 ] || exit 3; sleep 300'")
+    wait(array, "_0|FAILED", "_1|RUNNING", "_2|PENDING|JobArrayTaskLimit")
+    ask(*Slurm().elements(array, 3))
+    run(f"scancel {array}_[1-2]")
+    wait(array, "_1|CANCELLED", "_2|CANCELLED")
+    ask(*Slurm().elements(array, 3))
+    save("13-array")
+    big, other = submit("--array=0-9 --hold --wrap true", "--hold --wrap true")
+    run(line(*Slurm().cancel([f"{big}_{i}" for i in (1, 2, 3, 5)])))
+    run(line(*Slurm().cancel([f"{big}_3", f"{big}_8", f"{big}_9", other])))
+    run(f"scancel {big}_77")
+    ask(*Slurm().elements(big, 10), other)
+    run(line(*Slurm().cancel(Slurm().elements(big, 10))))
+    ask(*Slurm().elements(big, 10), other)
+    save("14-array-cancel")
+
+
+def suspended() -> None:
+    (job,) = submit("--wrap 'sleep 300'")
+    wait(job, "RUNNING")
+    run(f"scontrol suspend {job}")
+    run(f"scontrol suspend {job}", "root")
+    ask(job)
+    run(f"scontrol resume {job}", "root")
+    ask(job)
+    run(f"scancel {job}")
+    save("15-suspended")
+
+
+def preempted() -> None:
+    again, gone = submit(
+        "-p low -N2 --exclusive --requeue --wrap 'sleep 300'", "-p low -N2 --exclusive --no-requeue --wrap 'sleep 300'"
+    )
+    for job_id in (again, gone):
+        wait(job_id, "RUNNING")
+    (high,) = submit("-p high -N4 --exclusive --wrap 'sleep 300'")
+    wait(high, "RUNNING")
+    ask(again, gone, high)
+    run(f"scancel {again} {high}")
+    save("16-preempted")
+
+
+def node_died() -> None:
+    again, gone = submit("-w node4 --requeue --wrap 'sleep 300'", "-w node4 --no-requeue --wrap 'sleep 300'")
+    for job_id in (again, gone):
+        wait(job_id, "RUNNING")
+    subprocess.run(["docker", "kill", f"hpcgpu{NUMBER}-node4"], check=True, timeout=60)
+    try:
+        ask(again, gone)  # nothing is noticed yet
+        wait(again, "PENDING")
+        wait(gone, "NODE_FAIL")
+        ask(again, gone)
+        run(f"scancel {again}")
+        save("17-node-died")
+    finally:
+        LAB.up()
+
+
+def starts() -> None:
+    """When a pending job is expected to start: the backfill scheduler says it, every 30 s."""
+    running, pending = submit("-N4 --exclusive -t 60 --wrap 'sleep 300'", "-N4 --exclusive -t 5 --wrap true")
+    wait(running, "RUNNING")
+    ask(pending)
+    wait(pending, "|2")
+    ask(pending)
+    run(f"scancel {pending} {running}")
+    save("18-starts")
 
 
 def names() -> None:
@@ -141,20 +234,22 @@ def names() -> None:
     each = [f"a{chr(c)}b" for c in range(33, 127)]
     found = {}
     for name in ("$(id)", "it's", 'say "hi"', "a\\", " two  words ", "a #b", "#x", "-n", "tab\tx", "é日本", *each):
-        script = Slurm().script(JobSpec(name=name, argv=("true",), account="proj", extra_directives=("--hold",)))
-        shown = shell(f"scontrol show job $(sbatch --parsable <<< {shlex.quote(script)})").stdout
-        line = next(line for line in script.splitlines() if "--job-name" in line)
-        found[line] = next(line for line in shown.splitlines() if "JobName=" in line).partition("JobName=")[2]
-        shell("scancel --me --state=PENDING")
+        script = Slurm().script(JobSpec(name=name, argv=("true",), account="project", extra_directives=("--hold",)))
+        shown = shell("scontrol show job $(sbatch --parsable)", stdin=script).stdout
+        written = next(line for line in script.splitlines() if "--job-name" in line)
+        found[written] = next(line for line in shown.splitlines() if "JobName=" in line).partition("JobName=")[2]
+    shell("scancel --me --state=PENDING")
     (Path(__file__).parent / VERSION / "names.json").write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
 
 
+PARTS: tuple[Callable[[], None], ...] = (
+    submissions, limits, states, ends, trouble, arrays, suspended, preempted, node_died, starts, names,
+)  # fmt: skip
+
 if __name__ == "__main__":
-    USER, FOLDER, BLOCKS = sys.argv[1], Path(sys.argv[2]), list[str]()
     VERSION = shell("sbatch --version").stdout.split()[1]
     (Path(__file__).parent / VERSION).mkdir(exist_ok=True)
-    submissions()
-    states()
-    ends()
-    trouble()
-    names()
+    for part in PARTS:
+        if not sys.argv[1:] or part.__name__ in sys.argv[1:]:
+            print(part.__name__, flush=True)
+            part()

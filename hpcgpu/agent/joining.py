@@ -1,0 +1,205 @@
+"""``python -m hpcgpu.worker SCHEDULER``: this node's workers for a scheduler that others have started.
+
+It stands where ``dask worker`` stands in the jobs of dask-jobqueue. No MPI, no meeting: one process plans the node,
+forks the workers from one image as a leader does, and watches them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hpcgpu.agent.spawner import ZygoteSpawner
+from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.host import process
+from hpcgpu.model import Settings, WorkerSpec
+
+if TYPE_CHECKING:
+    from distributed import Nanny
+    from distributed.security import Security
+
+    from hpcgpu.agent.image import Image
+
+_CLOSE_S = 10.0  # as of dask worker
+# After SIGTERM: KillWait of Slurm is 30 s, and as little as 5 at some sites. distributed 2026.8 looks each 2 s.
+_HAND_OVER_S = 4.0
+# What this process and the image keep of the job's memory: twice the 62 MiB that both had for 2 workers (Pss,
+# distributed 2026.8).
+_OWN_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What ``dask worker`` is told beside a worker's own options.
+
+    Attributes
+    ----------
+    name : str
+        As of ``dask worker``: several workers are ``name-0``, ``name-1`` ..., which dask-jobqueue counts by.
+    workers : int or None
+        How many; one for each GPU if None.
+    tls : mapping of str to str
+        Files: ``tls_ca_file``, ``tls_worker_cert``, ``tls_worker_key``.
+    options : mapping
+        Further arguments of distributed's Nanny: ``lifetime``, ``preload`` ...
+
+    """
+
+    scheduler: str
+    name: str = ""
+    workers: int | None = None
+    tls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def run(given: Mapping[str, object], given_from: str, joining: Joining) -> int:
+    """Start the workers and stay as long as one of them lives; return the exit code.
+
+    Raises
+    ------
+    ConfigError, LaunchError
+        A setting is wrong, there are fewer GPUs than workers, or the scheduler cannot be reached.
+
+    """
+    from hpcgpu.agent.image import Image
+    from hpcgpu.deploy import settings as wanted_settings
+    from hpcgpu.deploy.start import preload
+
+    settings = wanted_settings.read(given, given_from).settings
+    if process.image_env(os.environ):  # some of it is read before main only: once more, from the beginning
+        added = process.image_env(os.environ, preload(settings))
+        process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
+    with Image.make(settings.local_directory, simulated=settings.gpus is not None) as image:
+        specs = plan(settings, joining, str(image.scratch.path))
+        process.hide_gpus(_protocol(joining.scheduler))
+        return asyncio.run(_Joined(settings, joining, specs, image).run())
+
+
+def plan(settings: Settings, joining: Joining, scratch: str) -> tuple[WorkerSpec, ...]:
+    """Return the workers, with the names by which who asked for them counts them."""
+    from hpcgpu.deploy.processes import node
+
+    machine = node.Machine.read(settings, os.environ)
+    most = len(machine.gpus) * settings.workers_per_gpu
+    count = joining.workers or most
+    if count > most or count % settings.workers_per_gpu:
+        raise LaunchError(
+            f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
+            f"{settings.workers_per_gpu} of the workers; leave it out, or ask for as many GPUs"
+        )
+    specs = node.plan_here(settings, machine, count, scratch=scratch, environ=dict(os.environ), kept_bytes=_OWN_BYTES)
+    node.say(machine.name, (node.lowered(settings, specs[0]), node.exposed(_protocol(joining.scheduler))))
+    return tuple(replace(spec, name=name) for spec, name in zip(specs, names(joining.name, specs), strict=True))
+
+
+def _protocol(address: str) -> str:
+    return address.partition("://")[0] if "://" in address else "tcp"
+
+
+def names(given: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
+    """Return the workers' names as ``dask worker`` makes them.
+
+    Raises
+    ------
+    ConfigError
+        A name that no file can have.
+
+    """
+    if "/" in given or "\0" in given:
+        raise ConfigError(f"--name {given!r}: a name with a slash; allowed: what can be the name of a file")
+    if not given:
+        return tuple(spec.name for spec in specs)
+    return (given,) if len(specs) == 1 else tuple(f"{given}-{i}" for i in range(len(specs)))
+
+
+class _Joined:
+    """The nannies, from start to end."""
+
+    def __init__(self, settings: Settings, joining: Joining, specs: tuple[WorkerSpec, ...], image: Image) -> None:
+        from distributed.security import Security
+
+        self._settings, self._joining, self._specs, self._image = settings, joining, specs, image
+        self._security: Security = Security(**joining.tls)
+        self._nannies: list[Nanny] = []
+        self._signal = 0
+
+    async def run(self) -> int:
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        assert me
+
+        def stop(number: int) -> None:
+            if not self._signal:
+                self._signal = number
+                me.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        self._spawner = ZygoteSpawner(self._image.zygote, {}, lambda: stop(0))
+        try:
+            await self._start()
+            await asyncio.gather(*(nanny.finished() for nanny in self._nannies))
+        except asyncio.CancelledError:
+            if not self._signal:
+                raise LaunchError("the zygote process died, and with it all workers of this node") from None
+            if self._signal == signal.SIGTERM:
+                await self._hand_over()
+            return 128 + self._signal
+        finally:
+            why = f"it got {signal.Signals(self._signal).name}" if self._signal else "the workers are to end"
+            await asyncio.gather(*(n.close(timeout=_CLOSE_S, reason=why) for n in self._nannies))
+        return 0
+
+    async def _start(self) -> None:
+        from hpcgpu.deploy.network.reach import reach
+
+        reached = await reach([self._joining.scheduler], self._security, self._settings.death_timeout_s)
+        self._nannies = [self._nanny(reached.own_host, spec) for spec in self._specs]
+        done = await asyncio.gather(*(n.start() for n in self._nannies), return_exceptions=True)
+        if failed := [e for e in done if isinstance(e, BaseException)]:
+            raise LaunchError(f"{len(failed)} of {len(done)} workers could not be started: {failed[0]}")
+        there = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in self._specs)
+        print(f"hpcgpu: {len(done)} workers at {self._joining.scheduler}: {there}", file=sys.stderr, flush=True)
+
+    async def _hand_over(self) -> None:
+        """Have the scheduler move what the workers alone have; a cluster that ends has nobody who could take it."""
+        from distributed import rpc
+
+        addresses = [nanny.worker_address for nanny in self._nannies if nanny.worker_address]
+        connection_args = self._security.get_connection_args("worker")
+        try:
+            async with (
+                asyncio.timeout(_HAND_OVER_S),
+                rpc(self._joining.scheduler, connection_args=connection_args) as s,
+            ):
+                left = await s.retire_workers(workers=addresses, close_workers=False, remove=False)
+            print(f"hpcgpu: handed over the data of {len(left)} of {len(addresses)} workers", file=sys.stderr)
+        except (OSError, TimeoutError) as error:
+            print(f"hpcgpu: data could not be handed over: {error or 'out of time'}", file=sys.stderr)
+
+    def _nanny(self, own_host: str, spec: WorkerSpec) -> Nanny:
+        from hpcgpu.deploy.processes.nanny import ForkNanny
+
+        local = own_host.startswith("127.") or own_host == "[::1]"
+        interface = self._settings.interface or ("" if local else spec.binding.interface)
+        place = {"interface": interface} if interface else {"host": own_host}
+        return ForkNanny(
+            self._joining.scheduler,
+            spawner=self._spawner,
+            spec=spec,
+            rank=0,
+            name=spec.name,
+            nthreads=spec.nthreads,
+            memory_limit=spec.memory_limit_bytes or 0,
+            resources=dict(spec.resources),
+            security=self._security,
+            protocol=self._settings.protocol,
+            local_directory=spec.local_directory,
+            death_timeout=self._settings.death_timeout_s,
+            **{**place, **self._joining.options},
+        )

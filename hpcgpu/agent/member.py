@@ -1,0 +1,140 @@
+"""The leader of a job that joins a cluster which is there already: it comes with its workers, and leaves with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcgpu.agent.leader import Leader, Post, security_of
+from hpcgpu.errors import LaunchError
+
+if TYPE_CHECKING:
+    from hpcgpu.deploy.network.contact import Contact
+
+_POLL_S = 0.5  # many jobs may look at one folder
+# The scheduler listens before its contact is written.
+_REACH_S = 10.0
+# KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
+_CANCELLED_S = 4.0
+# When nobody can take the data, somebody may come who can.
+_AGAIN_S = 5.0
+# A scheduler that says goodbye closes the workers' connections, too.
+_GOODBYE_S = 2.0
+_BROKEN = "worker-handle-scheduler-connection-broken"  # Worker.handle_scheduler of distributed 2026.8.0
+
+
+class Member(Leader):
+    """The workers of one node, in a cluster whose scheduler is in another job."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(post)
+        self._retiring: asyncio.Task[None] | None = None
+        self._cancelled = ""
+
+    @property
+    def reach_s(self) -> float:
+        """How long to try the scheduler's addresses."""
+        return min(self.post.run.settings.death_timeout_s, _REACH_S)
+
+    async def serve(self) -> int:
+        """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
+        found = await self._find_scheduler()
+        protocol = found.addresses[0].partition("://")[0]
+        self.post.scheduler = {
+            **{"addresses": found.addresses, "protocol": protocol, "local": False},
+            **{"cert": found.cert, "key": found.key},
+        }
+        self.security = security_of(self.post.scheduler)
+        await self.start_workers()
+        goodbye = asyncio.ensure_future(self.hear_goodbye())
+        left = asyncio.ensure_future(self._all_left())
+        try:
+            await asyncio.wait((goodbye, left), return_when=asyncio.FIRST_COMPLETED)
+            if not goodbye.done() and left.result():
+                return 0
+            await asyncio.wait((goodbye,), timeout=_GOODBYE_S)
+            if goodbye.done() and goodbye.result():
+                return 0
+        finally:
+            goodbye.cancel()
+            left.cancel()
+        what = "the scheduler is gone" if goodbye.done() else "its workers have lost the scheduler"
+        self.end(os.EX_UNAVAILABLE, f"{what}: no goodbye from {self.watch.peer_address}")
+        return self.exit_code
+
+    async def _find_scheduler(self) -> Contact:
+        """Wait for the contact of the cluster's scheduler."""
+        from hpcgpu.deploy.network import contact
+
+        folder, deadline_s = Path(self.post.run.meeting), self.post.run.settings.death_timeout_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                while (found := contact.read(folder)) is None:
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise LaunchError(
+                f"this cluster's scheduler has not written within {deadline_s:g} s (death_timeout) where it is: there "
+                f"is no contact in {folder}. Has its job started, and is this folder on a file system that all share?"
+            ) from None
+        except OSError as e:
+            raise LaunchError(f"the cluster that this job is of has ended, for its folder is gone: {e}") from e
+        return found
+
+    async def _all_left(self) -> bool:
+        """Wait until no worker is left, or to be started again; return False when they have lost the scheduler."""
+        await asyncio.gather(*(n.finished() for n in self.nannies))
+        return all(n.farewell and n.farewell != _BROKEN for n in self.nannies)
+
+    def stop(self, sig: signal.Signals, why: str) -> None:
+        """Leave because of a signal: of SIGTERM with what can be moved in a few seconds."""
+        if sig != signal.SIGTERM or not self.nannies:
+            super().stop(sig, why)
+            return
+        self._cancelled = why
+        self._leave(why)
+        what = f"{why}, and its data could not be moved within {_CANCELLED_S:g} s"
+        asyncio.get_running_loop().call_later(_CANCELLED_S, self.end, 128 + sig, what)
+
+    def drain(self, left_s: float | None) -> None:
+        """Leave before the job's time limit."""
+        self._leave("its time ends soon" if left_s is None else f"its time ends in {left_s:.0f} s")
+
+    def _leave(self, why: str) -> None:
+        print(f"hpcgpu: the workers of this job hand over their data and leave: {why}", file=sys.stderr, flush=True)
+        if self.watch is None:
+            self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
+        elif self._retiring is None:
+            self._retiring = asyncio.create_task(self._hand_over())
+            self._retiring.add_done_callback(self._end_if_failed)
+
+    def _end_if_failed(self, retiring: asyncio.Task[None]) -> None:
+        if not retiring.cancelled() and (error := retiring.exception()):
+            self.end(os.EX_SOFTWARE, f"its workers could not be retired: {error!r}")
+
+    async def _hand_over(self) -> None:
+        from distributed.core import rpc
+
+        for nanny in self.nannies:
+            nanny.close_gracefully(reason="hpcgpu-drain")  # a worker that dies meanwhile is not replaced
+        arguments: dict[str, Any] = self.security.get_connection_args("worker")
+        with contextlib.suppress(OSError):  # then the scheduler is gone, which serve() sees
+            async with rpc(self.watch.peer_address, connection_args=arguments) as scheduler:
+                while here := [n.worker_address for n in self.nannies if n.worker_address]:
+                    retired = await scheduler.hpcgpu_retire(workers=here)
+                    if set(retired) >= set(here):
+                        break
+                    if self._cancelled:
+                        self.end(128 + signal.SIGTERM, f"{self._cancelled}, and nobody could take its data")
+                    await asyncio.sleep(_AGAIN_S)
+            self.end(0)
+
+    async def close(self) -> None:
+        """End what is left of the workers."""
+        if self._retiring:
+            self._retiring.cancel()
+        await super().close()

@@ -1,0 +1,51 @@
+"""Elements of arrays, put together again: no command grows with their number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpcgpu.errors import ConfigError
+
+
+def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[str, str], set[int]]:
+    """Return for each array what stands before and after the index in its elements' ids, and the indexes.
+
+    Parameters
+    ----------
+    job_ids : sequence of str
+        In any order; a job that is no element stands alone, with no index.
+    element : Pattern
+        An element's id in three groups: before the index, the index, after it.
+
+    """
+    out: dict[tuple[str, str], set[int]] = {}
+    for job_id in job_ids:
+        found = element.fullmatch(job_id)
+        indexes = out.setdefault((found[1], found[3]) if found else (job_id, ""), set())
+        if found:
+            indexes.add(int(found[2]))
+    return out
+
+
+def runs(indexes: Iterable[int]) -> tuple[str, ...]:
+    """Return ``1``, ``3-4`` for 1, 3, 4: single indexes and ranges without a hole, in order."""
+    out: list[tuple[int, int]] = []
+    for index in sorted(set(indexes)):
+        if out and out[-1][1] == index - 1:
+            out[-1] = (out[-1][0], index)
+        else:
+            out.append((index, index))
+    return tuple(str(first) if first == last else f"{first}-{last}" for first, last in out)
+
+
+def split(count: int, limit: int) -> tuple[int, ...]:
+    """Return the sizes of the fewest submissions for ``count`` jobs, none larger than ``limit``."""
+    full, rest = divmod(count, limit)
+    return (limit,) * full + ((rest,) if rest else ())
+
+
+def check_limit(limit: int, system: str) -> None:
+    """Raise ConfigError for a limit that lets no job through."""
+    if limit < 1:
+        raise ConfigError(f"array_limit={limit} of {system}; allowed: 1 (no arrays) or more")

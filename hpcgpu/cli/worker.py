@@ -1,0 +1,84 @@
+"""The command line of ``dask worker``, for this node's GPUs; dask-jobqueue runs it as ``python -m hpcgpu.worker``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcgpu.cli.options import debug_option, given_settings, some_setting_options
+from hpcgpu.config.foreign import DASK_CUDA, DASK_WORKER
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import settings
+
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
+
+class _LikeDasks(click.Command):
+    """A command that says of an option of ``dask worker`` that it does not have what to write instead."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Called by click."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
+            if foreign := DASK_WORKER.get(name) or DASK_CUDA.get(name):
+                raise ConfigError(f"{error.option_name}: {foreign.instead}") from error
+            raise
+
+
+@click.command(cls=_LikeDasks, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("scheduler", required=False)
+@click.option("--scheduler-file", type=_FILE, help="File in which the scheduler has written its address.")
+@click.option("--name", default="", help="Name of the worker; of several NAME-0, NAME-1 ...")
+@click.option("--nworkers", type=click.IntRange(min=1), help="Number of workers; one for each GPU if not given.")
+@click.option("--nanny/--no-nanny", default=True, help="Workers are always watched.")
+@click.option("--tls-ca-file", type=_FILE, help="Certificates that are trusted.")
+@click.option("--tls-cert", "tls_worker_cert", type=_FILE, help="The workers' certificate.")
+@click.option("--tls-key", "tls_worker_key", type=_FILE, help="The key of it.")
+@click.option("--host", help="Address at which the workers listen.")
+@click.option("--lifetime", help="How long the workers live, such as '55m'.")
+@click.option("--lifetime-stagger", help="Random part of it.")
+@click.option("--lifetime-restart/--no-lifetime-restart", default=None, help="Start them anew after it.")
+@click.option("--preload", multiple=True, help="Module that each worker loads.")
+@click.option("--preload-nanny", multiple=True, help="Module that each nanny loads.")
+@click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
+@some_setting_options(*settings.DASK_WORKER, *settings.WORKER, "allocator")
+@debug_option
+def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> None:  # noqa: ANN401
+    """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
+
+    Takes the options of 'dask worker', and those of hpcgpu that are about a worker.
+    """
+    from hpcgpu.agent.joining import Joining, run
+
+    if not words.pop("nanny"):
+        raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
+    words.pop("dashboard")
+    if words["protocol"]:
+        words["protocol"] = words["protocol"].removesuffix("://")  # dask-jobqueue 0.9 says --protocol tls://
+    tls = {n: words.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
+    options = {n: words.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
+    options |= {n: list(words.pop(n)) or None for n in ("preload", "preload_nanny")}
+    joining = Joining(
+        scheduler=_address(scheduler, scheduler_file),
+        name=words.pop("name"),
+        workers=words.pop("nworkers"),
+        tls={n: path for n, path in tls.items() if path},
+        options={n: value for n, value in options.items() if value is not None},
+    )
+    sys.exit(run(given_settings(words), "option --{flag}", joining))
+
+
+def _address(given: str | None, file: str | None) -> str:
+    if given and file:
+        raise ConfigError(f"{given} and --scheduler-file {file}: say one of them")
+    if file:
+        given = str(json.loads(Path(file).read_text())["address"])
+    if not given:
+        raise ConfigError("no scheduler was given: python -m hpcgpu.worker tls://10.0.0.1:8786, or --scheduler-file")
+    return given

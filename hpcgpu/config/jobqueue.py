@@ -1,0 +1,126 @@
+"""The sections ``jobqueue.slurm`` and ``jobqueue.pbs`` of Dask's configuration, as settings of ours.
+
+They are dask-jobqueue's (0.9), whose job is one node: ``memory`` is that of each node here,
+and ``cores`` are the cores that a job asks for, shared out over the node's GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hpcgpu.config.foreign import FOREIGN
+from hpcgpu.config.sizes import plain_number
+from hpcgpu.errors import ConfigError
+
+# Their keys and our options, the newer name before the older ones that it replaces.
+_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "job_name": ("name",),
+        "queue": ("queue",),
+        "account": ("account", "project"),
+        "walltime": ("walltime",),
+        "memory": ("memory",),
+        "interface": ("interface",),
+        "python": ("python",),
+        "log_directory": ("log-directory",),
+        "local_directory": ("local-directory",),
+        "death_timeout": ("death-timeout",),
+        "job_extra_directives": ("job-extra-directives", "job-extra"),
+        "job_directives_skip": ("job-directives-skip", "header-skip"),
+        "job_script_prologue": ("job-script-prologue", "env-extra"),
+    }
+)
+_CORES = ("job-cpu", "cores")
+# What is done here anyway, or has no part in it: not worth a word.
+_HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
+        "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
+    }
+)
+# Workers have their folders there in any case.
+_OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
+_ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
+_WHY: Mapping[str, str] = MappingProxyType(
+    {
+        "python": "here it is one program",
+        "local-directory": "no shell reads it here: give the folder, or leave it out for $TMPDIR",
+        "job-directives-skip": _ONLY_OPTIONS,
+        "header-skip": _ONLY_OPTIONS,
+    }
+)
+_NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
+
+
+def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
+    """Return what a section says, by our options' names, and the key from which each is.
+
+    Parameters
+    ----------
+    section : Mapping of str to object
+        ``jobqueue.slurm`` or ``jobqueue.pbs``, without the defaults of dask-jobqueue; null, 0 and empty say nothing.
+    gpus_per_node : int or None
+        Over how many GPUs ``cores`` are shared out; None: not known, and they are left out.
+
+    Raises
+    ------
+    ConfigError
+        A number of cores that is none.
+
+    """
+    said = _said(section)
+    values: dict[str, object] = {}
+    keys: dict[str, str] = {}
+    for name, theirs in _KEYS.items():
+        if key := next((k for k in theirs if k in said), None):
+            value = _taken(key, said[key])
+            if value not in _NOTHING:
+                values[name], keys[name] = value, key
+    if gpus_per_node and (key := next((k for k in _CORES if k in said), None)):
+        count = plain_number(said[key])
+        if count is None or count < 1:
+            raise ConfigError(f"cores of a job: {said[key]!r} is no count; allowed: a whole number from 1")
+        values["cores_per_gpu"], keys["cores_per_gpu"] = max(int(count) // gpus_per_node, 1), key
+    return values, keys
+
+
+def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what of a section has no effect here, each with what to write instead."""
+    said = _said(section)
+    known = {key for keys in _KEYS.values() for key in keys} | set(_CORES)
+    out = []
+    for key, value in said.items():
+        if key not in known:
+            foreign = FOREIGN.get(key.replace("-", "_"))
+            if value not in _HARMLESS.get(key, ()):
+                out.append(f"{key} ({foreign.instead if foreign else 'no option of hpcgpu'})")
+        elif _taken(key, value) != value and value not in _OWN_FOLDERS:
+            out.append(f"{key}: {value!r} ({_WHY[key]})")
+    return tuple(out)
+
+
+def without(section: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
+    """Return what a section says beyond the defaults that ``import dask_jobqueue`` adds to Dask's configuration."""
+    there = {_canonical(key): value for key, value in defaults.items()}
+    return {k: v for k, v in section.items() if _canonical(k) not in there or v != there[_canonical(k)]}
+
+
+def _said(section: Mapping[str, object]) -> dict[str, object]:
+    return {_canonical(key): value for key, value in section.items() if value not in _NOTHING}
+
+
+def _canonical(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def _taken(key: str, value: object) -> object:
+    """Return the part of a value that has a meaning here."""
+    if key == "python" and isinstance(value, str) and len(value.split()) > 1:
+        return None  # dask-jobqueue pastes it: "apptainer exec image python"
+    if key == "local-directory" and isinstance(value, str) and "$" in value:
+        return None
+    if key in ("job-directives-skip", "header-skip") and isinstance(value, (list, tuple)):
+        # dask-jobqueue leaves every line out that contains the text
+        return [text for text in value if str(text).startswith("-")]
+    return value

@@ -1,0 +1,1 @@
+"""The cluster objects that people hold."""

@@ -1,0 +1,91 @@
+"""A cluster inside a script that the launcher starts itself: ``srun -n 9 python script.py``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Self
+
+from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy.start import agent_argv, preload
+from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.host import process
+from hpcgpu.model import RunDocument
+from hpcgpu.model.world import SCRIPT_ADDRESS
+
+
+class GPURunner:
+    """The cluster of the ranks that run this script: rank 0 has the scheduler, the others the workers.
+
+    Every rank runs the script down to here, and here becomes the rank program; rank 0 then starts the same script
+    once more, as its child, in which this object is the way to the cluster. So what stands above runs once in each
+    rank and once in the script, what stands below once. The cluster ends with the script. Without a launcher it is
+    one on this machine.
+
+    Parameters
+    ----------
+    **given
+        The options of :class:`hpcgpu.model.Settings`; ``hpcgpu run --help`` lists them.
+
+    Raises
+    ------
+    ConfigError
+        An option is wrong.
+    LaunchError
+        This is no script that could be started once more, or MPI has been started in it.
+
+    Examples
+    --------
+    In script.py, for ``srun -n 9 --overcommit python script.py`` or ``python script.py``:
+
+    >>> from distributed import Client
+    >>> from hpcgpu import GPURunner
+    >>> with GPURunner(gpus="sim:2") as runner, Client(runner) as client:  # doctest: +SKIP
+    ...     print(client.submit(sum, [1, 2]).result())
+
+    """
+
+    def __init__(self, **given: Any) -> None:  # noqa: ANN401
+        if SCRIPT_ADDRESS not in os.environ:
+            _become_rank(given)
+        from distributed.core import Status  # 0.4 CPU s, which ranks do without
+        from distributed.security import Security
+
+        self.scheduler_address = os.environ[SCRIPT_ADDRESS]
+        self.security = Security()  # of the variables that the rank has given to its script
+        self.status = Status.running
+
+    def close(self) -> None:
+        """Let no more clients connect; the cluster ends with the script."""
+        from distributed.core import Status
+
+        self.status = Status.closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GPURunner({self.scheduler_address})"
+
+
+def _become_rank(given: dict[str, Any]) -> None:
+    wanted = wanted_settings.read(given, "keyword {name} of GPURunner").settings
+    script = tuple(sys.orig_argv[1:])
+    if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
+        raise LaunchError(
+            "GPURunner starts its script once more, and here is none (a notebook, a prompt, standard input): "
+            "take LocalGPUCluster, SLURMGPUCluster or PBSGPUCluster"
+        )
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        raise LaunchError(
+            "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and can be started "
+            "once only: import it below, or start the script by 'hpcgpu run'"
+        )
+    if wanted.python:
+        raise ConfigError(f"{wanted.said('python')}: GPURunner's ranks have the Python that runs the script")
+    run = RunDocument(settings=wanted, script=script)
+    process.execute(agent_argv(run), {**os.environ, **process.image_env(os.environ, preload(wanted))})

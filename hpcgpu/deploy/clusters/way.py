@@ -1,0 +1,196 @@
+"""The way from this process to the scheduler of a run: its contact file, an address that answers, or a tunnel."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distributed.core import rpc
+from distributed.security import Security
+
+from hpcgpu.deploy.clusters.progress import Progress
+from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.jobs.table import today
+from hpcgpu.deploy.network import contact as contacts
+from hpcgpu.deploy.network.contact import Contact
+from hpcgpu.deploy.network.reach import reach
+from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network.tunnel import Tunnel
+from hpcgpu.errors import JobError, LaunchError, TrustError
+from hpcgpu.model import JobState
+from hpcgpu.plan.asking import ask_in_s
+from hpcgpu.plan.job_facts import JobFacts
+from hpcgpu.plan.phase import describe
+
+_POLL_S = 0.1
+# A batch system serves everybody: it is asked every few seconds, sooner when there is a sign of news. The files of
+# the job are looked at all the time.
+ASK_S = 5.0
+_NEWS_S = 1.0
+_MOMENT_S = 10.0
+_REACH_S = 10.0
+_MISSING_S = 30.0
+
+
+class Way:
+    """How the scheduler of a run is found and reached, in each of its job's lives.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder, in which rank 0 writes its contact.
+    job : Job
+        The job that has the scheduler: asked while there is no contact, and the way to its node.
+    expected : int
+        Workers of the job.
+    progress : Progress
+        Shows what the job is doing.
+    python : str
+        The Python on the job's nodes; empty for this one.
+
+    Attributes
+    ----------
+    contact : Contact or None
+        The one that was reached last.
+
+    """
+
+    def __init__(self, folder: Path, job: Job, expected: int, progress: Progress, python: str = "") -> None:
+        self.contact: Contact | None = None
+        self._expected, self._progress = expected, progress
+        self._folder, self._job, self._python = folder, job, python or sys.executable
+        self._tunnel: Tunnel | None = None
+        self._over_since_s: float | None = None
+
+    @property
+    def security(self) -> Security:
+        """For connections to the scheduler; without a contact, that of plain TCP."""
+        return security(self.contact.certificate if self.contact else None)
+
+    async def open(self) -> Any:  # noqa: ANN401 - distributed's rpc
+        """Wait for the contact, and return a connection pool to the scheduler.
+
+        Raises
+        ------
+        JobError
+            The job has ended.
+        LaunchError
+            No address answers, and there is no way through the batch system; a TrustError when one answers that
+            has another certificate.
+
+        """
+        return await self.connect(await self._wait_for_contact())
+
+    async def reopen(self, say: Callable[[str], None]) -> Any:  # noqa: ANN401
+        """Wait until the scheduler answers again, that of this life of the job or of its next one; see :meth:`open`.
+
+        Raises
+        ------
+        JobError
+            The job has ended, or nobody has known it for 30 s.
+
+        """
+        loop = asyncio.get_running_loop()
+        known, said = loop.time(), False
+        while True:
+            if status := await self._job.check():
+                known = loop.time()
+                facts = JobFacts(id=self._job.id, submitted_s=known, expected=self._expected)
+                self._show(facts.listed(status, known))
+            elif loop.time() - known > _MISSING_S:
+                raise JobError(f"the batch system has not known job {self._job.id} for {_MISSING_S:g} s")
+            runs = status is not None and status.state in (JobState.RUNNING, JobState.UNKNOWN)
+            if runs and (found := contacts.read(self._folder)):
+                try:
+                    if scheduler := await self._connect_unless_outdated(found):
+                        return scheduler
+                    continue
+                except LaunchError as e:
+                    if not said:
+                        say(f"{e}; it is tried again as long as job {self._job.id} is there")
+                    said = True
+            await self._news()
+
+    async def _connect_unless_outdated(self, facts: Contact) -> Any:  # noqa: ANN401
+        """Return a connection pool; None when the job has come to another life while the dead one's was tried."""
+        attempt = asyncio.create_task(self.connect(facts))
+        try:
+            while not attempt.done():
+                await asyncio.wait((attempt,), timeout=_POLL_S)
+                if not attempt.done() and contacts.read(self._folder) != facts:
+                    return None
+            return attempt.result()
+        finally:
+            attempt.cancel()
+
+    async def connect(self, facts: Contact) -> Any:  # noqa: ANN401
+        """Return a connection pool to the scheduler of a contact."""
+        await self.close()
+        self.contact = facts
+        address = await self._find_address(facts)
+        return rpc(address, connection_args=self.security.get_connection_args("client"))
+
+    async def close(self) -> None:
+        """End the tunnel, if there is one."""
+        if self._tunnel:
+            await self._tunnel.close()
+            self._tunnel = None
+
+    async def _news(self) -> None:
+        """Return when it is time to ask about the job again: it seems to have ended or to live again, or after long."""
+        loop = asyncio.get_running_loop()
+        asked_s, contact = loop.time(), contacts.read(self._folder)
+        while (since_s := loop.time() - asked_s) < ASK_S and contacts.read(self._folder) == contact:
+            if since_s >= _NEWS_S and self._has_just_ended():
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _has_just_ended(self) -> bool:
+        """Tell whether the job seems to have ended a moment ago: the batch system is about to know it."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._job.seems_over:
+            self._over_since_s = None
+        elif self._over_since_s is None:
+            self._over_since_s = now_s
+        return self._over_since_s is not None and now_s - self._over_since_s < _MOMENT_S
+
+    async def _wait_for_contact(self) -> Contact:
+        """Look for the contact all the time, and ask the batch system seldom; show what the job is doing."""
+        loop = asyncio.get_running_loop()
+        asked_s, first = loop.time(), True
+        job = JobFacts(id=self._job.id, submitted_s=asked_s, expected=self._expected)
+        while (found := contacts.read(self._folder)) is None:
+            soon = (first or self._has_just_ended()) and loop.time() - asked_s >= _NEWS_S
+            if soon or ask_in_s(loop.time(), asked_s, [job]) == 0:
+                asked_s, first = loop.time(), False
+                job = job.listed(await self._job.check(), loop.time())
+            self._show(job.registered(contacts.read_progress(self._folder), loop.time()))
+            await asyncio.sleep(_POLL_S)
+        return found
+
+    def _show(self, job: JobFacts) -> None:
+        self._progress.show(f"job {job.id}: {describe(job, today()).text}")
+
+    async def _find_address(self, facts: Contact) -> str:
+        """Return an address of the scheduler that answers: its own, or that of a tunnel through the batch system."""
+        try:
+            return (await reach(facts.addresses, self.security, _REACH_S, "client")).address
+        except TrustError:
+            raise  # it would not be trusted through a tunnel either
+        except LaunchError as e:
+            direct = e
+        protocol, _, place = facts.addresses[0].partition("://")
+        argv = self._job.onto(facts.node, (self._python, "-m", "hpcgpu.host.relay", place.rpartition(":")[2]))
+        self._tunnel = await Tunnel.open(argv)
+        try:
+            return (await reach([f"{protocol}://{self._tunnel.address}"], self.security, _REACH_S, "client")).address
+        except LaunchError as e:
+            why = await self._tunnel.failure() or str(e)
+            raise LaunchError(
+                f"{direct}; nor through '{shlex.join(argv)}': {why}. "
+                "Start this script on a node that reaches the compute nodes, or run it in the job: hpcgpu launch"
+            ) from e

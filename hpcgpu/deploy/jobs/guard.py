@@ -1,0 +1,44 @@
+"""The guard of a run: waits until its client is dead, and then sees to it that no job of it is left.
+
+``python -m hpcgpu.deploy.jobs.guard FOLDER PID START_TIME``, in a session of its own, so that no signal of the client's
+terminal reaches it. It waits for the end of a process and nothing else: everything else is imported after that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from hpcgpu.host import pids
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcgpu.deploy.jobs.record import Process
+    from hpcgpu.model import Started
+
+
+def start(folder: Path, client: Process) -> Started:
+    """Start the guard of a run; :func:`hpcgpu.host.run.end` ends it."""
+    from hpcgpu.host import run
+    from hpcgpu.model import Command
+
+    argv = (sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid), str(client.start_time))
+    return run.start(Command(argv), log=str(folder / "guard.log"))
+
+
+def main(folder: str, pid: str, start_time: str) -> None:
+    """Wait, then end what the client has left, unless it has closed or detached its cluster."""
+    pids.wait_for_end(int(pid), int(start_time))
+    if os.path.isdir(folder) and "detached" not in os.listdir(folder):  # noqa: PTH112, PTH208
+        import asyncio
+        from pathlib import Path
+
+        from hpcgpu.deploy.jobs.runs import abandon
+
+        asyncio.run(abandon(Path(folder)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

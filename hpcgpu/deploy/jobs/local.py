@@ -1,0 +1,89 @@
+"""The one job of a cluster object as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import shlex
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcgpu.deploy.jobs.job import tail
+from hpcgpu.errors import JobError
+from hpcgpu.host import process
+from hpcgpu.model import JobState, JobStatus
+
+# A job whose lease has ended is gone within 5 s.
+_END_S = 10.0
+_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
+
+
+class LocalJob:
+    """The ranks as processes of this machine, which die with this one.
+
+    Parameters
+    ----------
+    argv : tuple of str
+        The command that starts the ranks.
+    environ : mapping of str to str
+        Variables that the ranks get besides those of this process.
+    folder : Path
+        For the log.
+    preload : str
+        A library that the ranks preload.
+
+    """
+
+    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str], folder: Path, preload: str = "") -> None:
+        self.id = ""
+        self.script = f"{shlex.join(argv)}\n"
+        self._preload = preload
+        self._argv, self._environ, self._log = argv, environ, folder / "hpcgpu.log"
+        self.log, self.status = str(self._log), JobStatus(JobState.RUNNING, "running")
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def seems_over(self) -> bool:
+        """Tell whether the ranks have ended."""
+        return self._process is not None and self._process.returncode is not None
+
+    async def submit(self) -> None:
+        """Start the ranks."""
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env(),
+                preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
+            )
+        self.id = str(self._process.pid)
+
+    def _env(self) -> dict[str, str]:
+        """Return the ranks' environment: they are to know nothing of a batch job that this process may be in."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)}
+        return {**own, **process.image_env(own, self._preload), **self._environ}
+
+    async def check(self) -> JobStatus:
+        """Raise JobError when the ranks have ended."""
+        if self._process and self.seems_over:
+            raise JobError(f"the ranks ended with exit code {self._process.returncode}: {tail(self._log)}")
+        return self.status
+
+    def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command itself: the job is here."""
+        return argv
+
+    async def end(self) -> None:
+        """End the ranks: they know that the client is gone, and get a SIGTERM when they take long."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _END_S)
+            return
+        self._process.terminate()
+        await self._process.wait()

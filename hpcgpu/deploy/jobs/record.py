@@ -1,0 +1,166 @@
+"""What is written down of each run of a batch cluster object: for its guard, for who attaches, for ``hpcgpu ps``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hpcgpu.batch import BatchSystem, get
+from hpcgpu.config import document
+from hpcgpu.errors import HpcGpuError, ParseError
+from hpcgpu.host import pids, private
+from hpcgpu.model import JobState, JobStatus, RunDocument
+
+_RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedJob:
+    """A job that has been submitted; each of an array has one of its own.
+
+    Attributes
+    ----------
+    log, exit_file : str
+        Absolute paths.
+    kind : str
+        ``head`` has the scheduler, ``member`` has workers that join it.
+
+    """
+
+    id: str
+    log: str
+    exit_file: str = ""
+    kind: str = "head"
+
+    def with_exit_code(self, status: JobStatus) -> JobStatus:
+        """Return the status with the exit code that the job's script has left, where nobody else knows it."""
+        if status.state is JobState.ENDED and status.exit_code is None:
+            with contextlib.suppress(OSError, ValueError):
+                return replace(status, exit_code=int(Path(self.exit_file).read_text()))
+        return status
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of some host; the start time tells it from a later one of its pid."""
+
+    host: str
+    pid: int
+    start_time: int
+
+    @classmethod
+    def here(cls) -> Process:
+        """Return this process."""
+        return cls(socket.gethostname(), os.getpid(), pids.start_time(os.getpid()) or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One run. It holds no secret.
+
+    Attributes
+    ----------
+    dialect : mapping
+        How the site's batch system is spoken to: the fields of its class.
+    document : str
+        The run document, with all settings.
+    client : Process
+        The process that submitted it.
+    created : datetime
+        In UTC.
+
+    """
+
+    name: str
+    batch: str
+    document: str
+    client: Process
+    created: datetime
+    shape: str = "gang"
+    dialect: Mapping[str, object]
+    jobs: tuple[RecordedJob, ...] = ()
+
+    @property
+    def system(self) -> BatchSystem:
+        """The batch system, spoken to as then."""
+        return get(self.batch, **self.dialect)
+
+    @property
+    def run(self) -> RunDocument:
+        """The run document."""
+        return document.read(self.document)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's folder, and what is written down there."""
+
+    folder: Path
+    record: Record
+
+
+def home() -> Path:
+    """Return the folder of all runs, on the file system that the nodes share."""
+    return Path.home() / ".hpcgpu" / "runs"
+
+
+def write(folder: Path, record: Record) -> None:
+    """Write it down: a reader sees the old record or the new one."""
+    plain = replace(record, dialect=dict(record.dialect))  # asdict() cannot copy a MappingProxyType
+    facts = asdict(plain) | {"created": record.created.isoformat()}
+    private.write(folder / _RECORD, json.dumps(facts))
+
+
+def read(folder: Path) -> Record:
+    """Return what is written down.
+
+    Raises
+    ------
+    OSError
+        Nothing is.
+    ParseError
+        It was written by another version of hpcgpu, or by nobody.
+
+    """
+    text = private.read(folder / _RECORD)
+    try:
+        facts = json.loads(text)
+        return Record(
+            **{
+                **facts,
+                "client": Process(**facts["client"]),
+                "created": datetime.fromisoformat(facts["created"]),
+                "dialect": {k: tuple(v) if isinstance(v, list) else v for k, v in facts["dialect"].items()},
+                "jobs": tuple(RecordedJob(**job) for job in facts["jobs"]),
+            }
+        )
+    except (ValueError, TypeError, KeyError) as e:
+        raise ParseError(
+            f"{folder / _RECORD} is no record of a run that this hpcgpu understands ({type(e).__name__}: {e}); "
+            "use the hpcgpu that submitted it, or remove the folder when its jobs have ended",
+            evidence=text,
+        ) from e
+
+
+def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
+    """Return all runs below ``home``, the oldest first; ``say`` is told of those that cannot be read."""
+    found = []
+    for folder in home.iterdir() if home.is_dir() else ():
+        try:
+            found.append(Run(folder, read(folder)))
+        except FileNotFoundError:  # a local cluster's, or one that is being made or removed
+            continue
+        except (OSError, HpcGpuError) as e:
+            say(str(e))
+    return tuple(sorted(found, key=lambda run: run.record.created))
+
+
+def now() -> datetime:
+    """Return the time for ``created``."""
+    return datetime.now(UTC)

@@ -1,0 +1,244 @@
+"""All runs of this user: found by name, asked for together, ended, and cleaned up when their client is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs import record as records
+from hpcgpu.deploy.jobs.ask import WAITING, ask, cancel, look
+from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
+from hpcgpu.deploy.jobs.submit import mark_of
+from hpcgpu.deploy.network.lease_file import is_detached, is_held
+from hpcgpu.errors import ConfigError, JobError, SubmitError
+from hpcgpu.host import pids
+from hpcgpu.model import JobState, JobStatus
+
+# What ends by itself, since its lease has ended, is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
+_BY_ITSELF_S = 5.0
+_ENDING_S = 60.0
+_ASK_S = 2.0
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run and what is known of it now.
+
+    Attributes
+    ----------
+    states : mapping
+        By job id; a job that the batch system does not know any more is not in it.
+    client : str
+        ``alive``, ``dead``, or ``detached``.
+    workers : int or None
+        As far as the scheduler can be reached from here.
+
+    """
+
+    run: Run
+    states: Mapping[str, JobStatus]
+    client: str
+    workers: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True when all of its jobs have ended, and nobody waits for them."""
+        return self.client != "alive" and not left(self.run.record, self.states)
+
+
+def find(home: Path, wanted: str) -> Run:
+    """Return the run of that job name, job id, array id, element's id, or folder name.
+
+    Raises
+    ------
+    ConfigError
+        There is none, or there are several; the message lists what there is.
+
+    """
+    all_runs = records.runs(home, warn)
+    found = [run for run in all_runs if wanted in names(run)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{len(found)} runs have the name {wanted!r}; say which by its job: {_listed(found)}")
+    there = _listed(all_runs) if all_runs else f"none (looked in {home})"
+    raise ConfigError(f"there is no run {wanted!r}; there are: {there}")
+
+
+def names(run: Run) -> set[str]:
+    """Return all by which a run is called."""
+    ids = {name for job in run.record.jobs for name in (job.id, *re.findall(r"^\d+", job.id))}
+    return {run.record.name, run.folder.name, *ids} - {""}
+
+
+def _listed(found: Iterable[Run]) -> str:
+    return ", ".join(
+        f"{run.record.name} ({'job ' + run.record.jobs[0].id if run.record.jobs else 'no job yet'}, "
+        f"since {run.record.created.astimezone():%Y-%m-%d %H:%M})"
+        for run in found
+    )
+
+
+def ids(record: Record) -> list[str]:
+    """Return the ids of all jobs of a run."""
+    return [job.id for job in record.jobs if job.id]
+
+
+def left(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
+    """Return the jobs of a run that have not ended."""
+    return [one for one in ids(record) if one in states and states[one].state is not JobState.ENDED]
+
+
+async def still_there(record: Record) -> list[str]:
+    """Ask for the jobs of a run; return those that have not ended."""
+    return left(record, await _states(record.system, record))
+
+
+async def see(home: Path) -> tuple[Seen, ...]:
+    """Return all runs with their jobs' states: one question for all jobs of a batch system."""
+    found = records.runs(home, warn)
+    states: dict[str, dict[str, JobStatus]] = {}
+    for batch in {run.record.batch for run in found}:
+        of_batch = [run.record for run in found if run.record.batch == batch]
+        wanted = [one for record in of_batch for one in ids(record)]
+        states[batch] = await ask(of_batch[0].system, wanted) if wanted else {}
+    known = [{one: states[run.record.batch].get(one) for one in ids(run.record)} for run in found]
+    seen = [
+        Seen(run, {one: status for one, status in of_run.items() if status}, _client(run))
+        for run, of_run in zip(found, known, strict=True)
+    ]
+    return tuple(await asyncio.gather(*(_with_workers(one) for one in seen)))
+
+
+async def _with_workers(seen: Seen) -> Seen:
+    if not any(status.state is JobState.RUNNING for status in seen.states.values()):
+        return seen
+    from hpcgpu.deploy.network.word import count_workers
+
+    return replace(seen, workers=await count_workers(seen.run.folder))
+
+
+def clean_up(seen: Iterable[Seen]) -> tuple[Seen, ...]:
+    """Remove the folders of runs that are over, saying so; return the others."""
+    there = []
+    for one in seen:
+        if not one.is_over:
+            there.append(one)
+            continue
+        shutil.rmtree(one.run.folder, ignore_errors=True)
+        logs = ", ".join(job.log for job in one.run.record.jobs) or "it had no job"
+        warn(f"run {one.run.record.name} has ended and its client is gone: removed from the list ({logs})")
+    return tuple(there)
+
+
+def _client(run: Run) -> str:
+    if is_detached(run.folder):
+        return "detached"
+    client = run.record.client
+    if client.host == socket.gethostname() and pids.start_time(client.pid) == client.start_time:
+        return "alive"
+    # of another host, or somebody attached: whoever it is gives signs of life
+    return "alive" if is_held(run.folder, run.record.run.settings.client_grace_s) else "dead"
+
+
+async def abandon(folder: Path) -> None:
+    """End what a dead client has left: called by its guard.
+
+    What is pending goes at once. What runs ends by its lease, and is left alone as long as another client, attached
+    to it, renews that.
+    """
+    record = records.read(folder)
+    system, grace_s = record.system, record.run.settings.client_grace_s
+    lost = await _answered(lambda: look(system, record.name, mark_of(folder), ids(record)))
+    record = replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
+    states = await _states(system, record)
+    if pending := [one for one, status in states.items() if status.state in WAITING]:
+        await _cancel(system, pending)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + grace_s + _BY_ITSELF_S
+    while await still_there(record):
+        if is_detached(folder):
+            return
+        if is_held(folder, grace_s):
+            end = loop.time() + _BY_ITSELF_S
+        if loop.time() > end:
+            break
+        await asyncio.sleep(_ASK_S)
+    await finish(Run(folder, record))
+
+
+async def stop(run: Run) -> None:
+    """End a run, whoever its client is: by a goodbye to its scheduler if that can be reached, else by the batch system.
+
+    Raises
+    ------
+    JobError
+        Its jobs are still there after a minute.
+
+    """
+    from hpcgpu.deploy.network.word import say_goodbye  # distributed: 0.3 s, which no guard should pay
+
+    record = run.record
+    if await say_goodbye(run.folder):
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 2 * _BY_ITSELF_S
+        while loop.time() < end and await still_there(record):
+            await asyncio.sleep(_ASK_S / 4)
+    await finish(run)
+
+
+async def finish(run: Run) -> None:
+    """Cancel what has not ended, wait until the batch system says that it has, and remove the folder.
+
+    Raises
+    ------
+    JobError
+        It is still there after a minute.
+
+    """
+    record, system = run.record, run.record.system
+    loop = asyncio.get_running_loop()
+    end, cancelled = loop.time() + _ENDING_S, False
+    while there := await still_there(record):
+        if not cancelled:
+            await _cancel(system, there)
+            cancelled = True
+        if loop.time() > end:
+            raise JobError(f"jobs {', '.join(there)} were cancelled {_ENDING_S:g} s ago, but are still there")
+        await asyncio.sleep(_ASK_S / 4)
+    shutil.rmtree(run.folder, ignore_errors=True)
+
+
+async def _states(system: BatchSystem, record: Record) -> dict[str, JobStatus]:
+    """Return the states of a run's jobs."""
+    return await _answered(lambda: ask(system, ids(record))) if ids(record) else {}
+
+
+async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
+    await _answered(lambda: cancel(system, wanted))
+
+
+async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the batch system's answer; one that is away for a while is waited for."""
+    while True:
+        try:
+            return await request()
+        except SubmitError as e:
+            if not e.transient:
+                raise
+            warn(str(e))
+        await asyncio.sleep(_ASK_S)
+
+
+def warn(what: str) -> None:
+    """Tell the person, or the guard's log."""
+    print(f"hpcgpu: {what}", file=sys.stderr, flush=True)

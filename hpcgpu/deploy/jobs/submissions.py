@@ -1,0 +1,105 @@
+"""Jobs are asked for: as few submissions as the site allows, as many jobs as a limit lets in, none of them lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs.ask import look, submit
+from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.errors import SubmitError
+from hpcgpu.model import JobSpec
+
+
+class Submissions:
+    """The submissions of one fleet.
+
+    Parameters
+    ----------
+    system : BatchSystem
+        Runs the jobs.
+    spec : JobSpec
+        The request for one of them; each submission has an exit file of its own beside ``spec.exit_file``.
+    say : callable
+        Takes a line for the user.
+
+    """
+
+    def __init__(self, system: BatchSystem, spec: JobSpec, say: Callable[[str], None]) -> None:
+        self._system, self._spec, self._say = system, spec, say
+        self._number = 0
+        self._unsure = False
+
+    async def submit(self, count: int, known: Collection[str]) -> AsyncIterator[list[RecordedJob]]:
+        """Submit so many; yield the jobs of each submission that was accepted.
+
+        Where a limit of this user's lets only fewer in, as many are submitted as it takes, by halves.
+
+        Raises
+        ------
+        SubmitError
+            Some were refused; those that were accepted have been yielded.
+
+        """
+        for part in self._system.split(count):
+            try:
+                yield await self._one(part, known)
+            except SubmitError as e:
+                if not e.over_limit:
+                    raise
+                left = part - 1
+                while left:
+                    size = 1 << (left.bit_length() - 1)
+                    left = size - 1
+                    try:
+                        accepted = await self._one(size, known)
+                    except SubmitError as again:
+                        if not again.over_limit:
+                            raise
+                    else:
+                        yield accepted
+                raise
+
+    async def lost(self, known: Collection[str]) -> list[RecordedJob]:
+        """Return the jobs that are there although nobody was told so; they are looked for after an answer was lost.
+
+        Raises
+        ------
+        SubmitError
+            The batch system does not answer now.
+
+        """
+        if not self._unsure:
+            return []
+        found = await look(self._system, self._spec.name, self._spec.mark, known)
+        self._unsure = not found
+        return [self.record(job_id) for job_id in found]
+
+    def record(self, job_id: str) -> RecordedJob:
+        """Return what is to be written down of a job whose submission nobody was told of."""
+        return self._record(job_id, self._spec, "")
+
+    async def _one(self, count: int, known: Collection[str]) -> list[RecordedJob]:
+        self._number += 1
+        exit_file = f"{self._spec.exit_file}-{self._number}"
+        spec = replace(self._spec, count=count, exit_file=exit_file)
+        try:
+            ids = await submit(self._system, spec, self._system.script(spec), self._say, known)
+        except SubmitError as e:
+            self._unsure |= e.unsure
+            raise
+        return [self._record(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
+
+    def _record(self, job_id: str, spec: JobSpec, exit_file: str) -> RecordedJob:
+        log = Path(self._system.log(spec, job_id)).absolute()
+        return RecordedJob(id=job_id, log=str(log), exit_file=exit_file, kind="member")
+
+
+def _exit_files(spec: JobSpec, ids: Sequence[str]) -> list[str]:
+    """Return each job's exit file; of jobs that were found only later not all may be there."""
+    if spec.count == 1:
+        return [spec.exit_file] * len(ids)
+    whole = len(ids) == spec.count
+    return [f"{spec.exit_file}.{index}" if whole else "" for index in range(len(ids))]

@@ -1,0 +1,63 @@
+"""From a run to the job that a batch system is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hpcgpu.batch import BatchSystem, get
+from hpcgpu.config import document
+from hpcgpu.config.check import check_submission
+from hpcgpu.deploy import settings
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import JobSpec, RunDocument, Site
+from hpcgpu.plan.request import plan_member, plan_request
+
+
+def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, ...], batch: str | None) -> str:
+    """Return the job script for a script, or for a cluster object without one.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong or missing, or nobody said which batch system.
+
+    """
+    wanted = settings.read(given, given_from, batch or "")
+    name = batch or (wanted.site.batch if wanted.site else "")
+    if not name:
+        raise ConfigError(
+            "which batch system? Give --batch slurm or --batch pbs, or --site for a machine that is known"
+        )
+    shape, meeting = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")
+    run_document = RunDocument(settings=wanted.settings, shape=shape, script=script, meeting=meeting)
+    return plan_job(run_document, wanted.site, name)[1]
+
+
+def mark_of(folder: Path) -> str:
+    """Return what all jobs of a run have in the batch system, by which those are found whose id nobody was told."""
+    return f"hpcgpu-{folder.name}"
+
+
+def plan_job(run: RunDocument, site: Site | None, batch: str) -> tuple[JobSpec, str, BatchSystem]:
+    """Return the request for a run's job, its script, and the batch system that understands both.
+
+    Raises
+    ------
+    ConfigError
+        Something is missing that the batch system or the site needs.
+
+    """
+    if site and site.batch != batch:
+        raise ConfigError(f"site {site.name} has {site.batch}, not {batch}")
+    check_submission(run.settings, site)
+    run = replace(run, settings=settings.in_job(run.settings, site, batch))
+    python = run.settings.python or sys.executable
+    plan = plan_member if run.shape == "member" else plan_request
+    spec = plan(run.settings, (python, "-m", "hpcgpu", "launch", "--document", document.render(run)))
+    if run.meeting:  # PBS forgets a job with its end unless the site has switched its history on
+        spec = replace(spec, exit_file=f"{run.meeting}/exit", mark=mark_of(Path(run.meeting)))
+    system = get(batch, **(site.dialect if site else {}))
+    return spec, system.script(spec), system

@@ -1,0 +1,128 @@
+"""How the cluster object outside finds the scheduler: a file in a private folder on the shared file system."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hpcgpu.deploy.network.trust import Certificate, secret
+from hpcgpu.errors import TrustError
+from hpcgpu.host import private
+
+_NONCE = "nonce"
+_CONTACT = "contact"
+_PROGRESS = "progress"
+_LIFE = "life"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """What rank 0 writes once the workers are there, or the scheduler where it is alone.
+
+    Attributes
+    ----------
+    restart_count : int
+        Which life of the job it is: a job that is requeued keeps its id.
+    nonce : str
+        Written to the folder by the object that submitted the job: a file of another life has another one.
+
+    """
+
+    addresses: tuple[str, ...]
+    node: str
+    job_id: str = ""
+    restart_count: int = 0
+    cert: str = ""
+    key: str = field(default="", repr=False)
+    nonce: str = field(default="", repr=False)
+    dashboard_port: int = 0
+    dashboard_secret: str = field(default="", repr=False)
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The cluster's certificate; None without TLS."""
+        return Certificate(self.cert, self.key) if self.cert else None
+
+
+def make_folder(home: Path) -> Path:
+    """Make the folder of a new run below ``home``, and put a nonce into it."""
+    private.make_folder(home)
+    folder = private.make_folder(home / secrets.token_hex(8))
+    private.write(folder / _NONCE, secret())
+    return folder
+
+
+def publish(folder: Path, contact: Contact) -> None:
+    """Write the contact with the nonce that lies in the folder; called by rank 0.
+
+    Its ``restart_count`` is one more than that of the life before, also where the batch system does not count
+    (PBS reruns a job under its id, and no variable says so).
+    """
+    life = folder / _LIFE
+    count = max(contact.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
+    private.write(life, str(count))
+    facts = asdict(contact) | {"nonce": private.read(folder / _NONCE), "restart_count": count}
+    private.write(folder / _CONTACT, json.dumps(facts))
+
+
+def retract(folder: Path, *, forever: bool) -> None:
+    """Remove what is secret, at the end of the job: a client that was killed cannot do it.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+    forever : bool
+        The client is gone. Otherwise the nonce stays: a job that is requeued publishes again.
+
+    """
+    for name in (_CONTACT, _NONCE) if forever else (_CONTACT,):
+        (folder / name).unlink(missing_ok=True)
+
+
+def report_progress(folder: Path, workers: int) -> None:
+    """Write how many workers have registered, for who waits for the contact; called by rank 0."""
+    part = folder / f".{_PROGRESS}"
+    part.write_text(str(workers))
+    part.replace(folder / _PROGRESS)
+
+
+def read_progress(folder: Path) -> int:
+    """Return how many workers have registered; 0 as long as nobody has said it."""
+    try:
+        return int((folder / _PROGRESS).read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def read(folder: Path, after: int = -1) -> Contact | None:
+    """Return the contact; None as long as there is none, or none of a life later than ``after``.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+    after : int
+        ``restart_count`` of the life that the reader has seen end.
+
+    Raises
+    ------
+    OSError
+        The folder is gone.
+    HpcGpuError
+        The file is not ours alone. A TrustError when it was not written by this run.
+
+    """
+    # listing the folder makes NFS look again, where asking for one name may be answered from its cache
+    if _CONTACT not in {p.name for p in folder.iterdir()}:
+        return None
+    try:
+        facts = json.loads(private.read(folder / _CONTACT))
+        found = Contact(**{**facts, "addresses": tuple(facts["addresses"])})
+    except (ValueError, TypeError, KeyError) as e:
+        raise TrustError(f"{folder / _CONTACT} is damaged, or of another version of hpcgpu: {e}") from e
+    if found.nonce != private.read(folder / _NONCE):
+        raise TrustError(f"{folder / _CONTACT} was not written by the scheduler of this run: its nonce is another one")
+    return found if found.restart_count > after else None

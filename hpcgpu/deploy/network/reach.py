@@ -1,0 +1,118 @@
+"""The first of a scheduler's addresses that answers, from where we are."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distributed.comm import CommClosedError, connect
+from distributed.comm.addressing import get_address_host
+from distributed.comm.core import FatalCommClosedError
+from distributed.security import Security
+
+from hpcgpu.errors import LaunchError, TrustError
+
+# connect() tries a refused port again until its time is up: a dead address must not delay the next one.
+_STAGGER_S = 0.25
+# One that refuses our certificate is most likely the scheduler, unless another one answers soon: nodes have private
+# addresses (of container bridges) that are the same everywhere.
+_REFUSED_S = 1.0
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+_DATES = (9, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An address that answered, and the address of this host on the way to it, as distributed takes it: ``[::1]``."""
+
+    address: str
+    own_host: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    why: str
+    refused: bool = False
+    foreign: bool = False
+
+
+async def reach(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Reached:
+    """Return the first address that answers and takes our certificate.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        ``tls://10.0.0.1:45873``, in order of preference.
+    security : Security
+        Of this cluster.
+    deadline_s : float
+        How long to try, in seconds.
+    role : str
+        ``worker`` or ``client``.
+
+    Raises
+    ------
+    LaunchError
+        None answered; the message has each address with its reason. It comes at once when one refuses the
+        certificate (a Worker alone would try until its death timeout and not say why): a TrustError when its own
+        is the wrong one.
+
+    """
+    began = time.monotonic()
+    arguments = security.get_connection_args(role)
+    pending = {
+        asyncio.create_task(_try(address, i * _STAGGER_S, deadline_s, arguments), name=address)
+        for i, address in enumerate(addresses)
+    }
+    failures: dict[str, _Failure] = {}
+    try:
+        while pending:
+            refused = any(f.refused for f in failures.values())
+            limit_s = _REFUSED_S if refused else None
+            done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                answer = task.result()
+                if isinstance(answer, Reached):
+                    return answer
+                failures[task.get_name()] = answer
+            if not done:
+                break
+    finally:
+        for task in pending:
+            task.cancel()
+    reasons = [f"{a}: {failures[a].why if a in failures else 'no answer'}" for a in addresses]
+    said = "; ".join(reasons) or "it has published no address"
+    waited_s = time.monotonic() - began
+    kind = TrustError if any(f.foreign for f in failures.values()) else LaunchError
+    raise kind(f"the scheduler could not be reached ({said}); tried for {waited_s:.1f} s")
+
+
+async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Reached | _Failure:
+    await asyncio.sleep(delay_s)
+    try:
+        # connect() has no limit of its own for Dask's handshake, which comes after that of TLS
+        async with asyncio.timeout(deadline_s):
+            comm = await connect(address, timeout=deadline_s, **arguments)
+    except FatalCommClosedError as e:
+        return _refusal(e.__cause__ or e)
+    except CommClosedError as e:
+        # TLS 1.3: the other side looks at our certificate when the handshake is over for us, and its alert may
+        # be lost when the connection is reset
+        return _Failure(f"it closed the connection, as it does to a certificate that it does not know: {e}", True)
+    except OSError as e:
+        return _Failure(str(e.__cause__ or e) or f"no answer within {deadline_s:g} s")
+    own = get_address_host(comm.local_address)
+    await comm.close()
+    return Reached(address, f"[{own}]" if ":" in own else own)
+
+
+def _refusal(error: BaseException) -> _Failure:
+    # Only our own look at a certificate is certain: what is no TLS at all may stand between us and the scheduler.
+    foreign = isinstance(error, ssl.SSLCertVerificationError)
+    why = f"the certificates do not belong together: {error}"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:
+        why = f"{error.verify_message}, by this host's clock ({time.strftime('%F %T %z')})"
+    return _Failure(why, refused=True, foreign=foreign)

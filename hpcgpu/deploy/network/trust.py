@@ -1,0 +1,106 @@
+"""TLS for one cluster: a certificate made for it, and distributed's Security that uses it."""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.security import Security
+
+from hpcgpu.errors import TrustError
+
+_NAME = "hpcgpu cluster"
+_LIFE = datetime.timedelta(days=3650)
+# Clocks of nodes differ: a certificate that is valid from now on is refused by a node that is behind. One that takes
+# its local time for UTC is behind by up to 12 hours.
+_CLOCK_SKEW = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One self-signed certificate for all processes of a cluster: who holds the key is a member.
+
+    It ends with the scheduler that it was made for, and each life of a requeued job has another. Its dates only have
+    to outlast every cluster, so that nothing is to be renewed while processes run: workers run the user's code and
+    hold the key, so a short-lived certificate of each process would need a signing key that lies beside it, and
+    whoever gets that makes himself new ones. The key is never shown by ``repr``.
+    """
+
+    cert_pem: str
+    key_pem: str = field(repr=False)
+
+    @classmethod
+    def make(cls, now: datetime.datetime | None = None) -> Certificate:
+        """Make an EC P-256 certificate: 0.3 ms, where Security.temporary() takes 79 ms for RSA 2048.
+
+        Parameters
+        ----------
+        now : datetime.datetime, optional
+            With a time zone: valid from a day before it, for 10 years; this moment if not given.
+
+        """
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
+        now = now or datetime.datetime.now(datetime.UTC)
+        cert = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(now + _LIFE)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        pem = serialization.Encoding.PEM
+        key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return cls(cert.public_bytes(pem).decode(), key_bytes.decode())
+
+
+def security(certificate: Certificate | None) -> Security:
+    """Return distributed's Security: TLS both ways, encryption required; none without a certificate."""
+    if certificate is None:
+        return Security()
+    roles = {f"tls_{role}_{part}": getattr(certificate, f"{part}_pem") for role in _ROLES for part in ("cert", "key")}
+    return ClusterSecurity(tls_ca_file=certificate.cert_pem, require_encryption=True, **roles)
+
+
+class ClusterSecurity(Security):
+    """distributed's Security, with the TLS contexts made once in a process.
+
+    Each takes 3 ms and writes the key to a temporary folder; a leader would make two for each of its nannies.
+    """
+
+    def get_connection_args(self, role: str) -> dict[str, Any]:
+        """Return what connect() takes; all roles have the same certificate."""
+        return self._once("connect", lambda: super(ClusterSecurity, self).get_connection_args(role))
+
+    def get_listen_args(self, role: str) -> dict[str, Any]:
+        """Return what listen() takes."""
+        return self._once("listen", lambda: super(ClusterSecurity, self).get_listen_args(role))
+
+    def _once(self, way: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        key = (self.tls_worker_cert, self.tls_worker_key, way)
+        if key not in _arguments:
+            try:
+                _arguments[key] = make()
+            except (OSError, ValueError) as e:  # OpenSSL's too; its words hold nothing of the key
+                raise TrustError(f"the certificate of this cluster, or its key, cannot be used: {e}") from e
+        return dict(_arguments[key])
+
+
+_arguments: dict[tuple[str, str, str], dict[str, Any]] = {}
+_ROLES = ("client", "scheduler", "worker")
+
+
+def secret() -> str:
+    """Return a token that cannot be guessed, fit for a URL."""
+    return secrets.token_urlsafe(24)

@@ -1,0 +1,152 @@
+"""A node's workers, planned by one process that meets nobody: under dask-jobqueue, dask-mpi, dask worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import addresses, cgroup, discover
+from hpcgpu.host import gpus as cards
+from hpcgpu.model import CpuSet, Gpu, NodeLayout, Settings, Topology, WorkerSpec
+from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.plan.binding import place_simulated
+from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node, and those of its GPUs, or simulated ones, that this process may use."""
+
+    name: str
+    topology: Topology
+    gpus: tuple[Gpu, ...]
+
+    @classmethod
+    def read(cls, settings: Settings, environ: Mapping[str, str]) -> Machine:
+        """Look at the node.
+
+        Raises
+        ------
+        LaunchError
+            There is no GPU.
+
+        """
+        host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
+        if settings.gpus is not None:
+            wanted = parse_simulated(settings.gpus)
+            return cls(host, topology, place_simulated(topology, wanted.per_node, wanted.memory_bytes, host))
+        say(host, topology.warnings)
+        devices = environ.get("CUDA_VISIBLE_DEVICES")
+        visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], devices)}
+        found = tuple(g for g in topology.gpus if g.uuid in visible)
+        if not found:
+            given = "" if devices is None else f" (CUDA_VISIBLE_DEVICES={devices!r})"
+            raise LaunchError(
+                f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: gpus=sim:4"
+            )
+        return cls(host, topology, found)
+
+
+def plan_here(
+    settings: Settings,
+    machine: Machine,
+    workers: int,
+    *,
+    scratch: str,
+    environ: Mapping[str, str],
+    kept_bytes: int = 0,
+    sharers: int = 1,
+) -> tuple[WorkerSpec, ...]:
+    """Return so many workers, one after the other on the machine's GPUs.
+
+    ``memory_limit`` in bytes is what somebody without a view of the node asked for (dask-jobqueue: the job's memory
+    by processes): it is lowered to the worker's share, and that is said. Otherwise the kernel would end the job
+    before a worker spills.
+
+    Parameters
+    ----------
+    settings : Settings
+        The workers' options.
+    machine : Machine
+        Where.
+    workers : int
+        A multiple of ``workers_per_gpu``.
+    scratch : str
+        A private folder for their files.
+    environ : mapping of str to str
+        The environment of this process.
+    kept_bytes : int
+        Host memory of the job that other processes need.
+    sharers : int
+        Processes like this one that share the job's memory on this node.
+
+    Raises
+    ------
+    LaunchError, ConfigError, BindingError
+        More workers than GPUs, or limits and cores that cannot be had.
+
+    """
+    asked = settings.memory_limit if isinstance(settings.memory_limit, int) else 0
+    room_bytes = (cgroup.memory_limit_bytes() - kept_bytes) // sharers
+    facts = _facts(machine, scratch, environ, room_bytes)
+    planned = replace(settings, memory_limit=None) if asked else settings
+    layout = NodeLayout(0, (0,), (tuple(range(workers)),))
+    specs = tuple(spec for _, spec in plan_workers(planned, facts, layout))
+    return tuple(_limited(spec, asked) for spec in specs) if asked else specs
+
+
+def _facts(machine: Machine, scratch: str, environ: Mapping[str, str], memory_bytes: int) -> NodeFacts:
+    return NodeFacts(
+        name=machine.name,
+        topology=machine.topology,
+        gpus=machine.gpus,
+        allowed=CpuSet(cgroup.granted_cpus()),
+        allowed_nodes=cgroup.granted_memory_nodes(),
+        memory_bytes=memory_bytes,
+        environ=environ,
+        scratch=scratch,
+        interfaces=addresses.usable_interfaces(),
+    )
+
+
+def lowered(settings: Settings, spec: WorkerSpec) -> str:
+    """Return what to say of a memory limit that had to be lowered; empty: it was not."""
+    asked, limit = settings.memory_limit, spec.memory_limit_bytes
+    if not isinstance(asked, int) or not asked or limit is None or limit >= asked:
+        return ""
+    return (
+        f"memory_limit={format_bytes(asked)} (set by {settings.where('memory_limit')}) is lowered to "
+        f"{format_bytes(limit)}, a worker's share of what this job may use on the node: above it the kernel would "
+        "end the job before a worker spills"
+    )
+
+
+def _limited(spec: WorkerSpec, asked: int) -> WorkerSpec:
+    share = spec.memory_limit_bytes
+    return replace(spec, memory_limit_bytes=asked if share is None else min(asked, share))
+
+
+def exposed(protocol: str) -> str:
+    """Return what to say of a protocol that is not encrypted; empty: it is."""
+    if protocol in ("tls", "wss", "inproc"):
+        return ""
+    return f"protocol {protocol} of the scheduler is not encrypted: who reaches its port or a worker's runs code as you"
+
+
+def say(host: str, words: tuple[str, ...]) -> None:
+    """Print lines about a node for its job's log."""
+    for line in filter(None, words):
+        print(f"hpcgpu: {host}: {line}", file=sys.stderr, flush=True)
+
+
+def launch_key(environ: Mapping[str, str]) -> str:
+    """Return a word that the ranks of one launch on this node have in common, and no others."""
+    for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PBS_JOBID",)):
+        if all(environ.get(n) for n in names):
+            return ".".join(environ[n] for n in names)
+    return f"{os.getppid()}"  # the launcher's daemon on this node, or dask worker

@@ -1,0 +1,169 @@
+"""A Worker class for those who start workers themselves: ``dask-mpi --worker-class hpcgpu.GPUWorker``.
+
+It binds the process in which it is made and takes the next free GPU of the node. Nobody watches it: a worker that
+dies stays dead (``hpcgpu run`` and ``python -m hpcgpu.worker`` have nannies).
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import math
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.deploy import compat
+from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy.processes import devices, node
+from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker import store_of
+from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.host import bind
+from hpcgpu.launch.environment import is_isolated, read_rank
+from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
+from hpcgpu.model.settings import WORKER
+from hpcgpu.spill.scratch import Scratch
+
+# The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
+# distributed 2026.8).
+_OTHERS_BYTES = 256 << 20
+_places: list[socket.socket] = []  # held until this process ends
+
+
+class GPUWorker(compat.SilentWorker):
+    """distributed's Worker, bound to the cores beside the next free GPU of this node, on the spill store.
+
+    Parameters
+    ----------
+    *args
+        As of distributed's Worker: the scheduler's address.
+    plugins : sequence
+        As of distributed's Worker.
+    **kwargs
+        As of distributed's Worker, and options of :class:`hpcgpu.model.Settings` that are about a worker:
+        ``jit_unspill``, ``device_memory_limit``, ``gpus`` ... (``hpcgpu.model.settings.WORKER``). ``memory_limit``
+        above the worker's share of the node is lowered to it.
+
+    Raises
+    ------
+    LaunchError
+        Every GPU of the node has its worker already, or there is none.
+    ConfigError, BindingError
+        An option is wrong, or cores that cannot be had.
+
+    Examples
+    --------
+    $ mpirun -n 5 dask-mpi --worker-class hpcgpu.GPUWorker --worker-options '{"gpus": "sim:4"}' --scheduler-file s.json
+
+    """
+
+    def __init__(self, *args: Any, plugins: Sequence[Any] = (), **kwargs: Any) -> None:  # noqa: ANN401
+        if "data" in kwargs:
+            raise ConfigError(
+                "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "
+                "local_directory and jit_unspill"
+            )
+        settings = _settings(kwargs)
+        scratch = Scratch.make(settings.local_directory, "worker")
+        atexit.register(scratch.remove)
+        spec = _plan(settings, str(scratch.path), dict(os.environ))
+        first = spec.name.endswith("-0")
+        spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
+        bind.bind_all_threads(spec.binding)
+        os.environ.update(spec.env)
+        devices.open_device(spec)
+        ours: dict[str, Any] = {
+            "nthreads": spec.nthreads,
+            "memory_limit": spec.memory_limit_bytes or 0,
+            "local_directory": spec.local_directory,
+            "data": store_of(spec),
+            "plugins": (*plugins, Unspilling(spec)),
+            "dashboard": False,
+        }
+        super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
+        compat.exclude_simulated(self, devices.usage_reader(spec))
+        if first:
+            node.say(socket.gethostname(), (node.exposed(self.scheduler.address.partition("://")[0]),))
+
+
+def _settings(kwargs: dict[str, Any]) -> Settings:
+    """Return the settings; what distributed's Worker does not know is taken out of its arguments."""
+    given = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
+    # protocol, interface and resources are the Worker's business, and death_timeout is
+    shared = ("nthreads", "memory_limit", "local_directory")
+    given |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
+    return wanted_settings.read(given, "keyword {name} of GPUWorker").settings
+
+
+def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
+    """Return this process's worker: planned as one of all that this node has, so that no two have the same cores."""
+    rank, each = read_rank(environ), settings.workers_per_gpu
+    machine = node.Machine.read(settings, environ)
+    places = [gpu for gpu in machine.gpus for _ in range(each)]
+    ranks = _ranks_here(rank, environ)
+    # the scheduler's rank is one of the node's, too, but ranks are not told which it is
+    together = min(len(places), ranks or len(places))
+    together += -together % each
+    number = _take_place(places[:together], each, environ)
+    common: dict[str, Any] = {"scratch": scratch, "environ": environ, "kept_bytes": _OTHERS_BYTES}
+    if is_isolated(environ) or _is_tied(settings, environ):
+        alone = replace(machine, gpus=(places[number],) * each)
+        spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
+    else:
+        _widen(rank, machine.name)
+        spec = node.plan_here(settings, machine, together, **common)[number]
+    node.say(machine.name, (node.lowered(settings, spec),))
+    return spec
+
+
+def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
+    """Return the number of the first place that no other process of this launch on this node has taken.
+
+    An abstract socket is the mark: the kernel gives a name to one process only, and takes it back when that ends.
+    """
+    for number, gpu in enumerate(places):
+        words = (os.getuid(), node.launch_key(environ), gpu.uuid or gpu.pci, number % each)
+        mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            mark.bind("\0hpcgpu-" + hashlib.sha256(repr(words).encode()).hexdigest())
+        except OSError:
+            mark.close()
+            continue
+        _places.append(mark)
+        return number
+    raise LaunchError(
+        f"each of the {len(places) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
+        "already: start one rank for each GPU of a node, and those of the scheduler and of the client beside them"
+    )
+
+
+def _is_tied(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Tell whether this rank's mask is its own share of the node, and nobody else's."""
+    return settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
+
+
+def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
+    """Return how many ranks this node has, about; None: no launcher says it."""
+    if rank.local_size or rank.launcher == "none":
+        return rank.local_size
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "1")  # srun tells no rank how many its node has
+    return math.ceil(rank.size / int(nodes))
+
+
+def _widen(rank: RankFacts, host: str) -> None:
+    """Take back that mpirun ties each rank to a core: what its daemon, our parent, may use is the job's.
+
+    Not under srun: its daemon is root's, and may use the whole node.
+    """
+    own, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
+    if rank.launcher in ("none", "srun") or Path(f"/proc/{parent}").stat().st_uid != os.getuid():
+        return
+    together = CpuSet(own | os.sched_getaffinity(parent))
+    if together != own:
+        os.sched_setaffinity(0, together)
+        words = f"{rank.launcher} tied rank {rank.rank} to PUs {own}, but its worker has a share of all, PUs {together}"
+        node.say(host, (f"{words} (respect_launcher keeps it to its own)",))

@@ -1,0 +1,62 @@
+"""Workers that say nothing though their connections are open: a frozen node, a suspended job, a task with the GIL.
+
+The kernel of a node acknowledges for processes that are stopped, so nothing breaks; distributed gives such a worker up
+after 5 minutes (worker-ttl, 2026.8.0). The batch system may know more, and earlier: it is asked about their jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import time
+from typing import Any
+
+from distributed import Scheduler
+
+# Workers give a sign each 0.5 s, of a thousand each 6 s (distributed 2026.8.0).
+_SILENT_S = 20.0
+_LOOK_S = 5.0
+
+
+def silent(scheduler: Scheduler) -> list[str]:
+    """Return the addresses of workers that have not been heard from for long (``hpcgpu_silent``)."""
+    now = time()
+    return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
+
+
+class Listener:
+    """Asks the scheduler who is silent, as long as it lives.
+
+    Parameters
+    ----------
+    scheduler : callable
+        Returns the connection to the scheduler of now.
+    changed : callable
+        Called when somebody has fallen silent or is heard again.
+
+    Attributes
+    ----------
+    silent : frozenset of str
+        The workers' addresses.
+
+    """
+
+    def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None]) -> None:
+        self.silent = frozenset[str]()
+        self._scheduler, self._changed = scheduler, changed
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                found = frozenset(await self._scheduler().hpcgpu_silent())
+            except OSError:
+                continue  # the cluster looks for its scheduler
+            if found != self.silent:
+                self.silent = found
+                self._changed()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._task.cancel()

@@ -1,0 +1,85 @@
+"""The client's lease, on the scheduler's side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from hpcgpu.deploy.processes.control import Control
+
+# The lease is looked at so often: when a look comes this much late, this process itself has been stopped
+# (Slurm and PBS suspend jobs with SIGSTOP), and the signs of life of client and workers were stopped with it. With a
+# short grace a short stop counts: the client would be silent for too long by the next look.
+_LOOK_S = 1.0
+_LATE_S = 3.0
+# Then the client asks the batch system only every 5 s whether the job goes on, and connects anew. No more: of a dead
+# client nothing is to be left after its grace and 10 s.
+_FIND_S = 10.0
+
+
+class Lease:
+    """The client outside must be heard from within ``grace_s``; a goodbye ends the job at once.
+
+    Parameters
+    ----------
+    grace_s : float
+        How long the client may be silent, in seconds.
+    control : Control
+        To rank 0.
+    woken : callable
+        Called when this process has been stopped and goes on.
+
+    """
+
+    def __init__(self, grace_s: float, control: Control, woken: Callable[[], None]) -> None:
+        self._grace_s, self._control, self._woken = grace_s, control, woken
+        self._heard = self._looked = time.monotonic()
+        self._watched = self._detached = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def renew(self, goodbye: bool = False, detach: bool = False) -> str:
+        """Handle a client's sign of life (``hpcgpu_lease``).
+
+        Parameters
+        ----------
+        goodbye : bool
+            The job is to end.
+        detach : bool
+            Nobody need be heard from, until somebody is.
+
+        """
+        # not earlier than what a stopped process was given: a sign from before the stop is read after it
+        self._heard = max(self._heard, time.monotonic())
+        self._detached = detach
+        if goodbye:
+            self._end("the client said goodbye")
+        return "OK"
+
+    def watch(self, *, detached: bool) -> None:
+        """Let the job end when the client is silent from now on, or from its next sign of life if it has detached."""
+        self._heard = time.monotonic()
+        self._watched, self._detached = True, detached
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer:
+            self._timer.cancel()
+
+    # A plain timer, not a task: it must come before whatever else is late, above all the scheduler's own look
+    # for workers that were silent (worker-ttl).
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S + min(_LATE_S, self._grace_s / 4):
+            self._heard = now + max(0.0, _FIND_S - self._grace_s)
+            self._woken()
+        self._looked = now
+        if self._watched and not self._detached and now - self._heard >= self._grace_s:
+            self._end(f"the client has not been heard from for {self._grace_s:g} s")
+        else:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _end(self, why: str) -> None:
+        self.close()
+        self._control.send("end", reason=why)

@@ -1,0 +1,123 @@
+"""The worker process: bound first, then distributed's Worker on the spill store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Worker
+
+from hpcgpu.deploy import compat
+from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.errors import cause_of
+from hpcgpu.host import allocator, bind, process
+from hpcgpu.model import WorkerSpec
+from hpcgpu.spill import GpuSpillBuffer
+
+# The leader gives retiring workers 4 s after a SIGTERM.
+_OUTLAST_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What a worker process starts with; pickled by the nanny.
+
+    Attributes
+    ----------
+    kwargs : mapping
+        Arguments of distributed's Worker.
+    sys_path : tuple of str
+        The nanny's: UploadDirectory(update_path=True) changes it there.
+
+    """
+
+    spec: WorkerSpec
+    kwargs: Mapping[str, Any]
+    env: Mapping[str, str]
+    config: Mapping[str, Any]
+    sys_path: tuple[str, ...]
+
+
+def main(start: WorkerStart, control: socket.socket) -> int:
+    """Bind, then run the worker until told to stop; the entry of the forked process."""
+    process.outlast(signal.SIGTERM, _OUTLAST_S)
+    bind.bind(start.spec.binding)
+    threshold = os.environ.get(allocator.TRIM_THRESHOLD)
+    os.environ.update(start.env)
+    os.environ.update(start.spec.env)
+    if (wanted := os.environ.get(allocator.TRIM_THRESHOLD)) not in (None, threshold):
+        allocator.set_trim_threshold(wanted)
+    sys.path[:] = start.sys_path
+    dask.config.update(dask.config.config, start.config, priority="new")
+    if start.spec.gpu is None:  # distributed would show the first GPU's load as this worker's (2026.8.0, nvml.py)
+        dask.config.set({"distributed.diagnostics.nvml": False})
+    return asyncio.run(_serve(start, control))
+
+
+async def _serve(start: WorkerStart, sock: socket.socket) -> int:
+    control = await Control.open(sock)
+    try:
+        devices.open_device(start.spec)
+        worker = await make_worker(start)
+    except Exception as e:
+        reason = "".join(traceback.format_exception_only(cause_of(e))).strip()
+        control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
+        await control.drained()
+        raise
+    control.send("started", address=worker.address, dir=worker.local_directory)
+    stopping = asyncio.create_task(_stop_when_told(worker, control))
+    await worker.finished()
+    stopping.cancel()
+    # non-daemonic threads of user code must not keep a closed worker alive
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def make_worker(start: WorkerStart) -> Worker:
+    """Start a worker with the spill store; it has registered when this returns."""
+    spec = start.spec
+    worker = compat.SilentWorker(
+        **start.kwargs,
+        data=store_of(spec),
+        dashboard=False,
+        plugins=(Unspilling(spec),),
+    )
+    compat.exclude_simulated(worker, devices.usage_reader(spec))
+    return await worker
+
+
+def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
+    """Return the spill store as Worker's argument ``data`` takes it."""
+    return (
+        GpuSpillBuffer,
+        {
+            "device_memory_limit": spec.device_memory_limit_bytes,
+            "memory_limit": spec.memory_limit_bytes,
+            "jit_unspill": spec.jit_unspill,
+            "target": dask.config.get("distributed.worker.memory.target") or 0,
+        },
+    )
+
+
+async def _stop_when_told(worker: Worker, control: Control) -> None:
+    async for message in control.messages():
+        if message["op"] == "stop":
+            await worker.close(
+                nanny=False,
+                timeout=message["timeout"],
+                executor_wait=message["executor_wait"],
+                reason=message["reason"],
+            )
+            return
+    os._exit(1)  # the nanny's process is gone

@@ -1,0 +1,50 @@
+"""When to ask the batch system again: soon after a change, seldom later, never without need."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hpcgpu.model import JobState
+from hpcgpu.plan.job_facts import JobFacts
+
+# Between two questions: when a job has just lost its workers, when something is new, when all is old.
+_LOST_S, _NEW_S, _OLD_S = 1.0, 5.0, 60.0
+_OLDER = 6.0
+
+
+def ask_in_s(
+    now_s: float, asked_s: float | None, jobs: Sequence[JobFacts], acted: Collection[str] = ()
+) -> float | None:
+    """Return in how many seconds to ask about all these jobs; None when their workers tell all there is to know.
+
+    Parameters
+    ----------
+    now_s, asked_s : float
+        The time, and when the batch system was asked last, whether or not it answered; None: never.
+    jobs : sequence of JobFacts
+        Those that are there.
+    acted : collection of str
+        Ids of jobs that are being retired or cancelled right now.
+
+    """
+    unsettled = [j for j in jobs if not j.heard or j.leaving or j.id in acted or j.state is JobState.SUSPENDED]
+    if not unsettled:
+        return None
+    if asked_s is None:
+        return 0.0
+    changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
+    interval_s = min(_OLD_S, max(_NEW_S, (asked_s - changed_s) / _OLDER))
+    if any(_has_lost_workers_since(j, asked_s) for j in unsettled):
+        interval_s = _LOST_S
+    return max(0.0, asked_s + interval_s - now_s)
+
+
+def _changed_s(job: JobFacts) -> float:
+    life = (job.submitted_s, job.started_s, job.retired_s, job.cancelled_s)
+    absence = (job.alone_since_s, job.silent_since_s, job.missing_since_s)
+    return max(s for s in (*life, *absence) if s is not None)
+
+
+def _has_lost_workers_since(job: JobFacts, asked_s: float) -> bool:
+    since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+    return since_s is not None and since_s > asked_s and not job.leaving

@@ -1,0 +1,140 @@
+"""What people see of jobs: a phase and a few words for each, and one line for all of them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.job_facts import WAITING, JobFacts
+
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
+
+
+class Phase(enum.Enum):
+    """Where a job is in its life, in this order."""
+
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    UP = "UP"
+    SUSPENDED = "SUSPENDED"
+    UNKNOWN = "UNKNOWN"
+    DRAINING = "DRAINING"
+    GONE = "GONE"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job for people: ``text`` says all; a reason is of one that waits or is gone, a start of one that waits."""
+
+    id: str
+    phase: Phase
+    text: str
+    reason: str = ""
+    starts: str = ""
+
+
+def words(status: JobStatus) -> str:
+    """Return the batch system's own words for a state: ``exit code 1, FAILED, NonZeroExitCode``."""
+    code = "" if status.exit_code is None else f"exit code {status.exit_code}"
+    return ", ".join(filter(None, (code, status.native, status.reason)))
+
+
+def describe(job: JobFacts, today: date) -> JobView:
+    """Return what people see of a job.
+
+    Parameters
+    ----------
+    job : JobFacts
+        What is known of it.
+    today : datetime.date
+        A start of another day is shown with its day.
+
+    """
+    status, state = job.status, job.state
+    if status and state is JobState.ENDED:
+        return _view(job, Phase.GONE, words(status))
+    if job.leaving:
+        return _view(job, Phase.DRAINING, "" if job.cancelled_s is None else "cancelled")
+    if status and state is JobState.SUSPENDED:
+        return _view(job, Phase.SUSPENDED, status.reason)
+    if status and state in WAITING and not job.workers:
+        return _pending(job, status, today)
+    if job.workers or (status and state is JobState.RUNNING):
+        return _running(job)
+    if status or job.missing_since_s is not None:
+        return _view(job, Phase.UNKNOWN, words(status) if status else "the batch system does not list it")
+    return _running(job) if job.started_s is not None else _view(job, Phase.SUBMITTED)
+
+
+def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
+    """Return what people see of a job that is gone: why, and when that was learned."""
+    moment = f"{at:%H:%M}" if at.date() == today else f"{at:%Y-%m-%d %H:%M}"
+    return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} at {moment} ({why})", why)
+
+
+def _running(job: JobFacts) -> JobView:
+    count = f"{job.workers}/{job.expected}" if job.expected else str(job.workers)
+    if job.workers and (job.was_full or job.workers >= job.expected):
+        return JobView(job.id, Phase.UP, f"UP {count}")
+    why = " (lost its workers)" if job.was_full and not job.workers else ""
+    return JobView(job.id, Phase.STARTING, f"STARTING {count}{why}")
+
+
+def _view(job: JobFacts, phase: Phase, why: str = "") -> JobView:
+    return JobView(job.id, phase, f"{phase.value} ({why})" if why else phase.value)
+
+
+def _pending(job: JobFacts, status: JobStatus, today: date) -> JobView:
+    reason = ", ".join(filter(None, ("" if status.state is JobState.PENDING else status.state.value, status.reason)))
+    found = _MOMENT.match(status.starts)
+    moment = status.starts
+    if found:
+        moment = found[2] if found[1] == today.isoformat() else f"{found[1]} {found[2]}"
+    return JobView(job.id, Phase.PENDING, _pending_text((reason,), moment), reason, moment)
+
+
+def _pending_text(reasons: Sequence[str], starts: str) -> str:
+    said = ", ".join(dict.fromkeys(filter(None, reasons)))
+    return f"PENDING{f' ({said})' if said else ''}{f', starts about {starts}' if starts else ''}"
+
+
+def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int = 0) -> str:
+    """Return one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
+
+    Parameters
+    ----------
+    views : sequence of JobView
+        Its jobs; those that are gone are left out, unless all are.
+    workers, wanted : int
+        Workers that are registered, and that there are to be.
+    nodes : int
+        On how many nodes they are; 0: not known.
+
+    """
+    if workers >= wanted:
+        where = f" on {_some(nodes, 'node')}" if nodes and workers else ""
+        return f"READY {_some(workers, 'worker')}{where}"
+    shown = [v for v in views if v.phase is not Phase.GONE] or list(views)
+    if len(shown) == 1 and shown[0].phase is not Phase.UP:
+        return shown[0].text
+    parts = [_part(phase, [v for v in shown if v.phase is phase]) for phase in Phase]
+    return f"{', '.join(filter(None, parts)) or 'no job'}; {workers} of {_some(wanted, 'worker')}"
+
+
+def _part(phase: Phase, views: Sequence[JobView]) -> str:
+    if not views:
+        return ""
+    if phase is not Phase.PENDING:
+        return f"{len(views)} {phase.value}"
+    # what is said of today has no day before it, and is the sooner
+    starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
+    return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

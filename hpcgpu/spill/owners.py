@@ -1,0 +1,95 @@
+"""Which allocations an object in host memory lies in: what its views keep alive, whatever part of it they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# of pandas' own kinds of columns: dates, categories; numbers that may be missing
+ARRAYS = ("_ndarray", "_data", "_mask")
+_KINDS = {"ndarray": "numpy", "DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
+
+
+class Held(NamedTuple):
+    """What an object keeps in host memory.
+
+    Attributes
+    ----------
+    owners : dict of int to int
+        Bytes of each allocation that views of it share, by an id that is valid while it lives.
+    more_bytes : int
+        What the object has for itself.
+
+    """
+
+    owners: dict[int, int]
+    more_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return sum(self.owners.values()) + self.more_bytes
+
+
+def is_known(x: Any) -> bool:  # noqa: ANN401
+    """Tell an array of numbers or a table, of which :func:`held_by` knows where it lies."""
+    kind = type(x)
+    if kind is np.ndarray:
+        return not x.dtype.hasobject
+    return kind.__module__.partition(".")[0] == _KINDS.get(kind.__name__, "-") and kind is not np.ndarray
+
+
+def held_by(x: Any) -> Held:  # noqa: ANN401
+    """Return what a known object keeps in host memory."""
+    if type(x) is np.ndarray:
+        name, nbytes = (id(x), x.nbytes) if x.base is None else owner_of(x)
+        return Held({name: nbytes})
+    if type(x).__module__.startswith("pyarrow"):
+        return Held(dict(_arrow(chunk for column in x.columns for chunk in column.chunks)))
+    return _held_by_frame(x)
+
+
+def owner_of(array: np.ndarray) -> tuple[int, int]:
+    """Return an id of the array's allocation, valid while it lives, and its bytes."""
+    while True:
+        base: Any = array.base
+        if type(base) is memoryview:  # what came from a peer: its message's memory, of which this is a part
+            base = base.obj
+        if base is None:
+            return id(array), array.nbytes
+        if not isinstance(base, np.ndarray):
+            # the owner is no array: of bytes the length is known, of others what the last array shows of it
+            return id(base), len(base) if isinstance(base, (bytes, bytearray)) else array.nbytes
+        array = base
+
+
+def _held_by_frame(frame: Any) -> Held:  # noqa: ANN401
+    """Return what a data frame or series of pandas holds.
+
+    ``_mgr.blocks`` is not public (here of pandas 3.1.1, there since 1.1), but the one way to the columns' memory that
+    makes no array of each: a shuffle gives a thousand small frames, which are views of one.
+    """
+    owners: dict[int, int] = {}
+    more_bytes, objects = int(frame.index.nbytes), False
+    for block in frame._mgr.blocks:
+        values = block.values
+        arrays = [values] if type(values) is np.ndarray else [getattr(values, name, None) for name in ARRAYS]
+        arrays = [array for array in arrays if type(array) is np.ndarray]
+        if (chunks := getattr(values, "_pa_array", None)) is not None:
+            owners.update(_arrow(chunks.chunks))
+        elif arrays:
+            owners.update(map(owner_of, arrays))
+            objects |= any(array.dtype.hasobject for array in arrays)
+        else:
+            more_bytes += int(values.nbytes)
+    if objects:  # what a column refers to, as dask estimates it
+        from hpcgpu.spill.dask import size_of
+
+        more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))
+    return Held(owners, more_bytes)
+
+
+def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401
+    return ((b.address, b.size) for chunk in chunks for b in chunk.buffers() if b is not None)

@@ -1,0 +1,27 @@
+#!/bin/bash
+#SBATCH --job-name=svd
+#SBATCH --output=/scratch/user1/logs/slurm-%A_%a.out
+#SBATCH --array=0-15
+#SBATCH --partition=gpu
+#SBATCH --account=proj
+#SBATCH --time=02:00:00
+#SBATCH --signal=B:USR1@600
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=4
+#SBATCH --mem=204800M
+
+trap 'echo $? > /scratch/user1/logs/exit."$SLURM_ARRAY_TASK_ID"' EXIT
+trap 'exit 143' TERM
+trap : USR1
+module load cuda
+export UCX_LOG_LEVEL=warn
+{
+    (trap '' USR1; exec /opt/env/bin/hpcgpu launch --document '{"shape": "gang", "what": "it'"'"'s $HOME"}') <&0 &
+    job=$!
+    trap '' TERM
+    trap 'again=1; kill -USR1 "$job" 2>/dev/null || :' USR1
+    while again=; wait "$job"; code=$?; [ "$again" ]; do :; done
+    exit "$code"
+}

@@ -1,0 +1,211 @@
+"""A cluster with work and data in the Slurm lab, seen from outside, and what is done to the nodes under it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+from lab import NUMBER, Lab
+
+# Slurm needs 30 s to miss a node; two cores do all the rest.
+PATIENCE_S = 150
+CLIENT = """
+import json, os, sys, time
+import numpy as np
+from distributed import Client, wait
+from hpcgpu import SLURMGPUCluster
+from hpcgpu.errors import HpcGpuError
+
+TASKS, TASK_S, PARTS = 40, 0.3, 8
+said, real = sys.stdout, os.dup(1)
+sys.stdout = sys.stderr
+
+def answer(value):
+    print(json.dumps(value), file=said, flush=True)
+
+def work(i, part):
+    time.sleep(TASK_S)
+    return i + int(part.sum())
+
+def start():
+    # data that can be computed again, data of which this is the only copy, and tasks that need both
+    globals()["scattered"] = client.scatter([np.full(1000, i) for i in range(PARTS)], hash=False)
+    globals()["computed"] = client.map(np.full, [1000] * PARTS, range(PARTS), pure=False)
+    wait(computed)
+    globals()["tasks"] = [client.submit(work, i, computed[i % PARTS], pure=False) for i in range(TASKS)]
+
+def here(job):
+    # the job's workers: their names by their addresses
+    there = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: w["name"] for address, w in there.items() if w["name"].startswith(f"{job}-")}
+
+def only_on(job):
+    # how many of the scattered parts no other job has
+    where = [set(client.who_has([f])[f.key]) for f in scattered]
+    return sum(there <= set(here(job)) for there in where)
+
+def results():
+    # what became of all of it; an error is named
+    expected = [i + 1000 * (i % PARTS) for i in range(TASKS)]
+    right = client.gather(tasks) == expected
+    again = [int(part[0]) for part in client.gather(computed)] == list(range(PARTS))
+    lost = {}
+    for i, future in enumerate(scattered):
+        try:
+            assert int(future.result(timeout=20)[0]) == i
+        except Exception as e:
+            lost[i] = f"{type(e).__name__}: {e}"
+    return dict(right=right and again, lost=lost)
+
+options, scale = json.loads(sys.argv[1])
+with SLURMGPUCluster(**options) as cluster, Client(cluster) as client:
+    if scale is not None:
+        cluster.scale(jobs=scale)
+        cluster.wait_for_workers(cluster.wanted_workers, timeout=120)
+    answer("ready")
+    for line in sys.stdin:
+        kind, text = json.loads(line)
+        try:
+            answer(exec(text) if kind == "do" else eval(text))
+        except Exception as e:
+            answer({"error": f"{type(e).__name__}: {e}"})
+answer("closed")
+"""
+
+
+class Faulty:
+    """A client in the lab that answers questions while its cluster suffers.
+
+    Parameters
+    ----------
+    lab : Lab
+        Where.
+    jobs : int or None
+        One-node jobs beside the first one; None: leave the cluster as it starts.
+    where : str
+        The container of the client.
+    **options
+        Of the cluster; one simulated GPU on each node and five cores for it, so that a node has one job.
+
+    """
+
+    def __init__(self, lab: Lab, jobs: int | None = None, where: str = "", **options: Any) -> None:
+        self.lab = lab
+        wanted = {"gpus": "sim:1", "cores_per_gpu": 5, "client_grace": 20, "dashboard": False, **options}
+        if jobs is not None:
+            wanted["shape"] = "elastic"
+        lab.write("faulty.py", CLIENT)
+        argv = ["python", "-u", "faulty.py", json.dumps([wanted, jobs])]
+        self._process = lab.start(where or lab.login, argv, timeout=2 * PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        self._hear("ready")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            said, wrong = self._process.communicate(timeout=90)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            said, wrong = self._process.communicate()
+        print(wrong)
+        if error[0] is None:
+            assert '"closed"' in said, f"{said}{wrong}"
+
+    def ask(self, expression: str) -> Any:
+        """Return what an expression is in the client."""
+        return self._say("ask", expression)
+
+    def do(self, statement: str) -> None:
+        """Have the client do something."""
+        self._say("do", statement)
+
+    def until(self, expression: str, what: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
+        """Ask until the answer is the awaited one, and return it."""
+        end = time.monotonic() + patience_s
+        while not what(found := self.ask(expression)):
+            assert time.monotonic() < end, f"{expression} is still {found}; {self.ask('str(cluster.jobs)')}"
+            time.sleep(0.2)
+        return found
+
+    def members(self) -> list[str]:
+        """Return the ids of the jobs that come and go."""
+        return self.ask("[row.view.id for row in cluster.jobs.rows if 'scheduler' not in row.has]")
+
+    def node_of(self, job: str) -> str:
+        """Return the node of a job."""
+        return self.lab.job(job)["NodeList"]
+
+    def hosts(self, job: str) -> list[str]:
+        """Return the nodes of a job, the first one first."""
+        nodes = ["scontrol", "show", "hostnames", self.node_of(job)]
+        return self.lab.exec(self.lab.login, nodes, check=True).stdout.split()
+
+    def until_on(self, job: str, nodes: list[str]) -> None:
+        """Wait until the job has these nodes and no others."""
+        end = time.monotonic() + PATIENCE_S
+        while (found := self.hosts(job)) != nodes:
+            assert time.monotonic() < end, f"job {job} is on {found}"
+            time.sleep(0.2)
+
+    def results(self) -> dict[str, Any]:
+        """Wait for all tasks; print and return what was lost."""
+        found = self.ask("results()")
+        print(f"lost: {found['lost'] or 'nothing'}")
+        return found
+
+    def start_at_once(self, job: str) -> None:
+        """Spare a requeued job the two minutes for which Slurm holds it."""
+        self.until("str(cluster.jobs)", lambda table: "PENDING" in table)
+        update = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+        self.lab.exec(self.lab.login, update, user="root", check=True)
+
+    def whole_again(self) -> None:
+        """Wait until as many workers are there as are wanted."""
+        counts = "[len(client.scheduler_info(n_workers=-1)['workers']), cluster.wanted_workers]"
+        self.until(counts, lambda n: n[0] == n[1])
+
+    def _say(self, kind: str, text: str) -> Any:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps([kind, text]) + "\n")
+        self._process.stdin.flush()
+        return self._hear(text)
+
+    def _hear(self, about: str) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            said, wrong = self._process.communicate(timeout=60)
+            raise AssertionError(f"the client ended at {about}: {said}{wrong}")
+        found = json.loads(line)
+        assert not (isinstance(found, dict) and "error" in found), f"{about}: {found}"
+        return found
+
+
+def docker(*argv: str) -> None:
+    subprocess.run(["docker", *argv], check=True, capture_output=True, timeout=60)
+
+
+def container(node: str) -> str:
+    return f"hpcgpu{NUMBER}-{node}"
+
+
+def make_ready(lab: Lab) -> None:
+    """Wait until Slurm gives every node to jobs; what it has drained or given up because of a fault is resumed.
+
+    Of itself it looks at a node that it has given up only after up to 84 s (22.05.8).
+    """
+    end = time.monotonic() + PATIENCE_S
+    while wrong := {node: state for node, state in _states(lab).items() if state not in ("idle", "mixed", "allocated")}:
+        assert time.monotonic() < end, f"nodes are not ready: {wrong}"
+        for node in (n for n, state in wrong.items() if state.startswith(("drain", "down"))):
+            lab.exec(lab.login, ["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root")
+        time.sleep(0.3)
+
+
+def _states(lab: Lab) -> dict[str, str]:
+    out = lab.exec(lab.login, ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout
+    return {"sinfo": "no answer"} if not out else dict(line.split() for line in out.splitlines())

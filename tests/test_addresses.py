@@ -1,0 +1,81 @@
+"""What a scheduler publishes is what answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from distributed import Scheduler, Worker
+from distributed.comm.addressing import get_address_host
+
+from hpcgpu.deploy import compat
+from hpcgpu.deploy.network.reach import reach
+from hpcgpu.deploy.network.trust import security
+from hpcgpu.errors import LaunchError
+from hpcgpu.host.addresses import own_addresses
+
+ALL = ("0.0.0.0", "::")
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with both families on one network, and a bridge that is down."""
+    stats = {name: SimpleNamespace(isup=name != "br0") for name in ("lo", "ib0", "eth0", "br0")}
+    found = {
+        "lo": ["127.0.0.1", "::1"],
+        "eth0": ["fd00::2", "10.0.0.2", "fe80::1%eth0"],
+        "ib0": ["10.1.0.2"],
+        "br0": ["172.17.0.1"],
+    }
+    families = {True: socket.AF_INET6, False: socket.AF_INET}
+    facts = {
+        name: [SimpleNamespace(family=families[":" in a], address=a) for a in addresses]
+        for name, addresses in found.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: stats)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: facts)
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    ("bound", "interface", "addresses"),
+    [
+        (ALL, None, {"10.0.0.2", "10.1.0.2", "fd00::2"}),
+        (("0.0.0.0",), None, {"10.0.0.2", "10.1.0.2"}),
+        (("::",), None, {"fd00::2"}),
+        (ALL, "ib0", {"10.1.0.2"}),
+        (ALL, "eth0", {"10.0.0.2", "fd00::2"}),
+    ],
+)
+def test_a_nodes_addresses_are_those_on_which_somebody_listens(
+    bound: tuple[str, ...], interface: str | None, addresses: set[str]
+) -> None:
+    found = own_addresses(bound, interface)
+    assert set(found) == addresses
+    assert [":" in a for a in found] == sorted(":" in a for a in found)  # IPv4 first
+
+
+@pytest.mark.usefixtures("node")
+def test_an_interface_that_is_not_there_or_has_no_such_address_is_said() -> None:
+    with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
+        own_addresses(ALL, "hsn0")
+    with pytest.raises(LaunchError, match="no interface of this node has an address"):
+        own_addresses(("::",), "ib0")
+
+
+def test_workers_come_to_a_scheduler_by_each_address_on_which_it_listens() -> None:
+    async def join() -> dict[str, str]:
+        async with Scheduler(host="", port=0, protocol="tcp", dashboard_address="127.0.0.1:0") as scheduler:
+            loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+            joined = {}
+            for bound in compat.bound_hosts(scheduler):
+                reached = await reach([f"tcp://{loopback[bound]}:{scheduler.port}"], security(None), 10.0)
+                async with Worker(reached.address, host=reached.own_host, dashboard_address="127.0.0.1:0") as worker:
+                    joined[bound] = get_address_host(worker.address)
+            return joined
+
+    own = {"0.0.0.0": "127.0.0.1"} | ({"::": "::1"} if socket.has_dualstack_ipv6() else {})
+    assert asyncio.run(join()) == own

@@ -1,0 +1,74 @@
+"""A thousand workers join and leave: what that costs the cluster object, and what it knows of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+from crowd import JOB, Crowd, tree_cpu_s, write_slurm
+
+from hpcgpu import SLURMGPUCluster
+from hpcgpu.deploy.jobs import fleet
+
+pytestmark = pytest.mark.mpi
+
+JOBS, PER_JOB = 250, 4
+NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    write_slurm(tmp_path, JOBS)
+    for name in os.environ:
+        if name.startswith(("HPCGPU_", "DASK_", "OMPI_", "PMI", "SLURM_")):
+            monkeypatch.delenv(name)
+    for name, value in ranks.environment().items():
+        if name.startswith("OMPI_ALLOW"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not list((tmp_path / ".hpcgpu" / "runs").iterdir()), "a run has left its folder behind"
+
+
+def states(cluster: Any) -> set[str]:
+    return {row.view.text for row in cluster.jobs.rows if row.has == "workers"}
+
+
+def test_a_thousand_workers_join_and_leave_and_the_cluster_hardly_notices(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    reconcile = fleet.reconcile
+
+    def counted(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return reconcile(*given)
+
+    monkeypatch.setattr(fleet, "reconcile", counted)
+    options = {"gpus": f"sim:{PER_JOB}", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+    with SLURMGPUCluster(**options, log_directory=str(slurm), quiet=True) as cluster:
+        cluster.scale(jobs=JOBS)
+        with Crowd(cluster) as crowd:
+            start, own_s, others_s = time.monotonic(), time.process_time(), tree_cpu_s(cluster.job_id)
+            crowd.join(NAMES)
+            cluster.wait_for_workers(len(NAMES))
+            while states(cluster) != {f"UP {PER_JOB}/{PER_JOB}"}:
+                time.sleep(0.1)
+            crowd.leave()
+            while states(cluster) != {f"STARTING 0/{PER_JOB} (lost its workers)"}:
+                time.sleep(0.1)
+            own_s, others_s = time.process_time() - own_s, tree_cpu_s(cluster.job_id) - others_s
+            took_s = time.monotonic() - start
+        own_ms, others_ms = own_s / len(NAMES) * 1e3, others_s / len(NAMES) * 1e3
+        print(f"CPU per worker: {own_ms:.3f} ms here, {others_ms:.3f} in the scheduler; {looks} looks at all jobs")
+        assert (slurm / "submitted").read_text() == "x\n", "one sbatch for 250 jobs, and none when all workers left"
+        assert looks <= 2 * took_s / fleet._GATHER_S + 10, "each burst of workers is one look, not each worker"
+        assert own_s < others_s
