@@ -62,8 +62,8 @@ class ElasticCluster(BatchGPUCluster):
         rows = [] if self._job is None else [self._head(self._job)]
         if fleet := self._fleet:
             rows += [
-                JobRow(describe(self._counted(job), today()), "workers", 1, recorded.log)
-                for job, recorded in zip(fleet.jobs, fleet.recorded, strict=True)
+                JobRow(describe(self._counted(member.facts), today()), "workers", 1, member.recorded.log)
+                for member in fleet.members
             ]
         gone = [
             JobRow(describe_gone(job.recorded.id, job.why, job.at, today()), "workers", 1, job.recorded.log)

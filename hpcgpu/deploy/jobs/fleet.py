@@ -13,11 +13,10 @@ from hpcgpu.deploy.jobs.ask import ask, cancel
 from hpcgpu.deploy.jobs.crew import Crew
 from hpcgpu.deploy.jobs.job import tail
 from hpcgpu.deploy.jobs.record import RecordedJob
-from hpcgpu.deploy.jobs.roster import Gone, Present, Roster
+from hpcgpu.deploy.jobs.roster import Gone, Member, Present, Roster
 from hpcgpu.deploy.jobs.submissions import Submissions
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState
-from hpcgpu.plan.job_facts import JobFacts
 from hpcgpu.plan.reconcile import Actions, Facts, Failures, Policy, reconcile
 
 # The next submission after a refusal that may pass, and the next question after no answer.
@@ -76,9 +75,9 @@ class Fleet:
         self._watching: asyncio.Task[None] | None = None
 
     @property
-    def jobs(self) -> tuple[JobFacts, ...]:
-        """What is known of each job now, in the order of submission."""
-        return self._roster.jobs
+    def members(self) -> tuple[Member, ...]:
+        """The jobs of this moment, in the order of submission."""
+        return self._roster.members
 
     @property
     def gone(self) -> tuple[Gone, ...]:
@@ -240,7 +239,7 @@ class Fleet:
         return Facts(
             now_s=now_s,
             wanted=self.wanted,
-            jobs=self.jobs,
+            jobs=self._roster.jobs,
             adapting=self._adapting,
             asked_s=self._asked_s,
             answered_s=self._answered_s,

@@ -36,6 +36,14 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A job that is there: what is written down of it, and what is known of it now."""
+
+    recorded: RecordedJob
+    facts: JobFacts
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """A job that is gone though nobody had asked it to leave: why, and when that was learned."""
 
@@ -61,45 +69,49 @@ class Roster:
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
-        self._facts: dict[str, JobFacts] = {}
-        self._recorded: dict[str, RecordedJob] = {}
+        # One for both halves: the user's thread reads while the event loop's writes.
+        self._members: dict[str, Member] = {}
         self._forgotten: dict[str, int] = {}
         self.gone: deque[Gone] = deque(maxlen=_GONE)
 
     def __len__(self) -> int:
-        return len(self._facts)
+        return len(self._members)
 
     @property
     def ids(self) -> list[str]:
         """The batch system's ids."""
-        return list(self._facts)
+        return list(self._members)
 
     @property
     def known(self) -> set[str]:
         """The ids of all jobs that have ever been submitted."""
-        return {*self._facts, *self._forgotten}
+        return {*self._members, *self._forgotten}
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The jobs of one moment."""
+        return tuple(self._members.values())
 
     @property
     def jobs(self) -> tuple[JobFacts, ...]:
         """What is known of each."""
-        return tuple(self._facts.values())
+        return tuple(member.facts for member in self.members)
 
     @property
     def recorded(self) -> tuple[RecordedJob, ...]:
         """What is to be written down of each."""
-        return tuple(self._recorded.values())
+        return tuple(member.recorded for member in self.members)
 
     def add(self, recorded: Sequence[RecordedJob], now_s: float) -> None:
         """Take jobs that have been submitted."""
         for job in recorded:
-            self._recorded[job.id] = job
-            self._facts[job.id] = JobFacts(id=job.id, submitted_s=now_s, expected=self.expected)
+            self._members[job.id] = Member(job, JobFacts(id=job.id, submitted_s=now_s, expected=self.expected))
 
     def follow(self, recorded: Sequence[RecordedJob], now_s: float) -> None:
         """Have exactly the jobs that somebody else has written down."""
-        for job_id in {*self._facts} - {job.id for job in recorded}:
+        for job_id in {*self._members} - {job.id for job in recorded}:
             self.forget(job_id)
-        self.add([job for job in recorded if job.id not in self._facts], now_s)
+        self.add([job for job in recorded if job.id not in self._members], now_s)
 
     def unknown(self, present: Mapping[str, Present]) -> list[str]:
         """Return jobs whose workers are there, but which nobody has submitted: an answer of sbatch's was lost.
@@ -109,33 +121,36 @@ class Roster:
         return [
             job_id
             for job_id, workers in present.items()
-            if job_id not in self._facts and workers.restarts > self._forgotten.get(job_id, -1)
+            if job_id not in self._members and workers.restarts > self._forgotten.get(job_id, -1)
         ]
 
     def listed(self, asked: Sequence[str], listed: Mapping[str, JobStatus], now_s: float) -> None:
         """Take the batch system's answer about the jobs that it was asked for."""
         for job_id in asked:
-            if job := self._facts.get(job_id):
+            if member := self._members.get(job_id):
                 status = listed.get(job_id)
-                self._facts[job_id] = job.listed(status and self._recorded[job_id].with_exit_code(status), now_s)
+                status = status and member.recorded.with_exit_code(status)
+                self._learned(member.facts.listed(status, now_s))
 
     def registered(self, present: Mapping[str, Present], now_s: float) -> None:
         """Take the workers that are registered."""
-        for job_id, job in self._facts.items():
-            here = present.get(job_id, Present())
-            self._facts[job_id] = job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent)
+        for job in self.jobs:
+            here = present.get(job.id, Present())
+            self._learned(job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent))
 
     def cancelled(self, job_ids: Sequence[str], now_s: float) -> None:
         """Note that these have been cancelled."""
-        self._facts |= {i: replace(self._facts[i], cancelled_s=now_s) for i in job_ids if i in self._facts}
+        for job_id in job_ids:
+            if member := self._members.get(job_id):
+                self._learned(replace(member.facts, cancelled_s=now_s))
 
     def retired(self, job_id: str, now_s: float) -> None:
         """Note that this one has been asked to leave."""
-        self._facts[job_id] = replace(self._facts[job_id], retired_s=now_s)
+        self._learned(replace(self._members[job_id].facts, retired_s=now_s))
 
     def ended(self, job_id: str, why: str, at: datetime) -> RecordedJob:
         """Let go of a job that has ended; return what was written down of it."""
-        unasked = not self._facts[job_id].leaving
+        unasked = not self._members[job_id].facts.leaving
         recorded = self.forget(job_id)
         if unasked:
             self.gone.appendleft(Gone(recorded, why, at))
@@ -143,5 +158,9 @@ class Roster:
 
     def forget(self, job_id: str) -> RecordedJob:
         """Let go of a job that is gone; return what was written down of it."""
-        self._forgotten[job_id] = self._facts.pop(job_id).restarts
-        return self._recorded.pop(job_id)
+        member = self._members.pop(job_id)
+        self._forgotten[job_id] = member.facts.restarts
+        return member.recorded
+
+    def _learned(self, facts: JobFacts) -> None:
+        self._members[facts.id] = Member(self._members[facts.id].recorded, facts)
