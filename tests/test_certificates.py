@@ -79,6 +79,7 @@ def test_dasks_own_client_hears_it_at_once(age: datetime.timedelta) -> None:
     assert ("has expired" in str(caught.value.__cause__)) == bool(age)
 
 
+@pytest.mark.mpi
 def test_workers_of_the_command_line_hear_it_at_once(tmp_path: Path) -> None:
     theirs = Certificate.make()
     for name, text in (("cert", theirs.cert_pem), ("key", theirs.key_pem)):

@@ -253,6 +253,7 @@ def test_trimming_gives_back_what_was_freed() -> None:
         assert all(w.device_source == "simulated" and w.device_limit_bytes for w in memory.workers)
 
 
+@pytest.mark.mpi
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(
     ("own", "env", "left"),

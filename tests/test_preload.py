@@ -133,6 +133,7 @@ def test_a_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str
         assert ask(client, on_loop) == (set() if preload else {"up"})
 
 
+@pytest.mark.mpi
 def test_without_the_store_nothing_changes_and_it_says_what_to_write(tmp_path: Path) -> None:
     with dask_worker(tmp_path, "--no-nanny", *PRELOAD) as (client, log):
         assert client.submit(sum, [1, 2]).result() == 3

@@ -85,6 +85,7 @@ def moved(*workers: Worker) -> dict[str, int]:
     return {name: sum(w.data.counters[name].nbytes for w in workers) for name in workers[0].data.counters}
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("plugin", [True, False])
 def test_an_array_graph_bigger_than_all_memory(gpu: SimGpu, tmp_path: Path, plugin: bool) -> None:
     async def main() -> None:
