@@ -1,7 +1,7 @@
 """Run on the lab's login node by batch.py: start eight workers in the way that is named, say when, end them, say when.
 
-``python _on_slurm.py WAY`` prints a JSON line when all workers are registered, waits for a line on stdin, ends the
-cluster and prints another one.
+``python _on_slurm.py WAY`` prints a JSON line when it has imported what people import, waits for a line on stdin,
+submits, prints another when all workers are registered, waits again, ends the cluster and prints a third.
 """
 
 from __future__ import annotations
@@ -118,6 +118,13 @@ WAYS: dict[str, Any] = {
 def main(way: str) -> None:
     HERE.mkdir(exist_ok=True)
     os.chdir(HERE)
+    from dask_jobqueue import SLURMCluster  # noqa: F401
+    from distributed import Client  # noqa: F401
+
+    from hpcgpu import SLURMGPUCluster  # noqa: F401
+
+    print(json.dumps({"imported": way}), flush=True)
+    sys.stdin.readline()
     start = time.monotonic()
     with WAYS[way]():
         print(json.dumps({"wall_s": time.monotonic() - start}), flush=True)

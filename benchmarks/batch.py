@@ -1,8 +1,9 @@
 """Eight workers on two nodes of a real Slurm: seconds from submit to registered, CPU seconds per worker, and the end.
 
 In the lab of ``docker/`` (as in the tests), beside dask-jobqueue, dask-mpi and SLURMRunner, each as their documents
-show it; CPU is that of all containers, Slurm's own processes included, until the eighth worker has registered. One
-JSON line per figure; the median of ``--runs`` runs, all ways in turn in each run.
+show it. Both begin where the cluster is asked for, by a process that has imported all of them (a second and more, for
+any that has a Client), and end when the eighth worker has registered; CPU is that of all containers, Slurm's own
+processes included. One JSON line per figure; the median of ``--runs`` runs, all ways in turn in each run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,22 +89,30 @@ def cpu_s(lab: Lab) -> float:
     return total
 
 
-def measure(lab: Lab, way: str, times: Times) -> None:
-    before = cpu_s(lab)
-    driver = lab.start(lab.login, ["python", f"{CHECKOUT}/benchmarks/_on_slurm.py", way], timeout=240)
-    assert driver.stdin
+def answer(driver: subprocess.Popen[str], name: str) -> str:
+    """Wait for the driver's line with this figure; a peer may print lines of its own."""
     assert driver.stdout
-    for line in driver.stdout:  # a peer may print lines of its own
-        if line.startswith('{"wall_s"'):
-            break
-    else:
-        sys.exit(f"{way}: {driver.communicate()[1]}")
-    times.cpu_s.append(cpu_s(lab) - before)
-    times.wall_s.append(json.loads(line)["wall_s"])
+    for line in driver.stdout:
+        if line.startswith(f'{{"{name}"'):
+            return str(json.loads(line)[name])
+    sys.exit(f"no {name}: {driver.communicate()[1]}")
+
+
+def go_on(driver: subprocess.Popen[str]) -> None:
+    assert driver.stdin
     driver.stdin.write("\n")
-    driver.stdin.close()
-    last = driver.stdout.read().strip().splitlines()[-1]
-    times.close_s.append(json.loads(last)["close_s"])
+    driver.stdin.flush()
+
+
+def measure(lab: Lab, way: str, times: Times) -> None:
+    driver = lab.start(lab.login, ["python", f"{CHECKOUT}/benchmarks/_on_slurm.py", way], timeout=240)
+    answer(driver, "imported")
+    before = cpu_s(lab)
+    go_on(driver)
+    times.wall_s.append(float(answer(driver, "wall_s")))
+    times.cpu_s.append(cpu_s(lab) - before)
+    go_on(driver)
+    times.close_s.append(float(answer(driver, "close_s")))
     driver.wait(timeout=60)
     if left := lab.wait_idle(timeout=20):
         print(f"{way} has left behind: {left}", file=sys.stderr)

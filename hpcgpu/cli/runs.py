@@ -1,8 +1,7 @@
-"""The commands for runs that are there: ps, logs, stop."""
+"""The commands for runs that are there: ps, logs, stop; quick to import, as every job imports all commands."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -27,6 +26,8 @@ _WIDE = 1000
 @debug_option
 def ps() -> None:
     """List your clusters on batch systems, also those of other processes and nodes; clean up what is over."""
+    import asyncio
+
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
@@ -51,6 +52,8 @@ def ps() -> None:
 @debug_option
 def logs(name: str, follow: bool, lines: int) -> None:
     """Print the end of the log of cluster NAME: its name, its job's id, or that of one of its jobs."""
+    import asyncio
+
     from hpcgpu.deploy.jobs import logs as job_logs
     from hpcgpu.deploy.jobs import record, runs
 
@@ -69,6 +72,8 @@ def logs(name: str, follow: bool, lines: int) -> None:
 @debug_option
 def stop(name: str) -> None:
     """End cluster NAME, whoever holds it: its name or its job's id. Returns when the batch system says it is gone."""
+    import asyncio
+
     from hpcgpu.deploy.jobs import record, runs
 
     run = runs.find(record.home(), name)

@@ -16,7 +16,6 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator
 from hpcgpu.plan import memory_table
 from hpcgpu.plan.memory_table import Moved, WorkerMemory
-from hpcgpu.spill import GpuSpillBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,8 @@ async def _trim_memory(client: Client) -> dict[str, int]:
 
 
 async def _trim(dask_worker: Worker) -> tuple[str, int]:
+    from hpcgpu.spill import GpuSpillBuffer  # 45 CPU ms, which only a worker has paid already
+
     # in a thread, since it takes a moment for each GB: the worker must go on answering
     def trim() -> int:
         if isinstance(dask_worker.data, GpuSpillBuffer):
@@ -107,6 +108,8 @@ async def _trim(dask_worker: Worker) -> tuple[str, int]:
 
 
 def _facts(dask_worker: Worker) -> WorkerMemory:
+    from hpcgpu.spill import GpuSpillBuffer
+
     store = dask_worker.data
     if not isinstance(store, GpuSpillBuffer):
         raise ConfigError(
