@@ -143,7 +143,8 @@ class Rank:
             own = self._record(image)
             records = meeting.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
         else:
-            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, terms.death_timeout_s)
+            launch = "" if self._isolated else read_launch(self._environ)
+            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, terms.death_timeout_s, launch)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
