@@ -88,6 +88,7 @@ def test_a_template_runs_a_script_and_ends_with_its_exit_code(slurm_lab: Lab) ->
         assert facts["ExitCode"] == code, log
         assert word in log
         assert "8 workers on 2 nodes ready" in log
+        assert "Read -1" not in log  # Open MPI's word for what containers forbid
 
 
 HERE = """
