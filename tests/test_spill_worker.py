@@ -113,7 +113,7 @@ def test_an_array_graph_bigger_than_all_memory(gpu: SimGpu, tmp_path: Path, plug
 
 def up(worker: Worker) -> int:
     """Bytes in the tiers where they are used: the device's, and those of the host that came from no device."""
-    units = {unit for e in worker.data._entries.values() for unit in e.units()}
+    units = {unit for e in worker.data._entries.values() for unit in e.units}
     return worker.data.tiers["device"] + sum(u.nbytes for u in units if u.top == u.tier == "host")
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
 from hpcgpu.spill.devices import Device, device_of, is_device_array, is_left_to_cudf
 from hpcgpu.spill.entry import ABSENT, WHOLE, Entry
 from hpcgpu.spill.handle import Packed
-from hpcgpu.spill.host import HostObjects, Name, name_of
-from hpcgpu.spill.owners import held_by, is_known
+from hpcgpu.spill.host import HostObjects
+from hpcgpu.spill.owners import Held, Name, held_by, name_of
 from hpcgpu.spill.part import Part
 from hpcgpu.spill.proxy import is_proxy, source_of, unproxy
 from hpcgpu.spill.unit import Buffer, Rest, Unit
 from hpcgpu.spill.value import Slot, take_apart
+from hpcgpu.spill.weak import WeakTable
 
 if TYPE_CHECKING:
     from hpcgpu.spill.keeper import Keeper
@@ -42,34 +42,62 @@ class Catalog:
 
     def __init__(self, watch: Callable[[Device], None], lazily: Keeper | None = None) -> None:
         self._watch, self._keeper = watch, lazily
-        self._entries: WeakValueDictionary[int, Entry] = WeakValueDictionary()
-        self._buffers: WeakValueDictionary[tuple[int, int], Buffer] = WeakValueDictionary()
-        self._hosts: WeakValueDictionary[Name, HostObjects] = WeakValueDictionary()
+        self._entries: WeakTable[int, Entry] = WeakTable()
+        self._buffers: WeakTable[tuple[int, int], Buffer] = WeakTable()
+        self._hosts: WeakTable[Name, HostObjects] = WeakTable()
 
     def entry_of(self, value: Any) -> Entry:  # noqa: ANN401
         """Return the entry of a value: the one that it has already, or a new one.
 
         It does not raise: distributed waits for ever when a key from a peer cannot be set (facts/spill.md 3.5).
         """
+        if type(value) is np.ndarray and value.base is None and not value.dtype.hasobject:
+            return self._entry_of_owner(value)
         known = self._entries.get(id(value))
         if known is not None and known.value is value:
             return known
-        rest: Any
-        parts: list[Any]
         try:
-            if _is_host(value, _ALIASED_BYTES):
-                rest, parts = Slot(0), [value]
-            elif type(value) is np.ndarray:
-                rest, parts = value, []
-            else:
-                rest, parts = take_apart(value, self._is_part if self._keeper else _is_apart)
+            entry = self._entry_of_host(value) or self._entry_of_parts(value)
         except Exception:  # what classes of users do in their __copy__ and __setattr__
             logger.warning("the arrays in a %s cannot be taken out; they stay up", type(value), exc_info=True)
-            rest, parts = value, []
-        entry = self._entry(value, rest, [self._place(p) for p in parts])
-        if entry.value is not ABSENT and (parts or entry.rest.nbytes >= _ALIASED_BYTES):
+            entry = self._entry(value, value, [])
+        if entry.value is not ABSENT and (entry.places or entry.rest.nbytes >= _ALIASED_BYTES):
             self._entries[id(value)] = entry
         return entry
+
+    def _entry_of_owner(self, array: np.ndarray) -> Entry:
+        """Return the entry of an array of numbers that is no view: most are, so that it pays to be quick.
+
+        Its memory has the array's own id, so that by its unit also its entry is known, if it was there first.
+        """
+        name, nbytes, position = id(array), array.nbytes, 0
+        if nbytes < _ALIASED_BYTES:
+            return Entry(array, Rest(array, nbytes), ())
+        unit = self._hosts.get(name)
+        if unit is None:
+            unit = self._hosts[name] = HostObjects(array, name, nbytes, self._keeper is not None)
+        else:
+            known = unit.first_user()
+            if known is not None and known.value is array:
+                return known
+            unit, position = self._place_held(array, {name: nbytes})
+        entry = Entry(array, WHOLE, ((unit, position),))
+        unit.note_user(entry)
+        return entry
+
+    def _entry_of_host(self, value: Any) -> Entry | None:  # noqa: ANN401
+        """Return the entry of what is in host memory as a whole."""
+        held = held_by(value)
+        if held and sum(held.values()) >= _ALIASED_BYTES:
+            unit, position = self._place_held(value, held)
+            entry = Entry(value, WHOLE, [(unit, position)])
+            unit.note_user(entry)
+            return entry
+        return Entry(value, Rest(value, _size_of(value)), ()) if type(value) is np.ndarray else None
+
+    def _entry_of_parts(self, value: Any) -> Entry:  # noqa: ANN401
+        rest, parts = take_apart(value, self._is_part if self._keeper else _is_apart)
+        return self._entry(value, rest, [self._place(p) for p in parts])
 
     def entry_of_packed(self, packed: Packed) -> Entry:
         """Return the entry of a value whose buffers came from a peer as host bytes, and stay so until used."""
@@ -87,7 +115,7 @@ class Catalog:
     def note(self, entry: Entry) -> None:
         """Know a value that came back up, and its buffers, when they are stored under another key."""
         self._entries[id(entry.value)] = entry
-        for unit in entry.units():
+        for unit in entry.units:
             self.know(unit)
 
     def know(self, unit: Unit) -> None:
@@ -106,7 +134,7 @@ class Catalog:
         left = WHOLE if type(rest) is Slot else Rest(rest, _size_of(rest))
         entry = Entry(ABSENT if lazy else value, left, places, lazy)
         if places:
-            for unit in entry.units():
+            for unit in entry.units:
                 if isinstance(unit, HostObjects):
                     unit.note_user(entry)
         return entry
@@ -126,15 +154,20 @@ class Catalog:
             left.pins = 1
             left.note_kind(0, type(x))
             return left, 0
-        unit, position = self._place_on_device(x) if is_device_array(x) else self._place_in_host(x)
-        unit.note_kind(position, type(x))
-        return unit, position
+        if is_device_array(x):
+            unit, position = self._place_on_device(x)
+            unit.note_kind(position, type(x))
+            return unit, position
+        return self._place_in_host(x)
 
     def _place_in_host(self, x: Any) -> tuple[Unit, int]:  # noqa: ANN401
-        if not is_known(x):  # what a peer took for a part
-            return Rest(x, _size_of(x)), 0
         held = held_by(x)
-        name = name_of(held, x)
+        if not held:  # what a peer took for a part
+            return Rest(x, _size_of(x)), 0
+        return self._place_held(x, held)
+
+    def _place_held(self, x: Any, held: Held) -> tuple[HostObjects, int]:  # noqa: ANN401
+        name = name_of(held)
         unit = self._hosts.get(name)
         # as on the device: one that moves is left alone, and an id may be that of an allocation that is gone
         if unit is not None and unit.lock.acquire(blocking=False):
@@ -143,8 +176,8 @@ class Catalog:
                     return unit, unit.position_of(x, held)
             finally:
                 unit.lock.release()
-        unit = self._hosts[name] = HostObjects(keeps_all=self._keeper is not None)
-        return unit, unit.position_of(x, held)
+        unit = self._hosts[name] = HostObjects(x, name, sum(held.values()), self._keeper is not None)
+        return unit, 0
 
     def _place_on_device(self, array: Any) -> tuple[Buffer, int]:  # noqa: ANN401
         device = device_of(array)
@@ -165,14 +198,7 @@ class Catalog:
 
 
 def _is_apart(x: Any) -> bool:  # noqa: ANN401
-    return is_device_array(x) or is_left_to_cudf(x) or _is_host(x, _BIG_BYTES)
-
-
-def _is_host(x: Any, least_bytes: int) -> bool:  # noqa: ANN401
-    """Tell an array or a table in host memory that keeps so many bytes there, of itself or of what it is a view of."""
-    if type(x) is np.ndarray and x.base is None:
-        return x.nbytes >= least_bytes and not x.dtype.hasobject
-    return is_known(x) and held_by(x).nbytes >= least_bytes
+    return is_device_array(x) or is_left_to_cudf(x) or sum(held_by(x).values()) >= _BIG_BYTES
 
 
 _size_by_dask: Callable[[Any], int] | None = None

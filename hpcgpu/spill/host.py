@@ -5,20 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpcgpu.spill import columns, pickled
 from hpcgpu.spill.disk import Disk
-from hpcgpu.spill.owners import Held, held_by
+from hpcgpu.spill.owners import Held, Name, held_by, name_of
 from hpcgpu.spill.unit import Unit
 
 if TYPE_CHECKING:
     from hpcgpu.spill.entry import Entry
-
-Name = frozenset[int]
-
-
-def name_of(held: Held, x: Any) -> Name:  # noqa: ANN401
-    """Return what objects of the same allocations share."""
-    return frozenset(held.owners or (id(x),))
 
 
 class HostObjects(Unit):
@@ -29,24 +24,34 @@ class HostObjects(Unit):
 
     Parameters
     ----------
+    x : ndarray, DataFrame, Series or Table
+        The first of them.
+    name : int or frozenset of int
+        Its name (:func:`hpcgpu.spill.owners.name_of`).
+    nbytes : int
+        Bytes of all that it keeps in memory.
     keeps_all : bool
         Proxies may ask for objects without keys (jit_unspill): all are written.
 
     """
 
     top = "host"
+    usual_kind = np.ndarray
 
-    def __init__(self, keeps_all: bool) -> None:
-        super().__init__("host", 0)
+    # made for the second object: most are alone
+    _positions: dict[int, int] | None = None
+    _held: Held | None = None
+
+    _users: list[weakref.ref[Entry]] | None = None
+    _pickled: pickled.Pickled | None = None
+    _glanced_bytes = 0
+
+    def __init__(self, x: Any, name: Name, nbytes: int, keeps_all: bool) -> None:  # noqa: ANN401
+        super().__init__("host", nbytes)
+        self.note_kind(0, type(x))
         self._keeps_all = keeps_all
-        self.objects: list[Any] = []
-        self.names: tuple[Name, ...] = ()
-        self._positions: dict[int, int] | None = None  # made for the second object: most are alone
-        self._owners: dict[int, int] | None = None
-        self._more_bytes = 0
-        self._pickled: pickled.Pickled | None = None
-        self._users: list[weakref.ref[Entry]] = []
-        self._glanced_bytes = 0
+        self.objects = [x]
+        self.names: tuple[Name, ...] = (name,)
 
     def position_of(self, x: Any, held: Held) -> int:  # noqa: ANN401
         """Return which of the objects this one is; a new one is taken up, of which there is no copy."""
@@ -54,7 +59,7 @@ class HostObjects(Unit):
             return 0
         position = self._positions.get(id(x)) if self._positions else None
         if position is None:
-            position = self._take_up(x, held)
+            position = self._take_up(x, held, name_of(held))
             self._pickled = None
             if not self.counted:
                 self.nbytes = self.measured()
@@ -62,9 +67,16 @@ class HostObjects(Unit):
 
     def note_user(self, entry: Entry) -> None:
         """Note a value with objects of this unit in it."""
+        if self._users is None:
+            self._users = [weakref.ref(entry)]
+            return
         if len(self._users) > 8 + 2 * len(self.objects):
             self._users = [user for user in self._users if user() is not None]
         self._users.append(weakref.ref(entry))
+
+    def first_user(self) -> Entry | None:
+        """Return the value with objects of this unit in it that was noted first."""
+        return self._users[0]() if self._users else None
 
     def object_at(self, index: int) -> Any:  # noqa: ANN401
         """Return one of the objects."""
@@ -74,7 +86,7 @@ class HostObjects(Unit):
         """Return the bytes of the allocations, or of what lies on disk."""
         if self.tier == "disk" and self._pickled is not None:
             return self._pickled.nbytes
-        return sum(self._owners.values()) + self._more_bytes if self._owners else self._more_bytes
+        return self.nbytes if self._held is None else sum(self._held.values())
 
     def copies(self) -> tuple[str, ...]:
         """Return where copies lie."""
@@ -100,7 +112,7 @@ class HostObjects(Unit):
 
     def let_go(self) -> None:
         """Give up the objects."""
-        self.objects, self.names, self._positions, self._owners, self._more_bytes = [], (), None, None, 0
+        self.objects, self.names, self._positions, self._held = [], (), None, {}
 
     def down(self, disk: Disk) -> int:
         """Host to disk."""
@@ -123,24 +135,27 @@ class HostObjects(Unit):
             if x is None:
                 self.objects.append(None)
             else:
-                self._take_up(x, held_by(x))
+                held = held_by(x)
+                self._take_up(x, held, name_of(held))
         return self._pickled.nbytes
 
-    def _take_up(self, x: Any, held: Held) -> int:  # noqa: ANN401
+    def _take_up(self, x: Any, held: Held, name: Name) -> int:  # noqa: ANN401
         position = len(self.objects)
         self.objects.append(x)
+        self.note_kind(position, type(x))
         if position:
             if self._positions is None:
                 self._positions = {}
             self._positions[id(x)] = position
-        if (name := name_of(held, x)) not in self.names:
+        if name not in self.names:
             self.names += (name,)
-            self._owners = {**self._owners, **held.owners} if self._owners else held.owners
-        self._more_bytes += held.more_bytes
+        if self._held is None:
+            self._held = held_by(self.objects[0])
+        self._held.update(held)
         return position
 
     def _asked_for(self) -> set[int]:
         if self._keeps_all:
             return set(range(len(self.objects)))
-        entries = [entry for user in self._users if (entry := user()) is not None]
+        entries = [entry for user in self._users or () if (entry := user()) is not None]
         return {i for entry in entries for unit, i in entry.places if unit is self}

@@ -38,15 +38,12 @@ class Keeper:
 
     def __init__(self, lock: threading.RLock, moves: Moves, mover: Mover, lazily: bool) -> None:
         self._lock, self._moves, self._mover = lock, moves, mover
-        self._clock = 0
         self.catalog = Catalog(moves.watch, self if lazily else None)
         self.on_fault: Callable[[SpillError], None] | None = None
 
     def touch(self, units: Iterable[Unit]) -> None:
         """Note that units are used; under the lock."""
-        self._clock += 1
-        for unit in units:
-            self._moves.ledger.touch(unit, self._clock)
+        self._moves.ledger.touch(units)
 
     def restore(self, entry: Entry, key: Any) -> Any:  # noqa: ANN401
         """Return the value of an entry, bringing up what is below.
@@ -57,7 +54,7 @@ class Keeper:
             A part cannot be read back; the cause is attached.
 
         """
-        units = list(entry.used_units())
+        units = list(entry.used_units)
         with self.pinned(units):
             self._bring_up(units, repr(key))
             with self._lock:
@@ -101,7 +98,7 @@ class Keeper:
 
     def packed(self, entry: Entry, key: Any) -> Packed:  # noqa: ANN401
         """Return the value of an entry as host bytes; raises as :meth:`restore`."""
-        with self.pinned(entry.units()), self._reporting(repr(key)):
+        with self.pinned(entry.units), self._reporting(repr(key)):
             return self._moves.packed(entry)
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.policy import Candidate, victims_of
@@ -24,33 +24,36 @@ class Ledger:
     def __init__(self) -> None:
         # clean ones, of which a copy lies below, and the others
         self._orders: dict[str, tuple[_Order, _Order]] = {tier: (OrderedDict(), OrderedDict()) for tier in TIERS}
-        self._places: dict[int, _Order] = {}
         self._copies: _Order = OrderedDict()
         self.bytes = dict.fromkeys(TIERS, 0)
         self.spilled_bytes = self.copy_bytes = 0
+        self._clock = 0
 
     def add(self, unit: Unit) -> None:
         """Count a unit from now on."""
         unit.counted = True
         self._count(unit, unit.nbytes)
         if unit.nbytes >= _SMALL_BYTES:
-            place = self._places[unit.name] = self._orders[unit.tier][not _is_clean(unit)]
-            place[unit.name] = unit
+            unit.order = self._orders[unit.tier][not _is_clean(unit)]
+            unit.order[unit.name] = unit
             if unit.tier == "device" and "host" in unit.copies():
                 self._copies[unit.name] = unit
                 self.copy_bytes += unit.nbytes
 
-    def touch(self, unit: Unit, age: int) -> None:
-        """Note that a unit is used."""
-        unit.age = age
-        self.postpone(unit)
-        if unit.name in self._copies:
-            self._copies.move_to_end(unit.name)
+    def touch(self, units: Iterable[Unit]) -> None:
+        """Note that units are used."""
+        self._clock += 1
+        for unit in units:
+            unit.age = self._clock
+            if unit.order is not None:
+                unit.order.move_to_end(unit.name)
+                if unit.name in self._copies:
+                    self._copies.move_to_end(unit.name)
 
     def postpone(self, unit: Unit) -> None:
         """Try others first next time."""
-        if unit.name in self._places:
-            self._places[unit.name].move_to_end(unit.name)
+        if unit.order is not None:
+            unit.order.move_to_end(unit.name)
 
     def forget(self, unit: Unit) -> None:
         """Count a unit no more."""
@@ -62,8 +65,9 @@ class Ledger:
 
     def keep(self, unit: Unit) -> None:
         """Let a unit lie in its tier for good."""
-        if unit.name in self._places:
-            del self._places.pop(unit.name)[unit.name]
+        if unit.order is not None:
+            del unit.order[unit.name]
+            unit.order = None
 
     def moved(self, unit: Unit, tier: str) -> None:
         """Note where a unit lies now."""
@@ -76,7 +80,7 @@ class Ledger:
 
     def is_movable(self, unit: Unit, tier: str) -> bool:
         """Tell whether a unit is still there and may go."""
-        return not unit.pins and unit.tier == tier and unit.name in self._places
+        return not unit.pins and unit.tier == tier and unit.order is not None
 
     def choose(self, tier: str, need_bytes: int, below_bytes: float, device: Device | None = None) -> list[Unit]:
         """Return what is to go from a tier, or from one device, of what is smaller than ``below_bytes``.
@@ -84,7 +88,8 @@ class Ledger:
         The policy looks at no more than it needs: a million candidates would hold the lock long.
         """
         groups = [_candidates(order, below_bytes, device) for order in self._orders[tier]]
-        return [self._places[c.name][c.name] for c in victims_of(groups, need_bytes)]
+        clean, others = self._orders[tier]
+        return [clean.get(c.name) or others[c.name] for c in victims_of(groups, need_bytes)]
 
     def drop_copies(self, need_bytes: int) -> int:
         """Give up clean copies in host memory, the longest unused first; return the bytes."""

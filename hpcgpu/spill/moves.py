@@ -92,7 +92,11 @@ class Moves:
 
     def is_over(self) -> bool:
         """Tell whether a tier is above its limit."""
-        return self._over("device", 1.0) > 0 or self._over("host", 1.0) > 0
+        there = self.ledger.bytes
+        return (
+            0 < self.device_limit_bytes < there["device"]
+            or 0 < self.host_limit_bytes < there["host"] + self.ledger.copy_bytes
+        )
 
     def squeeze(self) -> None:
         """Let go of host memory, a part of what is there at a time."""

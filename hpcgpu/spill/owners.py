@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 # of pandas' own kinds of columns: dates, categories; numbers that may be missing
 ARRAYS = ("_ndarray", "_data", "_mask")
-_KINDS = {"ndarray": "numpy", "DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
-
-
-class Held(NamedTuple):
-    """What an object keeps in host memory.
-
-    Attributes
-    ----------
-    owners : dict of int to int
-        Bytes of each allocation that views of it share, by an id that is valid while it lives.
-    more_bytes : int
-        What the object has for itself.
-
-    """
-
-    owners: dict[int, int]
-    more_bytes: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """All of it."""
-        return sum(self.owners.values()) + self.more_bytes
-
-
-def is_known(x: Any) -> bool:  # noqa: ANN401
-    """Tell an array of numbers or a table, of which :func:`held_by` knows where it lies."""
-    kind = type(x)
-    if kind is np.ndarray:
-        return not x.dtype.hasobject
-    return kind.__module__.partition(".")[0] == _KINDS.get(kind.__name__, "-") and kind is not np.ndarray
+_TABLES = {"DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
+# What an object keeps in host memory: bytes of each allocation that views of it share, by an id that is valid while it
+# lives; and what the object has for itself, by the negative of its own id.
+Held = dict[int, int]
+Name = int | frozenset[int]
 
 
 def held_by(x: Any) -> Held:  # noqa: ANN401
-    """Return what a known object keeps in host memory."""
-    if type(x) is np.ndarray:
-        name, nbytes = (id(x), x.nbytes) if x.base is None else owner_of(x)
-        return Held({name: nbytes})
-    if type(x).__module__.startswith("pyarrow"):
-        return Held(dict(_arrow(chunk for column in x.columns for chunk in column.chunks)))
-    return _held_by_frame(x)
+    """Return what an array of numbers or a table keeps in host memory; nothing of another object."""
+    kind: type = type(x)
+    if kind is np.ndarray:
+        if x.dtype.hasobject:
+            return {}
+        return {id(x): x.nbytes} if x.base is None else dict([owner_of(x)])
+    family = _family(kind)
+    if family == "pyarrow":
+        return dict(_arrow(chunk for column in x.columns for chunk in column.chunks)) or {-id(x): 0}
+    return _held_by_frame(x) if family else {}
+
+
+@functools.lru_cache(256)
+def _family(kind: type) -> str:
+    """Return whose table a class is; empty for another class."""
+    family = kind.__module__.partition(".")[0]
+    return family if _TABLES.get(kind.__name__) == family else ""
+
+
+def name_of(held: Held) -> Name:
+    """Return what objects of the same allocations share: of nearly all it is one allocation."""
+    owners = held if len(held) == 1 else [owner for owner in held if owner > 0]
+    return next(iter(owners)) if len(owners) == 1 else frozenset(owners)
 
 
 def owner_of(array: np.ndarray) -> tuple[int, int]:
@@ -88,7 +80,7 @@ def _held_by_frame(frame: Any) -> Held:  # noqa: ANN401
         from hpcgpu.spill.dask import size_of
 
         more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))
-    return Held(owners, more_bytes)
+    return owners | {-id(frame): more_bytes}
 
 
 def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401

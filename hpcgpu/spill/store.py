@@ -175,7 +175,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
         """
         with self._lock:
-            units = [u for k in keys if k in self._entries for u in self._entries[k].used_units()]
+            units = [u for k in keys if k in self._entries for u in self._entries[k].used_units]
             self.moves.foresight.expect(task, units, priority, running)
         if any(u.tier != u.top for u in units):
             self._mover.wake()
@@ -210,7 +210,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
         """Keep the values of these keys where they are, and hand out real values, while a task runs on them."""
         with self._lock:
-            units = [u for k in keys if k in self._entries for u in self._entries[k].used_units()]
+            units = [u for k in keys if k in self._entries for u in self._entries[k].used_units]
         with reading(None), self.keeper.pinned(units):
             yield
 
@@ -220,7 +220,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             self._name(entry)
             old = self._entries.pop(key, None)
             self._entries[key] = entry
-            self.keeper.touch(entry.units())
+            self.keeper.touch(entry.units)
             if old is not None:
                 self._drop(old)
             del old
@@ -230,10 +230,10 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
         with self._lock:
             entry = self._entries[key]
-            self.keeper.touch(entry.used_units())
+            self.keeper.touch(entry.used_units)
             who = reader()
             if not who:  # an actor, a client in a task, get_worker().data: who reads so may keep it, and write to it
-                for unit in entry.used_units():
+                for unit in entry.used_units:
                     unit.volatile = True
             if entry.value is not ABSENT:
                 return entry.value
@@ -275,7 +275,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         entry.keys += 1
         if entry.keys > 1:
             return
-        for unit in entry.units():
+        for unit in entry.units:
             unit.join(entry)
             if not unit.counted:
                 self.moves.ledger.add(unit)
@@ -286,7 +286,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         entry.keys -= 1
         if entry.keys:
             return
-        for unit in entry.units():
+        for unit in entry.units:
             unit.leave(entry)
             if not unit.entries:
                 self.moves.ledger.forget(unit)

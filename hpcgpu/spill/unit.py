@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,30 +45,38 @@ class Unit(ABC):
         Priorities of the tasks that are ready and need it.
     running : int
         How many tasks that run need it.
+    order : OrderedDict or None
+        The ledger's, in which it is, by name.
     kinds : dict of int to type, or None
-        The types of its objects.
+        The types of its objects, where they are not the usual one.
     parts : dict of int to Part, or None
         Those of its objects that proxies stand for (jit_unspill).
 
     """
 
     top: str
+    usual_kind: type = object
+
+    # Set where they change: a unit is made for every value, and with its four containers a million of them would cost
+    # the garbage collector seconds.
+    age = pins = running = 0
+    counted = volatile = False
+    entries: tuple[Entry, ...] | dict[Entry, None] = ()
+    order: OrderedDict[int, Unit] | None = None
+    waiting: dict[Any, tuple[Any, ...]] | None = None
+    kinds: dict[int, type] | None = None
+    parts: dict[int, Part] | None = None
 
     def __init__(self, tier: str, nbytes: int) -> None:
         self.name = next(_NAMES)
         self.tier, self.nbytes = tier, nbytes
-        self.age = self.pins = self.running = 0
         self.lock = threading.Lock()
-        self.counted = self.volatile = False
-        # made when the first comes: a million units with four containers each cost the garbage collector seconds
-        self.entries: tuple[Entry, ...] | dict[Entry, None] = ()
-        self.waiting: dict[Any, tuple[Any, ...]] | None = None
-        self.kinds: dict[int, type] | None = None
-        self.parts: dict[int, Part] | None = None
 
     def join(self, entry: Entry) -> None:
         """Become a part of one more value that keys name."""
-        if isinstance(self.entries, dict):
+        if not self.entries:
+            self.entries = (entry,)
+        elif isinstance(self.entries, dict):
             self.entries[entry] = None
         elif len(self.entries) < _FEW:
             self.entries += (entry,)
@@ -76,20 +85,22 @@ class Unit(ABC):
 
     def leave(self, entry: Entry) -> None:
         """Be no part any more of a value that no key names."""
-        if isinstance(self.entries, dict):
+        if len(self.entries) == 1:
+            self.entries = ()
+        elif isinstance(self.entries, dict):
             del self.entries[entry]
         else:
             self.entries = tuple(e for e in self.entries if e is not entry)
 
     def kind_of(self, index: int) -> type:
         """Return the type of an object of it."""
-        return self.kinds[index] if self.kinds else object
+        return self.kinds.get(index, self.usual_kind) if self.kinds else self.usual_kind
 
     def note_kind(self, index: int, kind: type) -> None:
         """Note the type of an object of it."""
-        if self.kinds is None:
-            self.kinds = {}
-        self.kinds[index] = kind
+        if kind is not self.usual_kind:
+            self.kinds = self.kinds or {}
+            self.kinds[index] = kind
 
     def note_part(self, index: int, part: Part) -> None:
         """Note an object for which a proxy may stand; the first one stays."""
@@ -212,11 +223,11 @@ class Rest(Unit):
     """A value without its parts; there or pickled on disk."""
 
     top = "host"
+    _pickled: pickled.Pickled | None = None
 
     def __init__(self, value: Any, nbytes: int) -> None:  # noqa: ANN401
         super().__init__("host", nbytes)
         self.value = value
-        self._pickled: pickled.Pickled | None = None
 
     def object_at(self, index: int) -> Any:  # noqa: ANN401
         """Return the value."""
