@@ -58,9 +58,11 @@ def test_an_all_to_all_of_dicts_of_arrays(tmp_path: Path) -> None:
 
 
 def test_columns_of_frames_that_no_memory_has_room_for(tmp_path: Path) -> None:
-    """25 frames of 16 MB in lists, on a worker that keeps 200 MB: of what is on disk columns are read, no frames.
+    """25 frames of 16 MB in lists, on two workers that keep 100 MB each.
 
-    On one worker: another one that takes a task over would be sent the frame. Its process may need more than that.
+    Of what is on a worker's disk its tasks read columns, no frames. What the other one takes over is sent as a whole
+    frame, which is read for it: then the answers are as right, but nothing is spared. The scheduler may let an idle
+    worker take a task over at any time; here the tasks are told where to run.
     """
     out = run(
         tmp_path,
@@ -70,7 +72,7 @@ def test_columns_of_frames_that_no_memory_has_room_for(tmp_path: Path) -> None:
         return [pd.DataFrame({f"c{k}": np.full(200_000, float(i + k)) for k in range(10)})]
     def one(frames):
         frame = frames[0]
-        return type(frames) is list, isinstance(frame, pd.DataFrame), len(frame), float(frame["c3"].sum())
+        return is_proxy(frame), isinstance(frame, pd.DataFrame), len(frame), float(frame["c3"].sum())
     def whole(frames):
         return float(unproxy(frames[0]).to_numpy().sum())
     def down(dask_worker):
@@ -78,25 +80,33 @@ def test_columns_of_frames_that_no_memory_has_room_for(tmp_path: Path) -> None:
     def read(client):
         return sum(client.run(lambda dask_worker: dask_worker.data.counters["disk_to_host"].nbytes).values())
     with Client() as client:
-        frames = client.map(make, range(25), pure=False)
-        client.gather(client.map(len, frames))
-        print("DOWN", sum(client.run(down).values()) > 150_000_000)
+        first, second = client.scheduler_info()["workers"]
+        def everywhere(task, frames, places):
+            there = [client.submit(task, f, workers=[places[i % 2]], pure=False) for i, f in enumerate(frames)]
+            return client.gather(there)
+        frames = [client.submit(make, i, workers=[(first, second)[i % 2]], pure=False) for i in range(25)]
+        everywhere(len, frames, (first, second))
+        kept = sum(client.run(down).values())
+        print("DOWN", kept > 150_000_000)
         before = read(client)
-        found = client.gather(client.map(one, frames))
-        print("RIGHT", found == [(True, True, 200_000, (i + 3) * 200_000.0) for i in range(25)])
-        print("BYTES", read(client) - before)
+        expected = [(True, True, 200_000, (i + 3) * 200_000.0) for i in range(25)]
+        print("RIGHT", everywhere(one, frames, (first, second)) == expected)
         print("READ", 10 * 1_600_000 < read(client) - before < 25 * 1_700_000)
+        print("SENT", everywhere(one, frames, (second, first)) == expected)
+        print("WHOLE FRAMES", read(client) - before >= kept)
         sums = client.gather(client.map(whole, frames))
-        print("WHOLE", sums == [sum(i + k for k in range(10)) * 200_000.0 for i in range(25)])
+        print("SUMS", sums == [sum(i + k for k in range(10)) * 200_000.0 for i in range(25)])
     """,
-        ("--gpus", "sim:1x32MiB", "--memory-limit", "1GB", "--jit-unspill"),
-        DASK_DISTRIBUTED__WORKER__MEMORY__TARGET="0.2",
+        ("--gpus", "sim:2x32MiB", "--memory-limit", "1GB", "--jit-unspill"),
+        DASK_DISTRIBUTED__WORKER__MEMORY__TARGET="0.1",
     )
     assert [line for line in out.splitlines() if line.endswith("True")] == [
         "DOWN True",
         "RIGHT True",
         "READ True",
-        "WHOLE True",
+        "SENT True",
+        "WHOLE FRAMES True",
+        "SUMS True",
     ], out
 
 
