@@ -1,5 +1,6 @@
 """Run ``benchmarks/*.py`` and write the tables into ``docs/benchmarks.md``: ``python scripts/bench.py [name ...]``.
 
+What stands behind ``--`` is handed to the benchmark: ``python scripts/bench.py spill -- --dask-cuda PYTHON``.
 A benchmark prints one JSON line per figure and nothing else on stdout: bench, case, who, measure, value, unit, runs.
 """
 
@@ -38,10 +39,10 @@ def machine() -> str:
     return f"{model}, {cores} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.release()}"
 
 
-def run(path: Path) -> list[dict[str, object]]:
+def run(path: Path, options: list[str]) -> list[dict[str, object]]:
     """Run one benchmark and return its figures; what it says on stderr is shown as it comes."""
     print(f"{path.relative_to(ROOT)}", file=sys.stderr)
-    done = subprocess.run([sys.executable, path], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, path, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     print(done.stdout, end="")
     if done.returncode:
         sys.exit(f"{path}: exit code {done.returncode}; docs/benchmarks.md is as it was")
@@ -72,13 +73,15 @@ def merged(text: str, new: dict[str, str]) -> str:
     return "\n".join([HEAD, *kept.values()])
 
 
-def main(names: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Run the named benchmarks, or all; the figures of each are of one run, the peers' too."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    names, options = argv[:end], argv[end + 1 :]
     paths = [p for p in sorted((ROOT / "benchmarks").glob("[a-z]*.py")) if not names or p.stem in names]
     if not paths:
         sys.exit(f"no such benchmark: {' '.join(names) or 'benchmarks/ is empty'}")
     page = ROOT / "docs/benchmarks.md"
-    new = {path.stem: section(path.stem, run(path)) for path in paths}
+    new = {path.stem: section(path.stem, run(path, options)) for path in paths}
     page.write_text(merged(page.read_text() if page.exists() else "", new))
 
 
