@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = next((item for item in items if item.get_closest_marker("slurm")), None)
     if first:
         first.add_marker(pytest.mark.timeout(LAB_START_S))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Clear away what a killed mpirun left: a later one of the same pid cannot start beside it (Open MPI 5.0.11).
+
+    It says that "the PMIx server's listener thread failed to start"; pids come again after 32,768.
+    """
+    if item.get_closest_marker("mpi"):
+        for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
+            pid = folder.suffix[1:]
+            if pid.isdigit() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
