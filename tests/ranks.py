@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 BIN = Path(sys.executable).parent
 MPIRUN = (str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none")
 
@@ -18,6 +20,15 @@ def environment(**more: str) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HPCGPU_", "DASK_", "OMPI_", "PMI", "SLURM_"))}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**clean, **root, **more}
+
+
+def use_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process have it, too."""
+    wanted = environment()
+    for name in os.environ.keys() - wanted.keys():
+        monkeypatch.delenv(name)
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
 
 
 def script(folder: Path, code: str, name: str = "script.py") -> Path:

@@ -32,12 +32,7 @@ OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "rank
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in os.environ:
-        if name.startswith(("HPCGPU_", "DASK_", "OMPI_", "PMI", "SLURM_")):
-            monkeypatch.delenv(name)
-    for name, value in ranks.environment().items():
-        if name.startswith("OMPI_ALLOW"):
-            monkeypatch.setenv(name, value)
+    ranks.use_environment(monkeypatch)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     runs = tmp_path / ".hpcgpu" / "runs"

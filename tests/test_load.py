@@ -24,12 +24,7 @@ NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_slurm(tmp_path, JOBS)
-    for name in os.environ:
-        if name.startswith(("HPCGPU_", "DASK_", "OMPI_", "PMI", "SLURM_")):
-            monkeypatch.delenv(name)
-    for name, value in ranks.environment().items():
-        if name.startswith("OMPI_ALLOW"):
-            monkeypatch.setenv(name, value)
+    ranks.use_environment(monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

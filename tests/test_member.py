@@ -299,8 +299,8 @@ def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks)
     lease_file.detach(cluster.folder)
     head = cluster.start("head", client_grace_s=1.0)
     with cluster.client() as client:
-        time.sleep(2.5)  # longer than the grace
-        assert head.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            head.wait(2.5)  # longer than the grace
         client.sync(client.scheduler.hpcgpu_lease)
     assert head.wait(DEADLINE_S) == 0
 
