@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,12 +17,16 @@ from recordings import Record, records
 
 from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm
+from hpcgpu.cli.commands import jobscript
+from hpcgpu.config import site
+from hpcgpu.deploy import templates
+from hpcgpu.deploy.clusters import batch as clusters
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Result
 
 DATA = Path(__file__).parent / "data" / "batch"
 SYSTEMS = sorted(batch.SYSTEMS)
-FILES = [(name, path) for name in ("slurm", "pbs") for path in sorted((DATA / name).glob("*/*.txt"))]
+FILES = [(name, path) for name in SYSTEMS for path in sorted((DATA / name).glob("*/*.txt"))]
 # Of another form; see test_no_qdel_of_ours_is_one_that_ended_the_server.
 FILES = [(name, path) for name, path in FILES if path.stem != "17-qdel-many"]
 SPEC = JobSpec(
@@ -128,6 +132,17 @@ def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
         assert not caught.value.transient
 
 
+@pytest.mark.parametrize("name", sorted({*SYSTEMS} - {"local"}))
+def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
+    """What docs/house.md says under "To add one"."""
+    assert list((DATA / name).glob("*/*.txt")), "no recorded outputs"
+    assert set(site.DIALECTS[name].__struct_fields__) == {f.name for f in fields(batch.SYSTEMS[name])}
+    assert site.read_site(f"version: 1\nname: x\nbatch: {name}\n", "x").batch == name
+    assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
+    assert name in next(p for p in jobscript.params if p.name == "batch").type.choices
+    assert any(name == system for system, *_ in templates._TEMPLATES.values()), "no template"
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_one_command_asks_for_all_jobs(name: str) -> None:
     system = batch.get(name)
@@ -177,7 +192,7 @@ def holes(indexes: set[int]) -> int:
 
 
 def test_nothing_is_cancelled_for_no_job() -> None:
-    assert [batch.get(name).cancel([]) for name in SYSTEMS] == [(), (), ()]
+    assert all(batch.get(name).cancel([]) == () for name in SYSTEMS)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,10 @@ def script(tmp_path: Path) -> str:
         (["--walltime", "2h30"], "'HH:MM:SS'"),
         (["--nodes", "0"], "a whole number from 1"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
-        (["--site", "nowhere"], "perlmutter, polaris, vista"),
+        (["--site", "nowhere"], "no site 'nowhere'; there are: "),
         (["--launcher", "ssh"], "none of srun, mpirun and fork"),
         (["--launcher", "srun", "--gpus", "sim:2"], "needs a Slurm job"),
+        (["--gpus", "sim:1", "--python", "/none/python"], "No such file or directory: '/none/python'"),
     ],
 )
 def test_bad_options(script: str, words: list[str], said: str) -> None:

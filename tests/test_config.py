@@ -33,6 +33,14 @@ def test_nothing_said_is_the_default() -> None:
     assert read_settings({"nodes": None, "cores": None}) == Settings()
 
 
+def test_none_is_no_limit_as_a_keyword_only() -> None:
+    found = read_settings({"device_memory_limit": None, "memory_limit": None})
+    assert (found.device_memory_limit, found.memory_limit) == (0, 0)
+    assert found.where("device_memory_limit") == "keyword device_memory_limit"
+    in_a_file = read_settings({}, dask_config={"device-memory-limit": None, "memory-limit": None})
+    assert (in_a_file.device_memory_limit, in_a_file.memory_limit) == (0.8, None)
+
+
 def test_precedence_and_sources() -> None:
     """Peel the layers off one by one: each time the next one wins and is named."""
     given, environ, dask = {"queue": "a"}, {"HPCGPU_QUEUE": "b"}, {"queue": "c"}
@@ -141,6 +149,8 @@ GOOD = [
     ("device_memory_limit", 5e9, 5 * 10**9),
     ("device_memory_limit", "5GiB", 5 << 30),
     ("device_memory_limit", "default", 0.8),
+    ("device_memory_limit", "off", 0),
+    ("device_memory_limit", False, 0),
     ("memory_limit", "auto", None),
     ("memory_limit", 0, 0),
     ("client_grace", "2m", 120.0),
@@ -283,7 +293,7 @@ def test_local_cuda_keywords() -> None:
 
 def test_calls_of_dask_cudas_documents() -> None:
     """Calls as users have them: taken as they are, or answered with what to write here."""
-    for limit, expected in ((50000, 50000), ("5GB", 5 * 10**9), (0.3, 0.3), (0, 0)):
+    for limit, expected in ((50000, 50000), ("5GB", 5 * 10**9), (0.3, 0.3), (0, 0), (None, 0)):
         assert read_settings(read_local_cuda({"device_memory_limit": limit})[0]).device_memory_limit == expected
     assert read_settings(read_local_cuda({"protocol": "ucx"})[0]).protocol == "ucx"
     jit = read_local_cuda({"n_workers": 10, "device_memory_limit": "1GB", "jit_unspill": True})[0]

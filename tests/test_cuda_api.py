@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from dask.utils import Dispatch
+from distributed.protocol import deserialize, serialize
+from distributed.protocol.serialize import dask_loads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from hpcgpu.spill.cuda import BufferView, CoreBuffers
 from hpcgpu.spill.cupy import View, register
 from hpcgpu.spill.devices import device_of, is_device_array
 from hpcgpu.spill.pinned import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.reading import Reader, reading
 
 MIB = 1 << 20
 
@@ -142,7 +145,8 @@ def test_a_stage_is_empty_before_it_is_filled_again(data: bytes, size: int, stag
 
 
 def test_views_travel_to_peers() -> None:
-    for view in (View((2, 3), "<f8", (24, 8), 16), BufferView(100)):
+    record = np.dtype([("x", "<f4"), ("n", "<i8")])
+    for view in (View((2, 3), record, (36, 12), 24), BufferView(100)):
         assert pickle.loads(pickle.dumps(view)) == view
 
 
@@ -259,25 +263,47 @@ def test_copies_of_every_size(core: Any, nbytes: int, pinned: bool) -> None:
     np.testing.assert_array_equal(host_bytes(core, buffer), expected)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("make", ["C", "F", "strided", "reversed", "empty", "0-d"])
-def test_cupy_arrays_travel(make: str) -> None:
-    cupy = pytest.importorskip("cupy", reason="no CuPy here")
-    from distributed.protocol import deserialize, serialize
+@pytest.fixture
+def cupy() -> Any:
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
+    module = pytest.importorskip("cupy", reason="no CuPy here")
+    try:
+        module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as why:
+        pytest.skip(f"no GPU here: {why}")
     register(dask_serialize, dask_deserialize)
+    return module
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", ["C", "F", "strided", "reversed", "empty", "0-d", "records"])
+@pytest.mark.parametrize("to_worker", [True, False])
+def test_cupy_arrays_travel(cupy: Any, make: str, to_worker: bool) -> None:
     base = cupy.arange(60.0).reshape(6, 10)
     array = {
-        "C": base,
-        "F": cupy.asfortranarray(base),
-        "strided": base[::2, 3:],
-        "reversed": base[::-1],
-        "empty": base[:0],
-        "0-d": base.sum(),
-    }[make]
-    header, frames = serialize(array, serializers=["dask"], on_error="raise")
+        "C": lambda: base,
+        "F": lambda: cupy.asfortranarray(base),
+        "strided": lambda: base[::2, 3:],
+        "reversed": lambda: base[::-1],
+        "empty": lambda: base[:0],
+        "0-d": lambda: base.sum(),
+        "records": lambda: cupy.asarray(np.array([(1, 2.5), (3, 4.5)], "i4,f8")),
+    }[make]()
+    with reading(Reader(to_worker=True) if to_worker else None):
+        header, frames = serialize(array, on_error="raise")
+    assert header["serializer"] == ("dask" if to_worker else "pickle")  # other processes know no pair of ours
     back = deserialize(header, [memoryview(bytes(f)) for f in frames])
     assert type(back) is cupy.ndarray
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back.get(), array.get())
+
+
+@pytest.mark.gpu
+def test_arrays_of_distributeds_own_pair_arrive(cupy: Any) -> None:
+    sent = np.arange(6.0).reshape(2, 3)
+    header = {"shape": (2, 3), "typestr": "<f8", "strides": (24, 8), "version": 3, "data": (1, False)}
+    back = dask_loads(
+        {"sub-header": header, "type-serialized": pickle.dumps(cupy.ndarray)}, [memoryview(sent.tobytes())]
+    )
+    np.testing.assert_array_equal(back.get(), sent)

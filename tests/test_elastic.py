@@ -122,6 +122,12 @@ def test_bad_numbers_and_a_fixed_shape_are_refused(home: Path) -> None:
     with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster:
         with pytest.raises(ConfigError, match="give one of them"):
             cluster.scale(2, jobs=1)
+        with pytest.raises(ConfigError, match="n='many'"):
+            cluster.scale("many")
+        with pytest.raises(ConfigError, match="minimum 5, maximum 2"):
+            cluster.adapt(minimum=5, maximum=2)
+        with pytest.raises(ConfigError, match="minimum -1"):
+            cluster.adapt(minimum=-1)
         with pytest.raises(ConfigError, match="0 or more"):
             cluster.scale(-1)
     with pytest.raises(ConfigError, match="shape"):
@@ -173,6 +179,22 @@ def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(home: Path) 
         second.scale(6)
         second.wait_for_workers(6, timeout=60)
         second.shutdown()
+
+
+def test_all_objects_of_a_cluster_tell_which_jobs_are_gone_and_why(home: Path) -> None:
+    given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
+    with LocalJobs(**given) as owner:
+        owner.scale(jobs=1)
+        owner.wait_for_workers(4)
+        (victim,) = ids(owner)
+        with LocalJobs.attach("mine") as guest:
+            os.killpg(int(victim.partition(".")[0]), signal.SIGKILL)
+            while not guest.jobs.gone:
+                pass
+            assert guest.jobs.gone == owner.jobs.gone
+            assert guest.jobs.gone[0].view.id == victim
+        with LocalJobs.attach("mine") as later:
+            assert later.jobs.gone == owner.jobs.gone
 
 
 def test_a_refusal_goes_to_who_asked_for_it_also_by_another_object(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

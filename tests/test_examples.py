@@ -57,8 +57,10 @@ def test_memory_types_show_what_happens(tmp_path: Path, door: str) -> None:
     rows = table(done.stdout)
     idle, made, read = rows["idle"], rows["4 of 4 parts made"], rows["all of them read"]
     assert [idle[c] for c in ("managed", "spilled", "device", "host", "disk")] == [0, 0, 0, 0, 0]
+    assert made["device"] + made["host"] + made["disk"] == 128
+    # a part that the other worker has summed is with both until Dask drops one of the two
+    assert read["device"] + read["host"] + read["disk"] >= 128
     for row in (made, read):
-        assert row["device"] + row["host"] + row["disk"] == 128
         assert row["device"] <= 64
         assert row["spilled"] == row["host"] + row["disk"]
     released, leaked, later, freed = (

@@ -171,6 +171,18 @@ def test_memory_limits() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in dict(spec.env)
 
 
+def test_a_device_limit_above_the_gpu_is_lowered_and_said() -> None:
+    big = Settings(device_memory_limit=200 << 30, sources={"device_memory_limit": "HPCGPU_DEVICE_MEMORY_LIMIT"})
+    specs = [s for _, s in plan_workers(big, node(), SHARES)]
+    assert {s.device_memory_limit_bytes for s in specs} == {100 << 30}
+    (said,) = node_warnings(big, {}, specs)
+    assert "HPCGPU_DEVICE_MEMORY_LIMIT" in said
+    assert "lowered to 100.0 GiB" in said
+    for limit in (0, 0.8, 1.0, 100 << 30):
+        fits = Settings(device_memory_limit=limit)
+        assert node_warnings(fits, {}, [s for _, s in plan_workers(fits, node(), SHARES)]) == ()
+
+
 def test_fewer_gpus_than_planned_is_an_error() -> None:
     with pytest.raises(LaunchError, match="n was to have 4 GPUs, but 3 can be opened there"):
         plan_workers(Settings(), node(gpus=GPUS[:3]), SHARES)

@@ -12,14 +12,15 @@ import sys
 import threading
 from pathlib import Path
 
+import dask
 import psutil
 import pytest
 import ranks
 from distributed import Client, get_worker
 
 import hpcgpu
-from hpcgpu import LocalGPUCluster
-from hpcgpu.errors import ConfigError, JobError
+from hpcgpu import LocalGPUCluster, SLURMGPUCluster
+from hpcgpu.errors import ConfigError, JobError, LaunchError, SubmitError
 
 pytestmark = pytest.mark.mpi
 
@@ -159,10 +160,11 @@ def test_ranks_by_mpirun_inside_somebody_elses_job(monkeypatch: pytest.MonkeyPat
     assert "mpirun" in cluster.job_script()
 
 
-def test_options_reach_the_workers(tmp_path: Path) -> None:
+def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"env": {"MINE": "a b"}, "resources": {"GPU": 2}, "nthreads": 2, "device_memory_limit": 0.5}
     scratch = tmp_path / "scratch"
-    options = {**given, "memory_limit": "500MB", "local_directory": str(scratch)}
+    monkeypatch.setenv("MY_SCRATCH", str(scratch))
+    options = {**given, "memory_limit": "500MB", "local_directory": "$MY_SCRATCH/spill"}
     with LocalGPUCluster(gpus="sim:1x64MiB", **options) as cluster, Client(cluster) as client:
         (facts,) = client.scheduler_info()["workers"].values()
         spec = next(iter(client.run(lambda dask_worker: dask_worker.plugins["hpcgpu"].spec).values()))
@@ -170,7 +172,7 @@ def test_options_reach_the_workers(tmp_path: Path) -> None:
     assert (facts["nthreads"], facts["resources"], facts["memory_limit"]) == (2, {"GPU": 2}, 500_000_000)
     assert mine == "a b"
     assert spec.device_memory_limit_bytes == 32 << 20
-    assert facts["local_directory"].startswith(str(scratch))
+    assert facts["local_directory"].startswith(str(scratch / "spill"))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,20 @@ def test_dasks_configuration_is_read_without_importing_dask(own_home: Path, name
     assert said == ("3 dask config hpcgpu.nthreads True\n" if "hpcgpu" in text else "1 default False\n")
 
 
+def test_workers_have_the_dask_configuration_of_the_script() -> None:
+    """As those of Dask's LocalCluster."""
+
+    def read() -> tuple[float, dict[str, int]]:
+        return dask.config.get("distributed.worker.memory.target"), dask.config.get("mine")
+
+    said = {"distributed.worker.memory.target": 0.25, "mine": {"n": 1, "function": print}}
+    with dask.config.set(said), LocalGPUCluster(gpus="sim:1") as cluster, Client(cluster) as client:
+        assert list(client.run(read).values()) == [(0.25, {"n": 1})]
+        (worker,) = client.run(lambda dask_worker: dask_worker.data.moves.host_limit_bytes).values()
+        (limit,) = client.run(lambda dask_worker: dask_worker.memory_manager.memory_limit).values()
+        assert worker == int(0.25 * limit)
+
+
 def test_its_shape_is_fixed() -> None:
     with LocalGPUCluster(gpus="sim:1") as cluster:
         for refused in (cluster.scale, cluster.adapt):
@@ -194,9 +210,12 @@ def test_its_shape_is_fixed() -> None:
                 refused(2)
 
 
-def test_ranks_that_fail_raise_with_the_log(own_home: Path) -> None:
-    with pytest.raises(JobError, match=r"exit code 1(.|\n)*memory_limit"):
-        LocalGPUCluster(gpus="sim:2", memory_limit="900TB")
+@pytest.mark.parametrize(
+    ("limit", "words"), [("900TB", "memory_limit"), ("1MB", "976.6 KiB"), ("80MB", "before it has any data")]
+)
+def test_ranks_that_fail_raise_with_the_log(own_home: Path, limit: str, words: str) -> None:
+    with pytest.raises(JobError, match=rf"exit code 1(.|\n)*{words}"):
+        LocalGPUCluster(gpus="sim:2", memory_limit=limit)
     assert runs(own_home) == []
 
 
@@ -209,12 +228,36 @@ def test_ranks_that_fail_raise_with_the_log(own_home: Path) -> None:
         ({"device_memory_limit": "5 Gigs"}, "5GB"),
         ({"nodes": 0}, "whole number from 1"),
         ({"gpus": "sim:2", "n_workers": 3}, "leave gpus_per_node out"),
+        ({"gpus": "sim:2", "nodes": 3}, r"nodes=3 \(set by keyword nodes of LocalGPUCluster\): .* one machine"),
+        ({"gpus": "sim:2", "shape": "elastic"}, "shape='elastic' .* one machine"),
     ],
 )
 def test_bad_input_starts_nothing(own_home: Path, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LocalGPUCluster(**options)
     assert not (own_home / ".hpcgpu").exists()
+
+
+def test_a_batch_system_that_is_not_here_is_said_with_what_to_take(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(own_home))
+    with pytest.raises(SubmitError, match=r"sbatch: there is no such program .*; .* LocalGPUCluster"):
+        SLURMGPUCluster(gpus="sim:1", quiet=True)
+    assert runs(own_home) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"python": "/none/python"}, "No such file or directory: '/none/python'.*python and launcher"),
+        ({"log_directory": "/proc/none"}, "'/proc/none'.*log_directory"),
+    ],
+)
+def test_what_cannot_be_started_is_named(own_home: Path, options: dict[str, str], words: str) -> None:
+    with pytest.raises(LaunchError, match=words):
+        LocalGPUCluster(gpus="sim:1", **options)
+    assert runs(own_home) == []
 
 
 CLIENT = """

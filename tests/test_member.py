@@ -318,6 +318,9 @@ def test_a_job_whose_client_is_long_gone_starts_nothing(cluster: Ranks, shape: s
 
 def test_the_lease_is_held_by_touching_it(tmp_path: Path) -> None:
     assert lease_file.is_held(tmp_path, 1)  # nobody uses one here
+    with pytest.raises(FileNotFoundError):
+        lease_file.renew(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "a folder that is being removed stays without new files"
     lease_file.touch(tmp_path)
     assert lease_file.is_held(tmp_path, 5)
     os.utime(tmp_path / "lease", (1, 1))

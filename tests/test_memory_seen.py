@@ -81,6 +81,14 @@ def test_nothing_moved_is_said_in_one_line() -> None:
     assert "GB/s" not in render([replace(A, moved={})])
 
 
+def test_what_did_not_go_as_it_does_is_said() -> None:
+    assert "failed" not in render([A])
+    assert "pickled" not in render([A])
+    text = render([replace(A, rescues=2, immovable_number=1, immovable_bytes=3 * MIB)] * 2)
+    assert "went well after data was moved: 4\n" in text
+    assert "stay in memory (the log names their types): 2, 6.0 MiB\n" in text
+
+
 def test_a_device_that_workers_share_is_not_counted_twice() -> None:
     assert total([replace(A, device_source="NVML")] * 2).device_used_bytes is None
     assert total([replace(A, device_source="NVML")]).device_used_bytes == 4 * GIB

@@ -38,11 +38,24 @@ def test_a_cluster_from_start_to_end(pbs: Pbs) -> None:
     assert pbs.processes("1021.login01") == []
 
 
+def test_the_folder_for_the_log_is_made_where_it_can_be(
+    pbs: Pbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "new" / "logs"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with PBSGPUCluster(**OPTIONS, log_directory="~/new/logs") as cluster:
+        assert folder.is_dir()
+        assert f"#PBS -o {folder}/\n" in cluster.job_script()
+    with PBSGPUCluster(**OPTIONS, log_directory="/proc/on-the-nodes-only") as cluster:
+        assert "#PBS -o /proc/on-the-nodes-only/\n" in cluster.job_script()
+
+
 @pytest.mark.parametrize("build", ["release", "head"])
 def test_a_refusal_reaches_the_caller_in_qsubs_words(pbs: Pbs, build: str) -> None:
     pbs.refuse(recorded(build, "02-qsub-bad-queue", 0))
-    with pytest.raises(SubmitError, match="qsub refused the job: qsub: Unknown queue"):
+    with pytest.raises(SubmitError, match="qsub refused the job: qsub: Unknown queue") as caught:
         PBSGPUCluster(**OPTIONS)
+    assert f" -q {OPTIONS['queue']} -A " in str(caught.value).splitlines()[-1]
 
 
 def test_the_example_of_the_page_for_users_of_dask_jobqueue_runs(pbs: Pbs, said: Said) -> None:

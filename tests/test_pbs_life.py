@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import Future
 
 import pytest
@@ -183,3 +185,17 @@ def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
         with Client(cluster) as client:
             client.wait_for_workers(2)
             assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_a_job_that_waits_again_is_said_while_its_old_scheduler_is_still_tried(pbs: Pbs, said: Said) -> None:
+    with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
+        asked = len(pbs.calls("qstat"))
+        for pid in pbs.processes(JOB):
+            os.kill(pid, signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection
+        until(lambda: "lost its workers" in str(cluster.jobs) and len(pbs.calls("qstat")) > asked)
+        pbs.requeue(JOB)
+        until(lambda: "PENDING" in said.text)
+        assert "PENDING" in str(cluster.jobs)
+        assert "could not be reached" not in said.text
+        pbs.start(JOB)
+        until(lambda: "the cluster is back" in said.text)

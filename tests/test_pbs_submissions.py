@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -75,11 +76,50 @@ def test_nothing_is_submitted_again_while_nobody_says_whether_it_is_there(pbs: P
         assert members(cluster) == pbs.ids() == ["1021.login01"]
 
 
+@pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
+def test_what_was_being_submitted_when_its_cluster_is_given_up_goes(pbs: Pbs, options: dict[str, object]) -> None:
+    pbs.auto(False)
+    pbs.lose("accepted")
+
+    async def submit() -> None:
+        async with PBSGPUCluster(**options, asynchronous=True) as cluster:
+            await cluster.scale(jobs=2)
+
+    async def give_up() -> None:
+        submitting = asyncio.create_task(submit())
+        while not pbs.ids():
+            await asyncio.sleep(0.05)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+
+    asyncio.run(give_up())
+    assert pbs.ids()
+    assert all(map(pbs.over, pbs.ids()))
+
+
 CLIENT = """
 from hpcgpu import PBSGPUCluster
 cluster = PBSGPUCluster(**{options})
 cluster.scale(jobs=3)
 """
+
+
+@pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
+def test_jobs_of_a_dead_client_go_also_when_they_come_after_its_end(pbs: Pbs, options: dict[str, object]) -> None:
+    pbs.auto(False)
+    pbs.lose("unheard")
+    client = subprocess.Popen([sys.executable, "-c", textwrap.dedent(CLIENT).format(options=options)])
+    try:
+        until(lambda: pbs.calls("qsub"))
+    finally:
+        os.kill(client.pid, signal.SIGKILL)
+        client.wait()
+    until(lambda: pbs.calls("qselect"))  # its guard looks for them for the first time
+    pbs.lose("")
+    until(pbs.ids)
+    until(lambda: all(map(pbs.over, pbs.ids())))
+    until(lambda: not list((pbs.folder.parent / ".hpcgpu/runs").iterdir()))
 
 
 def test_jobs_of_a_dead_client_go_also_when_their_qsub_had_not_been_answered(pbs: Pbs) -> None:

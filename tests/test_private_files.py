@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.network import contact
-from hpcgpu.errors import HpcGpuError, TrustError
+from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
 from hpcgpu.host import private
-from hpcgpu.spill.scratch import Scratch, sweep
+from hpcgpu.spill.scratch import Scratch, expanded, sweep
 
 
 def mode(path: Path) -> int:
@@ -54,6 +54,12 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").chmod(0o640)
     with pytest.raises(HpcGpuError, match="mode was changed"):
         private.read(tmp_path / "key")
+
+
+def test_a_home_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HpcGpuError, match=r"cannot be written to .*/runs: Not a directory\. They need"):
+        contact.make_folder(tmp_path / "file" / ".hpcgpu" / "runs")
 
 
 def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
@@ -100,3 +106,15 @@ def test_scratch_of_the_living_stays_and_of_the_dead_goes(tmp_path: Path) -> Non
     assert not path.exists()
     mine.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert expanded("~/a") == "/home/me/a"
+    assert expanded("/scratch/$SLURM_JOB_ID/${SLURM_JOB_ID}x") == "/scratch/17/17x"
+    assert expanded("/odd $(id) 5$/é") == "/odd $(id) 5$/é"
+    with pytest.raises(ConfigError, match=r"local_directory='\$NOT_HERE/x': NOT_HERE is not set on"):
+        expanded("$NOT_HERE/x")
+    with pytest.raises(ConfigError, match="local_directory='~nobody-at-all/x'"):
+        expanded("~nobody-at-all/x")

@@ -160,6 +160,11 @@ HAND_OVERS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "when the successor is up it leaves": (facts(1, up("1", 3370), up("2", 5)), {"retire": ("1",)}),
     "at the drain before its end it leaves, successor or not": (facts(1, up("1", 3480), job("2")), {"retire": ("1",)}),
     "when nothing is wanted any more it leaves at once": (facts(0, up("1", 3360)), {"retire": ("1",)}),
+    "when its workers have left by themselves it is about to end": (
+        facts(1, up("1", 3480).registered(0, NOW_S - 1), up("2", 5)),
+        {"retire": ("1",)},
+    ),
+    "without a worker ever it is cancelled": (facts(1, job("1", RUNNING, age_s=3480), up("2", 5)), {"cancel": ("1",)}),
     "of three of which two are wanted the one near its end leaves": (
         facts(2, up("1", 3360), up("2", 2000), up("3")),
         {"retire": ("1",)},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import record, runs
-from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob
+from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob
 from hpcgpu.deploy.network import contact
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import RunDocument, Settings
@@ -40,6 +40,8 @@ facts = st.builds(
     client=st.builds(Process, texts, st.integers(1, 2**22), st.integers(0, 2**40)),
     created=st.datetimes(timezones=st.just(UTC)),
     jobs=st.lists(jobs, max_size=3).map(tuple),
+    gone=st.lists(st.builds(Gone, jobs, texts, st.datetimes(timezones=st.just(UTC))), max_size=3).map(tuple),
+    submitting=st.booleans(),
 )
 
 

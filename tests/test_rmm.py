@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from hpcgpu.deploy.processes import devices
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.worker import Rapids
-from hpcgpu.plan.workers import NodeFacts, plan_rapids, plan_workers
+from hpcgpu.plan.rapids import plan_rapids
+from hpcgpu.plan.workers import NodeFacts, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer, pressure
 from hpcgpu.spill.cudf import CudfObjects, is_cudf, spills_itself
@@ -265,6 +268,16 @@ def test_cudf_objects_come_back_by_cudfs_own_serialization(parts: list[tuple[lis
     assert [([bytes(c.span.owner.data) for c in s._columns], bytes(s.label)) for s in back] == parts
 
 
+@pytest.fixture
+def rmm() -> Any:
+    module = pytest.importorskip("rmm", reason="no RMM here")
+    try:
+        module.mr.get_current_device_resource()
+    except RuntimeError as why:
+        pytest.skip(f"no GPU here: {why}")
+    return module
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "given",
@@ -274,8 +287,7 @@ def test_cudf_objects_come_back_by_cudfs_own_serialization(parts: list[tuple[lis
         {"rmm_managed_memory": True},
     ],
 )
-def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) -> None:
-    rmm = pytest.importorskip("rmm", reason="no RMM here")
+def test_rmm_allocates_as_planned(rmm: Any, given: dict[str, object], tmp_path: object) -> None:
 
     from hpcgpu.deploy.processes.rmm import set_up
 
@@ -296,8 +308,7 @@ def test_rmm_allocates_as_planned(given: dict[str, object], tmp_path: object) ->
 
 
 @pytest.mark.gpu
-def test_rmm_evicts_without_any_option_as_soon_as_it_is_imported() -> None:
-    rmm = pytest.importorskip("rmm", reason="no RMM here")
+def test_rmm_evicts_without_any_option_as_soon_as_it_is_imported(rmm: Any) -> None:
     before = rmm.mr.get_current_device_resource()
     try:
         devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,))))
@@ -319,11 +330,9 @@ class mr:
 """
 
 
-def test_nothing_of_rmm_is_imported_before_user_code_does(tmp_path: Path) -> None:
-    (tmp_path / "rmm.py").write_text(FAKE_RMM)
-    code = f"""
+OPEN = """
 import sys
-sys.path.insert(0, {str(tmp_path)!r})
+sys.path.insert(0, sys.argv[1])
 from hpcgpu.deploy.processes import devices
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
@@ -332,8 +341,31 @@ print("rmm" in sys.modules)
 import rmm
 print(rmm.mr.current)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split("\n")[:2] == ["False", "('cuda', False)"]
+
+
+def opened(folder: Path, rmm: str) -> subprocess.CompletedProcess[str]:
+    """Open a worker's device in a process that finds this RMM."""
+    (folder / "rmm.py").write_text(rmm)
+    argv = [sys.executable, "-c", OPEN, str(folder)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_nothing_of_rmm_is_imported_before_user_code_does(tmp_path: Path) -> None:
+    assert opened(tmp_path, FAKE_RMM).stdout.split("\n")[:2] == ["False", "('cuda', False)"]
+
+
+def test_an_rmm_that_fails_and_that_nobody_asked_for_stops_no_worker(tmp_path: Path) -> None:
+    failing = (
+        FAKE_RMM.replace("lambda: mr.current", "lambda: mr.no_driver()")
+        + """
+    @staticmethod
+    def no_driver(): raise RuntimeError("cudaErrorInsufficientDriver")
+"""
+    )
+    done = opened(tmp_path, failing)
+    assert done.stdout.split("\n")[:2] == ["False", "cuda"]
+    assert "RMM is installed but fails on this GPU" in done.stderr
+    assert "cudaErrorInsufficientDriver" in done.stderr
 
 
 @pytest.mark.gpu  # needs no GPU, but RMM, which only machines with GPUs have
@@ -404,6 +436,7 @@ def test_a_data_frame_goes_down_and_comes_back() -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.skipif(importlib.util.find_spec("rmm") is not None, reason="RMM is here")
 def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path) -> None:
     """The NVML is a fake, the rest is real: the worker fails at its start, and the run with it."""
     nvml = compiled(tmp_path)

@@ -225,6 +225,22 @@ def test_a_failing_allocation_is_tried_again_after_room_was_made(gpu: sim.SimGpu
     assert asked == [50 * MIB]
 
 
+def test_it_is_tried_as_long_as_others_take_the_room(gpu: sim.SimGpu) -> None:
+    held = [gpu.empty(40 * MIB, "u1")]
+    asked: list[int] = []
+
+    def make_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        held.clear()
+        if len(asked) < 3:  # another thread, before this one is back
+            held.append(gpu.empty(40 * MIB, "u1"))
+        return True
+
+    gpu.on_alloc_failure = make_room
+    assert gpu.empty(50 * MIB, "u1").nbytes == 50 * MIB
+    assert asked == [50 * MIB] * 3
+
+
 def test_pickle_is_a_copy_down_and_one_up(gpu: sim.SimGpu) -> None:
     d = gpu.asarray(np.arange(6.0).reshape(2, 3)[:, ::2])
     again = pickle.loads(pickle.dumps(d))

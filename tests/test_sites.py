@@ -9,12 +9,13 @@ import pytest
 
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.config.site import DIALECTS, read_site
+from hpcgpu.deploy.jobs.submit import job_script
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import sites
 from hpcgpu.model import Site
 
 ROOT = Path(__file__).parents[1]
-OURS = {"perlmutter", "polaris", "vista"}
+OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
 LEAST = "version: 1\nname: x\nbatch: slurm\n"
 
 
@@ -29,7 +30,7 @@ def load(name: str) -> Site:
 
 
 def test_three_machines() -> None:
-    assert set(sites.known_sites()) >= OURS
+    assert sorted(sites.known_sites()) == OURS
     perlmutter, vista, polaris = load("perlmutter"), load("vista"), load("polaris")
     assert (perlmutter.batch, perlmutter.dialect["gpus"], perlmutter.gpus_per_node) == ("slurm", "gpus-per-node", 4)
     assert (vista.batch, vista.dialect["gpus"], vista.dialect["memory"]) == ("slurm", "none", False)
@@ -40,13 +41,21 @@ def test_three_machines() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("name", OURS)
 def test_a_site_is_named_as_its_file_and_gives_settings(name: str) -> None:
     site = load(name)
     assert site.name == name
     settings = read_settings({"account": "a", "walltime": "1h"}, site=site)
     assert settings.gpus_per_node == site.gpus_per_node
     assert all(settings.where(key) == f"site {name}" for key in site.defaults)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_site_has_a_job_script(name: str) -> None:
+    site = load(name)
+    required = {"account": "a", "walltime": "1h", "gpus_per_node": site.gpus_per_node or 1}
+    script = job_script({"site": name, **required}, "keyword {name}", (), None)
+    assert all(directive in script for directive in site.defaults.get("job_extra_directives", ()))
 
 
 def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
@@ -56,7 +65,7 @@ def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
     (own / "lab.yaml").write_text("version: 1\nname: lab\nbatch: slurm\n")
     assert load("vista").name == "mine"
     assert load("lab").name == "lab"
-    with pytest.raises(ConfigError, match=r"no site 'vist'; there are: lab, perlmutter, polaris, vista"):
+    with pytest.raises(ConfigError, match=f"no site 'vist'; there are: {', '.join(sorted([*OURS, 'lab']))}"):
         sites.find_site("vist")
 
 
@@ -87,11 +96,11 @@ def test_by_environment() -> None:
         ("name: x", "version: None is given; this hpcgpu reads version 1"),
         (LEAST.replace("1", "2"), "version: 2 is given"),
         ("version: 1\nname: x\n", "`batch`"),
-        (LEAST.replace("slurm", "lsf"), "batch: "),
+        (LEAST.replace("slurm", "lsf"), "batch: Invalid enum value 'lsf'; allowed: slurm, pbs"),
         (LEAST.replace(": x", ": A B"), "name: "),
         (LEAST + "default: {}", "default: no such key; did you mean 'defaults'?"),
         (LEAST + "dialect: {gpu: none}", "dialect.gpu: no such key; did you mean 'gpus'?"),
-        (LEAST + "dialect: {gpus: ngpus}", "dialect.gpus: "),
+        (LEAST + "dialect: {gpus: ngpus}", "'ngpus'; allowed: gpus-per-node, gres, none"),
         (LEAST + "dialect: {memory: 'no way'}", "dialect.memory: "),
         (LEAST + "dialect: {mpiprocs: true}", "dialect.mpiprocs: no such key"),
         (LEAST.replace("slurm", "pbs") + "dialect: {launcher: mpiexec}", "dialect.launcher: "),

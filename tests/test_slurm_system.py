@@ -224,6 +224,29 @@ def test_a_job_that_fails_raises_with_its_log(slurm_lab: Lab) -> None:
     assert "slurm-" in said
 
 
+def test_a_folder_for_logs_is_made_and_one_that_no_node_has_is_said(slurm_lab: Lab) -> None:
+    said = client(
+        slurm_lab,
+        """
+        from hpcgpu import SLURMGPUCluster
+        from hpcgpu.errors import JobError
+        logs = f"logs-{time.time_ns()}/of-jobs"
+        with SLURMGPUCluster(gpus="sim:1", log_directory=logs) as cluster:
+            pass
+        print("LOGS", os.listdir(logs) == [f"slurm-{cluster.job_id}.out"])
+        os.makedirs("/tmp/of-the-login-node", exist_ok=True)
+        os.chdir("/tmp/of-the-login-node")
+        try:
+            SLURMGPUCluster(gpus="sim:1")
+        except JobError as e:
+            print("FAILED", e)
+        os.rmdir("/tmp/of-the-login-node")
+        """,
+    )
+    assert "LOGS True" in said
+    assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /tmp/.* is not there: ", said)
+
+
 def test_a_killed_client_leaves_no_job(slurm_lab: Lab) -> None:
     code = """
         from hpcgpu import SLURMGPUCluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dask.sizeof import sizeof
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -269,16 +271,22 @@ def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: S
     other.close()
 
 
-def test_a_value_that_cannot_be_pickled_stays_in_memory(store: GpuSpillBuffer) -> None:
-    class Local:
-        def __init__(self) -> None:
-            self.data = np.zeros(100_000, "u1")
-
-    store["local"] = kept = Local()
+def test_a_value_that_cannot_be_pickled_stays_in_memory(
+    store: GpuSpillBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = [{"lock": threading.Lock(), "text": "x" * 100_000} for _ in range(3)]
+    for i in range(3):
+        store["kept", i] = kept[i]
     store["host"] = np.ones(100_000, "u1")
     assert store.settle(10)
-    assert store["local"] is kept
+    assert all(store["kept", i] is kept[i] for i in range(3))
     assert store["host"].sum() == 100_000
+    assert store.immovable == (3, sum(map(sizeof, kept)))
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert said.startswith("a builtins.dict cannot be pickled; such values stay in memory")
+    assert len(said) < 200
+    store.clear()
+    assert store.immovable == (0, 0)
 
 
 FULL = """

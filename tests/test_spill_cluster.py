@@ -65,6 +65,8 @@ def test_one_and_a_half_times_the_host_limit_of_device_data(tmp_path: Path, jit:
         found = tiers(client)
         assert sum(found.values()) >= COUNT * EACH
         assert min(found.values()) > EACH  # all three are used
+        (log,) = (tmp_path / ".hpcgpu" / "runs").glob("*/hpcgpu.log")
+        assert "spilling begins: device to host " in log.read_text()
         for _ in range(2):  # against the order of making: what is needed first lies highest, then lowest
             sums = client.gather([client.submit(total, b, pure=False) for b in reversed(blocks)])
             assert sums[::-1] == pytest.approx([expected(i) for i in range(COUNT)], rel=1e-9)
@@ -74,12 +76,13 @@ def test_one_and_a_half_times_the_host_limit_of_device_data(tmp_path: Path, jit:
         assert found["host"] <= TARGET * HOST
         (worker,) = hpcgpu.memory(client).workers
         assert worker.process_bytes < 0.95 * HOST  # else the nanny would have ended it
-        written = moves(client)["host_to_disk"]
+        before = moves(client)
         del blocks, sums
         while client.run(lambda dask_worker: len(dask_worker.data)) != dict.fromkeys(client.nthreads(), 0):
             pass  # each call is a round trip to the worker
         assert tiers(client) == {"device": 0, "host": 0, "disk": 0}
-        assert moves(client)["host_to_disk"] == written  # releasing moves nothing
+        # releasing moves nothing; to disk Dask's memory monitor may send something at any moment
+        assert {**moves(client), "host_to_disk": 0} == {**before, "host_to_disk": 0}
 
 
 def test_views_in_host_memory_beyond_the_limit(tmp_path: Path) -> None:

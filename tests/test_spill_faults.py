@@ -19,9 +19,10 @@ import pytest
 
 from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray, SimGpu
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill import GpuSpillBuffer, pressure
 from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.handle import Handle
+from hpcgpu.spill.unit import Unit
 
 KIB = 1024
 
@@ -92,6 +93,48 @@ def test_a_copy_to_the_device_that_fails_can_be_tried_again(store: GpuSpillBuffe
         store[0]
     gpu.broken = False
     assert store[0].get()[0] == 0
+
+
+def test_an_allocation_waits_for_what_another_thread_moves(
+    store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RMM does not ask again after a no."""
+    wait = Unit.wait
+    gpu.waits = True
+    store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
+    assert gpu.under_way.wait(20)
+    monkeypatch.setattr(Unit, "wait", lambda unit, timeout_s: gpu.go_on.set() or wait(unit, timeout_s))
+    assert pressure.evict(0, 8 * KIB)
+    assert not pressure.evict(0, 8 * KIB)
+    assert gpu.used_bytes == 0
+
+
+def test_room_is_made_until_it_is_enough(tmp_path: Path) -> None:
+    """What has gone may have lain in pieces, or another thread was faster."""
+    gpu = SimGpu(100 * KIB)
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    collected: list[int] = []
+
+    def allocate(most_bytes: int) -> int:
+        if gpu.used_bytes > most_bytes:
+            raise MemoryError
+        return gpu.used_bytes
+
+    def collect() -> None:
+        collected.append(gpu.used_bytes)
+
+    try:
+        fill(store, gpu, 10)
+        assert pressure.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), collect) == 40 * KIB
+        assert collected == [n * 8 * KIB for n in (9, 8, 7, 6, 5)]
+        with pytest.raises(MemoryError):
+            pressure.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
+        assert gpu.used_bytes == 0
+        assert [store[i].get()[0] for i in range(10)] == list(range(10))
+    finally:
+        store.close()
+    with pytest.raises(MemoryError):
+        pressure.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
 
 
 def test_set_and_delete_while_a_value_moves(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ranks
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.handle import Handle
@@ -100,3 +103,42 @@ def test_a_peer_gets_the_bytes(cupy: Any, store: GpuSpillBuffer) -> None:
     assert isinstance(handle, Handle)
     full, empty = handle.packed().unpack()
     assert (int(full[7]), empty.shape) == (0, (0,))
+
+
+SCRIPT = """
+import cupy
+import numpy as np
+from distributed import Client
+
+
+def make(i):
+    return [cupy.asarray(np.full(8 << 20, i, "u1"))]
+
+
+def last(value):
+    return int(value[0][-1])
+
+
+if __name__ == "__main__":
+    with Client() as client:
+        values = client.map(make, range(24))
+        print(sum(client.gather(client.map(last, values))))
+        print(sum(client.gather(client.map(last, values, pure=False))))
+        found = client.gather(values[5:7])
+        print([type(array) is cupy.ndarray and int(array[-1]) for (array,) in found])
+        array = client.submit(lambda value: value[0], values[7]).result()  # numba is not needed for it
+        print(type(array) is cupy.ndarray and int(array[-1]))
+        spilled = [worker["metrics"]["spilled_bytes"]["disk"] for worker in client.scheduler_info()["workers"].values()]
+        print(min(spilled) > 0)
+"""
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("unspill", ["--jit-unspill", "--no-jit-unspill"])
+def test_a_script_that_knows_nothing_of_hpcgpu(tmp_path: Path, unspill: str) -> None:
+    (path := tmp_path / "script.py").write_text(SCRIPT)
+    argv = [sys.executable, "-m", "hpcgpu", "run", "--device-memory-limit", "32MiB", unspill, str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=ranks.environment())
+    assert done.returncode == 0, done.stderr
+    total = str(sum(range(24)))
+    assert done.stdout.split("\n")[-6:-1] == [total, total, "[5, 6]", "7", "True"]

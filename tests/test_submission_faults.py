@@ -88,6 +88,7 @@ def test_a_refusal_is_raised_by_the_call_that_caused_it_and_leaves_nothing(slurm
     for error in (facts["refused"], facts["waiting"]):
         assert error["kind"] == "SubmitError"
         assert words in error["words"]
+        assert " --partition=no-such-queue " in error["words"].splitlines()[-1]
     assert (facts["members"], facts["queue"]) == ([], [])
     assert len(facts["calls"]) == 1
 

@@ -68,6 +68,10 @@ def test_a_table_for_people_and_a_picture(tmp_path: Path) -> None:
     assert "mlx5_0" in "".join(root.itertext())
 
 
+def test_a_picture_that_cannot_be_written_is_an_error_in_words() -> None:
+    assert "--svg /none/node.svg cannot be written: No such file" in refused("--from", TURIN, "--svg", "/none/node.svg")
+
+
 def test_a_file_of_nccl_is_a_machine_too() -> None:
     found = json.loads(said("--from", str(DATA / "aws-p4de-24xl-topo.xml"), "--json"))
     assert [w["gpu"]["numa_node"] for w in found["workers"]] == [0] * 4 + [1] * 4

@@ -38,6 +38,7 @@ class Head(Leader):
         self._allocation = allocation
         self._scheduling, self._folder = scheduling, folder
         self._wanted, self._nodes = layout.worker_count, len(layout.nodes)
+        self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present = 0
         self._client_gone = False
         self._changed = asyncio.Event()
@@ -133,7 +134,8 @@ class Head(Leader):
             return
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
-        print(f"hpcgpu: {workers} on {nodes} ready{self._write_dashboard()}", file=sys.stderr, flush=True)
+        idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
+        print(f"hpcgpu: {workers} on {nodes} ready{idle}{self._write_dashboard()}", file=sys.stderr, flush=True)
 
     def _report_progress(self) -> None:
         """Let the client outside, which waits for all workers, see how many there are."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 
+_OPTION = re.compile(r"^#(?:SBATCH|PBS) (.+)$", re.MULTILINE)
+_WHERE = "job_extra_directives or job_directives_skip:"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -66,6 +68,11 @@ def _waited_for(command: str) -> tuple[str, ...]:
     )
 
 
+def requested(script: str) -> str:
+    """Return what a job script asks the batch system for, on one line."""
+    return " ".join(_OPTION.findall(script))
+
+
 def options_in(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield (option, value) for each option of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``.
 
@@ -79,9 +86,11 @@ def options_in(text: str) -> Iterator[tuple[str, str | None]]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no option for the batch system: {error}") from error
+        raise ConfigError(f"{_WHERE} {text!r} is no option for the batch system: {error}") from error
     if not words or not words[0].startswith("-") or words[0] in ("-", "--"):
-        raise ConfigError(f"{text!r} is no option for the batch system; allowed: '--constraint=a100', '-C a100'")
+        raise ConfigError(
+            f"{_WHERE} {text!r} is no option for the batch system; allowed: '--constraint=a100', '-C a100'"
+        )
     option: str | None = None
     value: str | None = None
     for word in words:
@@ -93,7 +102,7 @@ def options_in(text: str) -> Iterator[tuple[str, str | None]]:
             value = word
         else:
             raise ConfigError(
-                f"{text!r}: {word!r} belongs to no option; quote a value with blanks, or give two options"
+                f"{_WHERE} {text!r}: {word!r} belongs to no option; quote a value with blanks, or give two options"
             )
     if option:
         yield option, value

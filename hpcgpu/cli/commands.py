@@ -112,11 +112,18 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, one_line: bool, pict
     part = Part(**{name: words.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
     planned = plan(part, given_settings(words), _FROM)
     if picture is not None:
-        Path(picture).write_text(planned.picture())
+        _write(Path(picture), planned.picture())
     if as_json:
         click.echo(json.dumps(planned.described(), indent=None if one_line else 2))
     else:
         click.echo(planned.table(), nl=False)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise ConfigError(f"--svg {path} cannot be written: {e.strerror}; give a file in a folder that is yours") from e
 
 
 def _checked(script: tuple[str, ...]) -> tuple[str, ...]:

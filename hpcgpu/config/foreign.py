@@ -26,15 +26,14 @@ class Foreign:
         return str(value).lower() in {str(h).lower() for h in self.harmless}
 
 
-LATER = "comes with a later version of hpcgpu; leave it out"
 UCX = "UCX chooses its transports itself; leave it out, or give env={'UCX_TLS': '...'}"
 WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
 SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
 PORTS = "ports are free ones, found at start; interface says on which network"
 ADDRESS = "addresses are found at start; interface says on which network"
 DASHBOARD = "the dashboard is on loopback, on a free port behind a secret: dashboard=True or False"
-LIFETIME = "walltime says how long the job lives; retiring workers before its end " + LATER
-PRELOAD = "loading code into workers at start " + LATER + "; Client.register_plugin does it now"
+LIFETIME = "walltime says how long the job lives, and drain how long before its end workers hand their data to others"
+PRELOAD = "workers load nothing at start; Client.register_plugin, once the cluster is there, does it in all of them"
 ARGUMENTS = "a worker's options are options of the cluster: nthreads, memory_limit, resources, local_directory, env"
 
 # dask-jobqueue 0.9 (facts/jobqueue.md 1.1, 1.2): a job of ours has many nodes and one worker per GPU.
@@ -72,7 +71,7 @@ JOBQUEUE: Mapping[str, Foreign] = MappingProxyType(
 DASK_CUDA: Mapping[str, Foreign] = MappingProxyType(
     {
         "CUDA_VISIBLE_DEVICES": Foreign("the batch system grants the GPUs: give gpus_per_node"),
-        "default_statistics": Foreign(f"RMM's statistics {LATER}", (False,)),
+        "default_statistics": Foreign("RMM's statistics are not kept; rmm_track_allocations counts", (False,)),
         "data": Foreign("workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory"),
         "shared_filesystem": Foreign("spilled data goes to local_directory, which is never shared between workers"),
         "enable_tcp_over_ucx": Foreign(UCX),

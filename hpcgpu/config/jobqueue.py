@@ -39,13 +39,12 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
     }
 )
-# Workers have their folders there in any case.
+# Workers have their folders there in any case, also where it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
 _WHY: Mapping[str, str] = MappingProxyType(
     {
         "python": "here it is one program",
-        "local-directory": "no shell reads it here: give the folder, or leave it out for $TMPDIR",
         "job-directives-skip": _ONLY_OPTIONS,
         "header-skip": _ONLY_OPTIONS,
     }
@@ -118,7 +117,7 @@ def _taken(key: str, value: object) -> object:
     """Return the part of a value that has a meaning here."""
     if key == "python" and isinstance(value, str) and len(value.split()) > 1:
         return None  # dask-jobqueue pastes it: "apptainer exec image python"
-    if key == "local-directory" and isinstance(value, str) and "$" in value:
+    if key == "local-directory" and value in _OWN_FOLDERS:
         return None
     if key in ("job-directives-skip", "header-skip") and isinstance(value, (list, tuple)):
         # dask-jobqueue leaves every line out that contains the text

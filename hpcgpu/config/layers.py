@@ -26,6 +26,8 @@ BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
 Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
 
 
+# As keywords, where None is Dask's and dask-cuda's word for no limit; for all other options it says nothing.
+_NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
 
 
@@ -43,7 +45,7 @@ def read_settings(
     Parameters
     ----------
     given : Mapping of str to object
-        Keywords or flags, by the users' names or dask-jobqueue's; None says nothing.
+        Keywords or flags, by the users' names or dask-jobqueue's; None says nothing, but is no limit of memory.
     site : Site, optional
         The site file that :func:`chosen_site` named.
     dask_config : Mapping of str to object
@@ -62,7 +64,7 @@ def read_settings(
 
     """
     layers = [
-        read_given(given, lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
+        read_given(_none_is_off(given), lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
         read_given(_from_environment(environ), lambda name: PREFIX + name.upper()),
         read_given({"jit_unspill": environ.get(_JIT) or None}, lambda _: _JIT),
         _from_dask(_section(dask_config)),
@@ -79,6 +81,10 @@ def read_settings(
     )
     check_settings(settings, site)
     return settings
+
+
+def _none_is_off(given: Mapping[str, object]) -> Mapping[str, object]:
+    return {name: "off" if value is None and name in _NONE_IS_OFF else value for name, value in given.items()}
 
 
 def chosen_site(

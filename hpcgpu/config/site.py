@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -135,4 +135,12 @@ def _convert(raw: object, kind: type[T], name: str, under: str = "") -> T:
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         where = ".".join(filter(None, (under, path.rstrip("`").lstrip("."))))
-        raise ConfigError(f"{name}: {where + ': ' if where else ''}{said}") from error
+        words = _words(kind, path.rstrip("`").lstrip("."))
+        allowed = f"; allowed: {', '.join(words)}" if words else ""
+        raise ConfigError(f"{name}: {where + ': ' if where else ''}{said}{allowed}") from error
+
+
+def _words(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
+    """Return the words of which a field takes one; none where it takes something else."""
+    hint = get_type_hints(kind).get(field)
+    return tuple(word for part in (hint, *get_args(hint)) for word in get_args(part) if isinstance(word, str))

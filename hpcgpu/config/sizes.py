@@ -12,7 +12,10 @@ from hpcgpu.units import parse_bytes
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _SMALLEST = 1024  # a limit below is a slip: a fraction or a unit was meant
-_LIMIT = "allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), a size ('5GB', 5_000_000_000), or 0 for none"
+_LIMIT = (
+    "allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), a size ('5GB', 5_000_000_000), "
+    "or 0 or 'off' for none"
+)
 
 
 def read_bytes(_: Field[Any], value: object) -> int:
@@ -28,6 +31,8 @@ def read_limit(option: Field[Any], value: object) -> float | int:
     # dask-cuda's word, for this option alone: its parse_device_bytes, for RMM's sizes, refuses it (utils.py, 26.10)
     if value == "default" and option.name == "device_memory_limit":
         return 0.8
+    if value is False or value == "off":  # YAML reads off as False
+        return 0
     number = plain_number(value)
     if number is None:
         size = _size(value, _LIMIT)

@@ -131,7 +131,7 @@ def _choice(option: Field[Any], value: object) -> str:
     choices = option.metadata["choices"]
     if value in choices:
         return str(value)
-    raise ConfigError(f"{value!r} is no choice: {nearest(str(value), choices)}")
+    raise ConfigError(f"{value!r} is no choice; allowed: {', '.join(choices)}")
 
 
 def _text(_: Field[Any], value: object) -> str:

@@ -117,6 +117,7 @@ def _facts(dask_worker: Worker) -> WorkerMemory:
             "memory() asks workers of hpcgpu, or with data=(hpcgpu.spill.GpuSpillBuffer, {...})"
         )
     tiers, spilled = store.tiers, store.spilled_total.disk
+    immovable_number, immovable_bytes = store.immovable
     device = _device(dask_worker)
     return WorkerMemory(
         name=str(dask_worker.name),
@@ -131,6 +132,9 @@ def _facts(dask_worker: Worker) -> WorkerMemory:
         spilled_to_host_bytes=max(0, spilled - tiers["disk"]),
         spilled_to_disk_bytes=tiers["disk"],
         moved={way: Moved(c.nbytes, c.number, c.seconds) for way, c in store.counters.items()},
+        rescues=store.rescues,
+        immovable_number=immovable_number,
+        immovable_bytes=immovable_bytes,
         allocator=allocator.in_force(),
     )
 

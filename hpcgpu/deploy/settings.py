@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import site as python_site
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.host.sites import find_site
@@ -63,6 +65,8 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None)
         given_from=given_from,
         jobqueue=jobqueue_section(system) if system else None,
     )
+    if (folder := settings.log_directory or "").startswith("~"):  # no shell and no batch system reads it
+        settings = replace(settings, log_directory=str(Path(folder).expanduser()))
     return Wanted(settings, site)
 
 
@@ -109,6 +113,29 @@ def dask_section() -> Mapping[str, object]:
     section = dask.config.get("hpcgpu", {}) or {}
     jit = dask.config.get("jit-unspill", None)  # dask-cuda's name
     return section if jit is None or not isinstance(section, dict) else {"jit_unspill": jit, **section}
+
+
+def dask_environ() -> dict[str, str]:
+    """Return the variable that gives ranks on this machine Dask's configuration of this process.
+
+    Nannies of Dask's LocalCluster give it to their workers, too: what a script has set with ``dask.config.set`` counts.
+    """
+    import dask.config
+
+    return {"DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(_as_json(dask.config.global_config))}
+
+
+def _as_json(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section without values that JSON cannot hold, such as functions."""
+    out: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            out[key] = _as_json(value)
+            continue
+        with suppress(TypeError, ValueError):
+            json.dumps(value)
+            out[key] = value
+    return out
 
 
 def _is_mentioned(words: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:

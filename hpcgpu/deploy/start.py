@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcgpu.config import document
 from hpcgpu.deploy import settings
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import process
+from hpcgpu.host import process, session
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
@@ -89,12 +89,12 @@ def _wanted(given: Mapping[str, object], given_from: str) -> Settings:
     return settings.in_job(wanted.settings, wanted.site, read_allocation(os.environ).batch)
 
 
-def local_argv(run: RunDocument) -> tuple[str, ...]:
-    """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if that is wanted."""
+def local_launch(run: RunDocument) -> Launch:
+    """Return what starts a run's ranks on this machine alone: one process, or mpirun if that is wanted."""
     if run.shape == "head":  # a scheduler alone
-        return agent_argv(run)
+        return Launch(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
-    return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape).argv
+    return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
 def node_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,6 +110,7 @@ def _execute(run: RunDocument) -> None:
     # a scheduler alone is one process, which needs no launcher
     launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
+    session.clear(launcher.session, os.environ)
     process.execute((program, *launcher.argv[1:]), {**os.environ, **added, **dict(launcher.env)})
 
 

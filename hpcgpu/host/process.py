@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 
+from hpcgpu.errors import LaunchError
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 # What must stand in the environment before a rank's image starts: distributed's nanny sets the same for its
@@ -50,10 +52,20 @@ def user_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-    """Become another program; does not return."""
+    """Become another program; does not return.
+
+    Raises
+    ------
+    LaunchError
+        There is no such program, or it is none.
+
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(argv[0], argv, dict(env))
+    try:
+        os.execve(argv[0], argv, dict(env))
+    except OSError as e:
+        raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
 
 
 @contextlib.contextmanager

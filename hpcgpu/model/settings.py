@@ -153,7 +153,9 @@ class Settings:
     rmm_track_allocations: bool = option(False, "flag", "RMM counts what is allocated (slow)")
     enable_cudf_spill: bool = option(False, "flag", "cuDF spills its own objects; the store leaves them alone")
     cudf_spill_stats: int = option(0, "number", "level of cuDF's statistics of its spilling; 0 = none")
-    local_directory: str | None = option(None, "text", "fast local folder for spilled data")
+    local_directory: str | None = option(
+        None, "text", "fast local folder for spilled data, with ~ and $VARIABLES of its node"
+    )
     protocol: str | None = option(None, "choice", "tls unless said otherwise", choices=("tcp", "tls", "ucx"))
     security: bool | None = option(None, "flag", "False turns TLS off")
     interface: str | None = option(None, "text", "network interface of scheduler and workers")

@@ -48,10 +48,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command, and the variables that it needs besides."""
+    """A command, the variables that it needs besides, and the folder that a killed one of its pid left in its way."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
+    session: str = ""
 
 
 def plan_launch(
@@ -96,7 +97,7 @@ def _mpirun(argv: tuple[str, ...], found: Found, world: World, words: tuple[str,
     flavour = mpirun.read_flavour(found.mpirun_version)
     there = found.remote_shell if world.nodes > 1 else ""
     env = tuple((name, there) for name in mpirun.REMOTE_SHELL) if there and flavour != "pals" else ()
-    return Launch(mpirun.command(argv, world, found.mpirun, flavour, words), env)
+    return Launch(mpirun.command(argv, world, found.mpirun, flavour, words), env, mpirun.SESSION.get(flavour, ""))
 
 
 def _command(argv: tuple[str, ...], settings: Settings, found: Found, world: World) -> Launch:

@@ -68,7 +68,7 @@ def plan_layout(
     if not any(r.gpus for r in records):
         raise WorldError(
             "no GPU can be opened on any node of this run; ask the batch system for GPUs, "
-            "or use simulated ones: --gpus sim:4"
+            "or use simulated ones: --gpus sim:4, before the script"
         )
     beside: dict[str, int] = {}
     for host in devices:

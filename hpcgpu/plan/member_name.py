@@ -41,9 +41,3 @@ def read_member_name(name: str) -> MemberName | None:
     """
     found = _NAME.fullmatch(name)
     return MemberName(found[1], int(found[3] or 0), int(found[2])) if found else None
-
-
-def job_of(name: str) -> str | None:
-    """Return the id of the job that a worker of this name belongs to; None for a name that is not a member's."""
-    found = read_member_name(name)
-    return found.job_id if found else None

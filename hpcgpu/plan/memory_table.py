@@ -69,6 +69,10 @@ class WorkerMemory:
         Data that lies below the tier in which it is used.
     moved : mapping of str to Moved
         By direction: ``device_to_host``, ``host_to_disk``, ``disk_to_host``, ``host_to_device``.
+    rescues : int
+        Allocations that failed on the device and went well after the store had made room.
+    immovable_number, immovable_bytes : int
+        Values that were to go to disk and stay in memory, since they cannot be pickled.
     allocator : str
         Of host memory: ``system``, or ``jemalloc`` with its version.
 
@@ -86,6 +90,9 @@ class WorkerMemory:
     spilled_to_host_bytes: int = 0
     spilled_to_disk_bytes: int = 0
     moved: Mapping[str, Moved] = field(default_factory=dict)
+    rescues: int = 0
+    immovable_number: int = 0
+    immovable_bytes: int = 0
     allocator: str = "system"
 
     @property
@@ -114,6 +121,9 @@ def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
         spilled_to_host_bytes=sum(w.spilled_to_host_bytes for w in workers),
         spilled_to_disk_bytes=sum(w.spilled_to_disk_bytes for w in workers),
         moved={way: _moved_sum(w.moved.get(way, Moved()) for w in workers) for way in _DIRECTIONS},
+        rescues=sum(w.rescues for w in workers),
+        immovable_number=sum(w.immovable_number for w in workers),
+        immovable_bytes=sum(w.immovable_bytes for w in workers),
         allocator=", ".join(sorted({w.allocator for w in workers})),
     )
 
@@ -142,7 +152,18 @@ def render(workers: Sequence[WorkerMemory]) -> str:
         text += "\n" + _aligned([("moved", device["worker"]), *moves.items()])
     else:
         text += "nothing has been moved\n"
-    return text + _notes(rows[-1], workers)
+    return text + _exceptions(rows[-1]) + _notes(rows[-1], workers)
+
+
+def _exceptions(all_of_them: WorkerMemory) -> str:
+    """Return lines about what did not go as it does: most tables have none."""
+    text, number = "", all_of_them.immovable_number
+    if all_of_them.rescues:
+        text += f"allocations that failed on the device and went well after data was moved: {all_of_them.rescues}\n"
+    if number:
+        size = format_bytes(all_of_them.immovable_bytes)
+        text += f"values that cannot be pickled and stay in memory (the log names their types): {number}, {size}\n"
+    return text
 
 
 def _notes(all_of_them: WorkerMemory, workers: Sequence[WorkerMemory]) -> str:

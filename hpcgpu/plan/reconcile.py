@@ -236,7 +236,8 @@ def _surplus(facts: Facts, policy: Policy, jobs: _Sorted) -> tuple[list[JobFacts
     full = sum(1 for j in jobs.alive if j.workers and j.workers >= j.expected)
     for job in jobs.outgoing:
         if full >= facts.wanted or facts.now_s >= _end_s(job, policy) - policy.lead_s:
-            (retire if job.workers else cancel).append(job)
+            # Workers leave by themselves at the batch system's warning, and their job is about to end then.
+            (cancel if job.first_worker_s is None else retire).append(job)
     return cancel, retire
 
 

@@ -67,7 +67,7 @@ class SimGpu:
     h2d_copies, d2h_copies, h2d_bytes, d2h_bytes : int
         Copies from and to the host.
     on_alloc_failure : callable or None
-        Called with the wanted bytes before an allocation is refused; True lets it be tried once more.
+        Called with the wanted bytes before an allocation is refused; True, there is room now, lets it be tried again.
 
     """
 
@@ -174,7 +174,7 @@ class SimGpu:
         return host.copy(order)
 
     def _allocate(self, nbytes: int) -> Allocation:
-        for last in (False, True):
+        while True:
             with self._lock:
                 self._settle_locked()
                 used = self._used
@@ -183,8 +183,8 @@ class SimGpu:
                     self.peak_bytes = max(self.peak_bytes, self._used)
                     self._publish()
                     return Allocation(self, nbytes)
-            if last or self.on_alloc_failure is None or not self.on_alloc_failure(nbytes):
-                break
+            if self.on_alloc_failure is None or not self.on_alloc_failure(nbytes):
+                break  # else there was room: another thread may have taken it since
         raise OutOfMemoryError(
             f"Out of memory allocating {nbytes:,} bytes (allocated so far: {used:,} bytes, limit set to: "
             f"{self.memory_bytes:,} bytes) on the {self.name}"

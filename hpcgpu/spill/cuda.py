@@ -15,6 +15,7 @@ import numpy as np
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import cudf
 from hpcgpu.spill.copies import DriverCopies
+from hpcgpu.spill.pressure import with_room
 
 
 class Copies(Protocol):
@@ -175,16 +176,13 @@ class CoreBuffers:
         return BufferView(int(array.size))
 
     def allocate(self, device: CudaDevice, nbytes: int) -> tuple[_Memory, int, int]:
-        """Allocate on the stream of copies to the device; without room for it, once more after some was made."""
-        try:
-            memory = _Memory(self._copies, nbytes)
-        except MemoryError:
-            if device.on_alloc_failure is None or not device.on_alloc_failure(nbytes):
-                raise
-            with self._copies.context():
-                self._copies.call("cuCtxSynchronize")  # what was freed on other streams is free then
-            memory = _Memory(self._copies, nbytes)
+        """Allocate on the stream of copies to the device."""
+        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), self._wait)
         return memory, memory.pointer, int(self._copies.up_stream)
+
+    def _wait(self) -> None:
+        with self._copies.context():
+            self._copies.call("cuCtxSynchronize")  # what was freed on other streams is free then
 
     def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
         """Return a Buffer that keeps the memory alive."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from hpcgpu.spill.pressure import with_room
+from hpcgpu.spill.reading import reader
 
 if TYPE_CHECKING:
     from hpcgpu.spill.cuda import CudaDevice
@@ -15,7 +19,7 @@ class View(NamedTuple):
     """How an array lies in its buffer."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
     strides: tuple[int, ...]
     offset: int
     library: str = "cupy"
@@ -37,7 +41,7 @@ class CupyArrays:
 
     def view_of(self, array: Any) -> View:  # noqa: ANN401
         """Return how the array lies in its allocation."""
-        return View(array.shape, array.dtype.str, array.strides, int(array.data.ptr - array.data.mem.ptr))
+        return View(array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
 
     def allocate(self, device: CudaDevice, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on the calling thread's stream of CuPy, on which freed memory may still be in use."""
@@ -64,14 +68,8 @@ class CupyArrays:
     def _allocate_or_evict(self, nbytes: int) -> Any:  # noqa: ANN401
         import cupy
 
-        try:
-            return self._allocate(nbytes)
-        except MemoryError:  # CuPy's own OutOfMemoryError is one; RMM's allocator for CuPy raises it plain
-            make_room = self._device.on_alloc_failure
-            if make_room is None or not make_room(nbytes):
-                raise
-            cupy.get_default_memory_pool().free_all_blocks()
-            return self._allocate(nbytes)
+        free = cupy.get_default_memory_pool().free_all_blocks
+        return with_room(self._device, nbytes, lambda: self._allocate(nbytes), free)
 
 
 class CupyCopies:
@@ -121,10 +119,11 @@ class CupyCopies:
 
 
 def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
-    """Let CuPy's arrays travel as host bytes.
+    """Let CuPy's arrays travel: between workers as their bytes, elsewhere as CuPy pickles them.
 
-    distributed's own pair needs numba or RMM, and fails without (distributed 2026.8.0, ``protocol/cupy.py``). Where
-    something asks for its ``cuda`` family first (UCX), and numba is there, its pair takes the place of this one.
+    distributed's own pair needs numba or RMM, and fails without, also in a client that knows nothing of this one
+    (distributed 2026.8.0, ``protocol/cupy.py``). Where something asks for its ``cuda`` family first (UCX), and numba is
+    there, its pair takes the place of this one: both read what the other one writes.
 
     Parameters
     ----------
@@ -144,32 +143,42 @@ def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN40
 
 
 def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: ANN401
-    """Return how an array is laid out, and its bytes in host memory; what is not contiguous is made so."""
+    """Return how an array is laid out, and its bytes in host memory; what is not contiguous is made so.
+
+    Raises
+    ------
+    NotImplementedError
+        It is not for a worker: distributed pickles it.
+
+    """
     import cupy
 
     from hpcgpu.spill.cuda import CudaDevice
 
-    with cupy.cuda.Device(array.device.id):
+    with cupy.cuda.Device(array.device.id) as device:
+        who = reader()
+        if who is None or not who.to_worker:
+            device.synchronize()  # on whichever stream it is written; CuPy's copy waits for the current one alone
+            raise NotImplementedError
         if not (array.flags.c_contiguous or array.flags.f_contiguous):
             array = cupy.ascontiguousarray(array)
-        header = {"shape": array.shape, "dtype": array.dtype.str, "strides": array.strides}
-        if not array.nbytes:
-            return header, []
-        copies = CudaDevice.current(array.device.id).copies
-        root = copies.to_host(int(array.data.ptr), array.nbytes, _empty)
-    return header, [root.data]
+        root = np.empty(0, np.uint8)
+        if array.nbytes:
+            root = CudaDevice.current(array.device.id).copies.to_host(int(array.data.ptr), array.nbytes, _empty)
+    layout = {"shape": array.shape, "strides": array.strides, "typestr": array.dtype.str}
+    return {**layout, "dtype": pickle.dumps(array.dtype)}, [root.data]  # bfloat16 and records have no typestr
 
 
 def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:  # noqa: ANN401
-    """Return the array, on the receiver's current device."""
+    """Return the array, on this process's current device."""
     import cupy
 
     from hpcgpu.spill.cuda import CudaDevice
 
     root = np.frombuffer(frames[0], np.uint8) if frames else np.empty(0, np.uint8)
+    dtype = pickle.loads(header["dtype"]) if "dtype" in header else np.dtype(header["typestr"])
     device = CudaDevice.current(int(cupy.cuda.runtime.getDevice()))
-    view = View(tuple(header["shape"]), header["dtype"], tuple(header["strides"]), 0)
-    (array,) = device.unpack(root, [view])
+    (array,) = device.unpack(root, [View(tuple(header["shape"]), dtype, tuple(header["strides"]), 0)])
     return array
 
 

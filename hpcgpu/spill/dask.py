@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,14 @@ from hpcgpu.spill.handle import Handle, Packed
 
 logger = logging.getLogger("distributed.worker.memory")
 _UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
+
+# In the thread that spills: distributed logs what cannot be pickled with its whole text, which may be as long as the
+# memory is full (pickle.py, 2026.8.0). The store names the type, once.
+_own_words = threading.local()
+
+
+def _is_for_others(_: logging.LogRecord) -> bool:
+    return not getattr(_own_words, "there", False)
 
 
 @functools.cache
@@ -45,7 +54,12 @@ def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], object]) 
         from distributed.protocol import pickle as by_value
 
         buffers.clear()
-        out = by_value.dumps(value, buffer_callback=buffers.append)
+        _own_words.there = True
+        by_value.logger.addFilter(_is_for_others)
+        try:
+            out = by_value.dumps(value, buffer_callback=buffers.append)
+        finally:
+            _own_words.there = False
     for buffer in buffers:
         buffer_callback(buffer)
     return out

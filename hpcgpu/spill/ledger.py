@@ -25,6 +25,7 @@ class Ledger:
         # clean ones, of which a copy lies below, and the others
         self._orders: dict[str, tuple[_Order, _Order]] = {tier: (OrderedDict(), OrderedDict()) for tier in TIERS}
         self._copies: _Order = OrderedDict()
+        self._kept: dict[int, int] = {}  # bytes of what lies in its tier for good
         self.bytes = dict.fromkeys(TIERS, 0)
         self.spilled_bytes = self.copy_bytes = 0
         self._clock = 0
@@ -60,11 +61,22 @@ class Ledger:
         if unit.counted:
             unit.counted = False
             self._count(unit, -unit.nbytes)
-            self.keep(unit)
+            self._unlist(unit)
+            self._kept.pop(unit.name, None)
             self._forget_copy(unit)
 
     def keep(self, unit: Unit) -> None:
         """Let a unit lie in its tier for good."""
+        if unit.counted:
+            self._unlist(unit)
+            self._kept[unit.name] = unit.nbytes
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Number and bytes of the units that lie in their tier for good."""
+        return len(self._kept), sum(self._kept.values())
+
+    def _unlist(self, unit: Unit) -> None:
         if unit.order is not None:
             del unit.order[unit.name]
             unit.order = None

@@ -65,8 +65,7 @@ class Moves:
         self._squeeze_bytes = 0
         self._trouble_in: dict[str, tuple[float, int]] = {}  # until when, and what was too big
         self._immovable: set[str] = set()
-        names = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
-        self.counters = {name: Count() for name in names}
+        self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
 
     def tiers(self) -> dict[str, int]:
         """Return the bytes in each tier; clean copies of what is in use above are not counted."""
@@ -154,8 +153,10 @@ class Moves:
         return False
 
     def evict(self, device: Device, need_bytes: int) -> bool:
-        """Move from a device what can be; return whether anything moved. In the thread that allocates."""
-        moved = self._evict("device", max(need_bytes, 1), device) > 0
+        """Move from a device what can be, or wait for a thread that does so; return whether anything moved."""
+        with self.lock:
+            busy = [u for u in self.ledger.choose("device", need_bytes, math.inf, device) if u.lock.locked()]
+        moved = self._evict("device", need_bytes, device) > 0 or any(u.wait(_FREED_S) for u in busy)
         self.rescues += moved
         return moved
 
@@ -251,7 +252,7 @@ class Moves:
             try:
                 self.counted(f"{tier}_to_{below}", unit.down)
             except ImmovableError as e:
-                self._keep(unit, tier, e)
+                self._keep(unit, e)
                 return 0
             except Exception as e:  # a full disk, or whatever a device's library raises: the unit stays where it is
                 self._trouble(unit, tier, e)
@@ -265,7 +266,7 @@ class Moves:
         finally:
             unit.lock.release()
 
-    def _keep(self, unit: Unit, tier: str, why: ImmovableError) -> None:
+    def _keep(self, unit: Unit, why: ImmovableError) -> None:
         """Let a unit lie in its tier for good."""
         with self.lock:
             self.ledger.keep(unit)

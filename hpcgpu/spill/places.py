@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.spill.scratch import expanded
 from hpcgpu.units import format_bytes
 
 _MEMORY = frozenset(("tmpfs", "ramfs"))
@@ -61,11 +62,11 @@ def notes(folder: str | None, wanted_bytes: int = 0, mountinfo: str | None = Non
     Raises
     ------
     ConfigError
-        Nothing can be written there.
+        Nothing can be written there, or it names a variable that is not set.
 
     """
     given = f"local_directory={folder!r}" if folder else f"local_directory={tempfile.gettempdir()!r} (TMPDIR)"
-    there = _existing(Path(os.path.realpath(folder or tempfile.gettempdir())))
+    there = _existing(Path(os.path.realpath(expanded(folder) if folder else tempfile.gettempdir())))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "may not be written to" if there.is_dir() else "is not a folder"
         raise ConfigError(

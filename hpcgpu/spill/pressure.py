@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from hpcgpu.spill.devices import Device
 
 if TYPE_CHECKING:
     from hpcgpu.spill.moves import Moves
+
+_T = TypeVar("_T")
 
 
 class Pressure:
@@ -21,6 +24,10 @@ class Pressure:
         """Return whether a store could make room; in the thread that allocates."""
         return any(moves.make_room(self.device, need_bytes) for moves in tuple(self.stores))
 
+    def evict(self, need_bytes: int) -> bool:
+        """Return whether anything moved down from the device; in the thread that allocates."""
+        return any(moves.evict(self.device, max(need_bytes, 1)) for moves in tuple(self.stores))
+
 
 # of the devices that have stores in this process
 _watched: list[Pressure] = []
@@ -31,8 +38,28 @@ def evict(number: int, need_bytes: int) -> bool:
 
     RMM's adaptor asks without end: each time something has moved, so that it comes to one.
     """
-    pressures = [p for p in tuple(_watched) if getattr(p.device, "number", number) == number]
-    return any(moves.evict(p.device, need_bytes) for p in pressures for moves in tuple(p.stores))
+    return any(p.evict(need_bytes) for p in tuple(_watched) if getattr(p.device, "number", number) == number)
+
+
+def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], collect: Callable[[], object]) -> _T:
+    """Return what ``allocate`` returns; if that is a MemoryError, stores make room, and it is tried again.
+
+    Not once: what has moved may have lain in pieces, or another thread was faster. But only as long as something moves.
+    ``collect`` is called before each new try.
+    """
+    try:
+        return allocate()
+    except MemoryError:  # CuPy's own OutOfMemoryError is one; RMM's allocator for CuPy raises it plain
+        hook = device.on_alloc_failure
+        if hook is None or not hook(need_bytes):
+            raise
+    while True:
+        collect()
+        try:
+            return allocate()
+        except MemoryError:
+            if not (isinstance(hook, Pressure) and hook.evict(need_bytes)):
+                raise
 
 
 def join(device: Device, moves: Moves) -> None:

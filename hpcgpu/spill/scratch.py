@@ -8,6 +8,7 @@ import fcntl
 import glob
 import logging
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpcgpu.errors import ConfigError
 
 logger = logging.getLogger("distributed.worker.memory")
 _LOCK = ".lock"
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 # What a file system says that knows no flock (Lustre without -o flock).
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
@@ -34,10 +36,10 @@ class Scratch:
         Raises
         ------
         ConfigError
-            No folder can be made there.
+            No folder can be made there, or it names a variable that is not set.
 
         """
-        home = Path(parent or tempfile.gettempdir())
+        home = Path(expanded(parent) if parent else tempfile.gettempdir())
         try:
             home.mkdir(parents=True, exist_ok=True)
             sweep(home, name)
@@ -54,6 +56,26 @@ class Scratch:
         """Remove the folder and what is in it; called once."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
+
+
+def expanded(path: str) -> str:
+    """Return a path with ``~`` and ``$VARIABLES`` as they are here: sites name their scratch folders so, by job.
+
+    Raises
+    ------
+    ConfigError
+        A variable is not set, or nobody's home is meant.
+
+    """
+    if unset := next((name for name in _VARIABLE.findall(path) if name not in os.environ), None):
+        raise ConfigError(
+            f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; take one that each job has, or "
+            "give the folder"
+        )
+    try:
+        return os.path.expandvars(Path(path).expanduser())
+    except RuntimeError as e:
+        raise ConfigError(f"local_directory={path!r}: {e}; give the folder") from e
 
 
 def _prefix(name: str) -> str:

@@ -138,6 +138,12 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return self.moves.rescues
 
     @property
+    def immovable(self) -> tuple[int, int]:
+        """Number and bytes of the values that cannot be pickled and stay in memory, as far as was tried."""
+        with self._lock:
+            return self.moves.ledger.kept
+
+    @property
     def spilled_total(self) -> Spilled:
         """What distributed shows as spilled, and takes off what it believes to be in the process's memory."""
         ledger = self.moves.ledger

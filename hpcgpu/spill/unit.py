@@ -92,6 +92,12 @@ class Unit(ABC):
         else:
             self.entries = tuple(e for e in self.entries if e is not entry)
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the move that is under way; return whether it has ended."""
+        if ended := self.lock.acquire(timeout=timeout_s):
+            self.lock.release()
+        return ended
+
     def kind_of(self, index: int) -> type:
         """Return the type of an object of it."""
         return self.kinds.get(index, self.usual_kind) if self.kinds else self.usual_kind

@@ -15,7 +15,7 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.clusters.cluster import GPUCluster
 from hpcgpu.deploy.jobs import guard, record, runs
 from hpcgpu.deploy.jobs.job import BatchJob, Job, SubmittedJob
-from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
+from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob, Run
 from hpcgpu.deploy.jobs.submit import plan_job
 from hpcgpu.deploy.network import lease_file
 from hpcgpu.deploy.network.lease import keep_touched
@@ -73,6 +73,9 @@ class BatchGPUCluster(GPUCluster):
         return wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch)
 
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
+        if logs := run.settings.log_directory:  # Slurm makes none, and a job that cannot write its log fails at once
+            with contextlib.suppress(OSError):  # the nodes alone may have it
+                Path(logs).mkdir(parents=True, exist_ok=True)
         return BatchJob(*plan_job(run, self._wanted.site, self.batch), self._log)
 
     async def _start_job(self) -> None:
@@ -94,6 +97,7 @@ class BatchGPUCluster(GPUCluster):
             created=record.now(),
         )
         self._write_down()
+        _make_log_folder(run.settings.log_directory)
         self._guard = guard.start(folder, self._written.client)
         await job.submit()
         self._write_down()
@@ -105,11 +109,22 @@ class BatchGPUCluster(GPUCluster):
         with contextlib.suppress(FileNotFoundError):  # who takes a cluster over is its client from then on
             self._written = replace(self._written, client=record.read(self._folder).client)
         head = (self._job.recorded,) if isinstance(self._job, SubmittedJob) and self._job.id else ()
-        self._written = replace(self._written, jobs=(*head, *self._members()))
+        self._written = replace(
+            self._written, jobs=(*head, *self._members()), gone=self._gone(), submitting=self._submitting
+        )
         record.write(self._folder, self._written)
+
+    @property
+    def _submitting(self) -> bool:
+        """Whether the answer to a submission is awaited, or was lost."""
+        return isinstance(self._job, SubmittedJob) and not self._job.id
 
     def _members(self) -> tuple[RecordedJob, ...]:
         """Return the jobs beside the first one."""
+        return ()
+
+    def _gone(self) -> tuple[Gone, ...]:
+        """Return the last few of these that ended unasked."""
         return ()
 
     async def _take_up(self, run: Run) -> None:
@@ -157,3 +172,13 @@ class BatchGPUCluster(GPUCluster):
         if self._guard:
             await asyncio.to_thread(end, self._guard)
             self._guard = None
+
+
+def _make_log_folder(path: str | None) -> None:
+    """Make it as dask-jobqueue does: Slurm fails a job that has none, and says "JobLaunchFailure" (22.05.8).
+
+    A folder that only the nodes have cannot be made here, and one with a pattern of sbatch's (``%u``) has another name.
+    """
+    if path and "%" not in path:
+        with contextlib.suppress(OSError):
+            Path(path).mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from hpcgpu.deploy.network.trust import security
 from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.model import Settings
 from hpcgpu.plan.phase import summary_line
+from hpcgpu.spill.dask import register
 
 
 class ConnectedCluster(Cluster):
@@ -32,6 +33,7 @@ class ConnectedCluster(Cluster):
 
     def __init__(self, settings: Settings, *, asynchronous: bool, loop: Any, quiet: bool) -> None:  # noqa: ANN401
         self.settings = settings
+        register()  # a client of this process can scatter arrays of CuPy: distributed's own way needs numba
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=settings.job_name)
         self.security = security(None)
         self._job: Job | None = None

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from hpcgpu.deploy.jobs.crew import Crew
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.local import LocalJob
-from hpcgpu.deploy.jobs.record import Record, RecordedJob
+from hpcgpu.deploy.jobs.record import Gone, Record, RecordedJob
 from hpcgpu.deploy.jobs.roster import Present
 from hpcgpu.deploy.jobs.submit import plan_job
 from hpcgpu.deploy.jobs.table import JobRow, Jobs, today
 from hpcgpu.deploy.processes.silence import Listener
-from hpcgpu.deploy.start import local_argv
+from hpcgpu.deploy.start import local_launch
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument
 from hpcgpu.plan.job_facts import JobFacts
@@ -67,7 +68,7 @@ class ElasticCluster(BatchGPUCluster):
             ]
         gone = [
             JobRow(describe_gone(job.recorded.id, job.why, job.at, today()), "workers", 1, job.recorded.log)
-            for job in (fleet.gone if fleet else ())
+            for job in self._gone()
         ]
         return Jobs(tuple(rows), tuple(gone))
 
@@ -91,8 +92,8 @@ class ElasticCluster(BatchGPUCluster):
         """
         self._elastic()
         given = jobs if n is None else n
-        if given is None or (n is not None and jobs is not None) or given < 0:
-            raise ConfigError(f"scale(n={n}, jobs={jobs}); give one of them, 0 or more: workers, or jobs")
+        if (n is not None and jobs is not None) or not isinstance(given, Integral) or given < 0:
+            raise ConfigError(f"scale(n={n!r}, jobs={jobs!r}); give one of them, 0 or more: workers, or jobs")
         assert self._steering
         return self.sync(self._steering.scale, given if n is None else self._jobs_for(n))
 
@@ -112,13 +113,19 @@ class ElasticCluster(BatchGPUCluster):
         Raises
         ------
         ConfigError
-            The cluster is one job of fixed size.
+            The cluster is one job of fixed size, or more are asked for at least than at most.
 
         """
         fleet = self._elastic()
         for name, jobs in (("minimum", minimum_jobs), ("maximum", maximum_jobs)):
             if jobs is not None:
                 options[name] = self._expected + jobs * fleet.expected
+        low, high = options.get("minimum") or 0, options.get("maximum")
+        high = math.inf if high is None else high
+        if not 0 <= low <= high:
+            raise ConfigError(
+                f"adapt: minimum {low}, maximum {high}; give 0 or more, and a maximum that is not below it"
+            )
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
@@ -179,7 +186,7 @@ class ElasticCluster(BatchGPUCluster):
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
         if self._expected:
             return super()._make_job(run, folder)
-        return LocalJob(local_argv(replace(run, shape="head")), {}, folder)
+        return LocalJob(local_launch(replace(run, shape="head")), {}, folder)
 
     def _head(self, job: Job) -> JobRow:
         """Return what is known of the first job."""
@@ -205,15 +212,23 @@ class ElasticCluster(BatchGPUCluster):
         here = self._present().get(job.id, Present())
         return job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent)
 
+    @property
+    def _submitting(self) -> bool:
+        return super()._submitting or (self._fleet is not None and self._fleet.submitting)
+
     def _members(self) -> tuple[RecordedJob, ...]:
         return self._fleet.recorded if self._fleet else ()
 
-    def _written_down(self) -> tuple[RecordedJob, ...]:
+    def _gone(self) -> tuple[Gone, ...]:
+        return self._fleet.gone if self._fleet else ()
+
+    def _written_down(self) -> tuple[tuple[RecordedJob, ...], tuple[Gone, ...]]:
         assert self._folder
         try:
-            return tuple(job for job in record.read(self._folder).jobs if job.kind == "member")
+            written = record.read(self._folder)
         except FileNotFoundError:  # somebody has stopped the run
-            return ()
+            return (), ()
+        return tuple(job for job in written.jobs if job.kind == "member"), written.gone
 
     async def _start_job(self) -> None:
         self._changed = asyncio.Event()

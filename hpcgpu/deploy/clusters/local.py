@@ -11,7 +11,7 @@ from hpcgpu.deploy.clusters.cluster import GPUCluster
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.deploy.start import local_argv, preload
+from hpcgpu.deploy.start import local_launch, preload
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument
 
@@ -35,12 +35,20 @@ class LocalGPUCluster(GPUCluster):
 
     def _read(self, given: dict[str, Any]) -> Wanted:
         ours, self._environ = read_local_cuda(given)
-        return wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}")
+        wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}")
+        # a file of the user's may say them for jobs; who gives them here expects what cannot be
+        for name, only in (("nodes", 1), ("shape", "gang"), ("scheduler", "job")):
+            if given.get(name) is not None and getattr(wanted.settings, name) != only:
+                raise ConfigError(
+                    f"{wanted.settings.said(name)}: this cluster is the GPUs of one machine; leave it out, or take a "
+                    "class of a batch system"
+                )
+        return wanted
 
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
         logs = Path(run.settings.log_directory or folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        return LocalJob(local_argv(run), self._environ, logs, preload(run.settings))
+        environ = {**wanted_settings.dask_environ(), **self._environ}
+        return LocalJob(local_launch(run), environ, logs, preload(run.settings))
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401
         """Refuse: there are no more GPUs."""

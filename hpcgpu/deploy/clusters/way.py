@@ -65,6 +65,7 @@ class Way:
         self._folder, self._job, self._python = folder, job, python or sys.executable
         self._tunnel: Tunnel | None = None
         self._over_since_s: float | None = None
+        self._known_s = 0.0
 
     @property
     def security(self) -> Security:
@@ -94,38 +95,40 @@ class Way:
             The job has ended, or nobody has known it for 30 s.
 
         """
-        loop = asyncio.get_running_loop()
-        known, said = loop.time(), False
-        while True:
-            if status := await self._job.check():
-                known = loop.time()
-                facts = JobFacts(id=self._job.id, submitted_s=known, expected=self._expected)
-                self._show(facts.listed(status, known))
-            elif loop.time() - known > _MISSING_S:
-                raise JobError(f"the batch system has not known job {self._job.id} for {_MISSING_S:g} s")
-            runs = status is not None and status.state in (JobState.RUNNING, JobState.UNKNOWN)
-            if runs and (found := contacts.read(self._folder)):
-                try:
-                    if scheduler := await self._connect_unless_outdated(found):
-                        return scheduler
-                    continue
-                except LaunchError as e:
-                    if not said:
-                        say(f"{e}; it is tried again as long as job {self._job.id} is there")
-                    said = True
-            await self._news()
-
-    async def _connect_unless_outdated(self, facts: Contact) -> Any:  # noqa: ANN401
-        """Return a connection pool; None when the job has come to another life while the dead one's was tried."""
-        attempt = asyncio.create_task(self.connect(facts))
+        self._known_s, said = asyncio.get_running_loop().time(), False
+        attempt: asyncio.Task[Any] | None = None
+        tried: Contact | None = None
         try:
-            while not attempt.done():
-                await asyncio.wait((attempt,), timeout=_POLL_S)
-                if not attempt.done() and contacts.read(self._folder) != facts:
-                    return None
-            return attempt.result()
+            while True:
+                found = contacts.read(self._folder) if await self._runs() else None
+                if attempt and found != tried:  # the life of the job that it was for is over
+                    attempt.cancel()
+                    attempt = None
+                if found and attempt is None:
+                    attempt, tried = asyncio.create_task(self.connect(found)), found
+                await self._news(attempt)
+                if attempt and attempt.done():
+                    try:
+                        return attempt.result()
+                    except LaunchError as e:
+                        if not said:
+                            say(f"{e}; it is tried again as long as job {self._job.id} is there")
+                    said, attempt = True, None
+                    await self._news()
         finally:
-            attempt.cancel()
+            if attempt:
+                attempt.cancel()
+
+    async def _runs(self) -> bool:
+        """Ask about the job, and show how it is; tell whether its scheduler may answer."""
+        status, now_s = await self._job.check(), asyncio.get_running_loop().time()
+        if status is None:
+            if now_s - self._known_s > _MISSING_S:
+                raise JobError(f"the batch system has not known job {self._job.id} for {_MISSING_S:g} s")
+            return False
+        self._known_s = now_s
+        self._show(JobFacts(id=self._job.id, submitted_s=now_s, expected=self._expected).listed(status, now_s))
+        return status.state in (JobState.RUNNING, JobState.UNKNOWN)
 
     async def connect(self, facts: Contact) -> Any:  # noqa: ANN401
         """Return a connection pool to the scheduler of a contact."""
@@ -140,12 +143,15 @@ class Way:
             await self._tunnel.close()
             self._tunnel = None
 
-    async def _news(self) -> None:
-        """Return when it is time to ask about the job again: it seems to have ended or to live again, or after long."""
+    async def _news(self, attempt: asyncio.Task[Any] | None = None) -> None:
+        """Return when it is time to ask about the job again: it seems to have ended or to live again, or after long.
+
+        An attempt to connect that is over is news, too.
+        """
         loop = asyncio.get_running_loop()
         asked_s, contact = loop.time(), contacts.read(self._folder)
         while (since_s := loop.time() - asked_s) < ASK_S and contacts.read(self._folder) == contact:
-            if since_s >= _NEWS_S and self._has_just_ended():
+            if (attempt and attempt.done()) or (since_s >= _NEWS_S and self._has_just_ended()):
                 return
             await asyncio.sleep(_POLL_S)
 

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from hpcgpu.batch import BatchSystem
+from hpcgpu.batch.text import requested
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
 from hpcgpu.model import JobSpec, JobState, JobStatus
 
 # After each of these waits the job is looked for and, but for the last, submitted again.
 _PAUSES_S = (1.0, 2.0, 4.0, 4.0)
-_TIMED_OUT = 124
+_TIMED_OUT, _NOT_THERE = 124, 127
+_ELSEWHERE = "jobs are submitted from a login node of a cluster; on this machine alone it is LocalGPUCluster"
 # States that a job does not leave by itself when nobody wants it any more.
 WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
 
@@ -35,8 +37,13 @@ async def submit(
         try:
             return system.elements(system.read_submit(result), spec.count)
         except SubmitError as e:
-            if not e.transient or e.over_limit:
+            if result.returncode == _NOT_THERE:
+                raise SubmitError(f"{str(e).strip()}; {_ELSEWHERE}", evidence=e.evidence) from e
+            if e.over_limit:
                 raise
+            if not e.transient:  # of a resource that it does not have, a batch system says no more than that
+                words = f"{e}\nIt was asked for {requested(script)}"
+                raise SubmitError(words, evidence=e.evidence, unsure=e.unsure) from None
             refusal = e
         found: tuple[str, ...] | None = None
         while found is None and pauses_s:

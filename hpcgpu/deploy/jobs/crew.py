@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.deploy.jobs.roster import Present
 
 
@@ -24,7 +24,7 @@ class Crew:
     write_down : callable
         Called when jobs have come or gone.
     written_down : callable
-        Returns the jobs that were written down last, by whoever.
+        Returns the jobs that were written down last, by whoever, and those that were gone.
     changed : callable
         Called when more is known than before.
     say : callable
@@ -36,6 +36,6 @@ class Crew:
     retire: Callable[[Sequence[str]], Awaitable[object]]
     remove: Callable[[Sequence[str]], Awaitable[object]]
     write_down: Callable[[], None]
-    written_down: Callable[[], Sequence[RecordedJob]]
+    written_down: Callable[[], tuple[Sequence[RecordedJob], Sequence[Gone]]]
     changed: Callable[[], None]
     say: Callable[[str], None]

@@ -12,8 +12,8 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.ask import ask, cancel
 from hpcgpu.deploy.jobs.crew import Crew
 from hpcgpu.deploy.jobs.job import tail
-from hpcgpu.deploy.jobs.record import RecordedJob
-from hpcgpu.deploy.jobs.roster import Gone, Member, Present, Roster
+from hpcgpu.deploy.jobs.record import Gone, RecordedJob
+from hpcgpu.deploy.jobs.roster import Member, Present, Roster
 from hpcgpu.deploy.jobs.submissions import Submissions
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState
@@ -58,7 +58,7 @@ class Fleet:
 
     def __init__(self, system: BatchSystem, spec: JobSpec, policy: Policy, expected: int, crew: Crew) -> None:
         self._system, self._policy, self._crew = system, policy, crew
-        self._submissions = Submissions(system, spec, crew.say)
+        self._submissions = Submissions(system, spec, crew)
         self._roster = Roster(expected)
         self.expected, self.wanted, self.steers = expected, 0, False
         self.error: HpcGpuError | None = None
@@ -89,6 +89,11 @@ class Fleet:
         """What is to be written down of the jobs."""
         return self._roster.recorded
 
+    @property
+    def submitting(self) -> bool:
+        """Whether there may be jobs that nobody was told of yet."""
+        return self._submissions.unanswered
+
     def take(self, wanted: int | None, *, steers: bool) -> None:
         """Go on from what is written down, as the one that acts or not.
 
@@ -100,7 +105,7 @@ class Fleet:
             Whether to act.
 
         """
-        self._roster.follow(self._crew.written_down(), self._now())
+        self._roster.follow(*self._crew.written_down(), self._now())
         self.wanted = max(self.wanted, len(self._roster)) if wanted is None else wanted
         self.steers = steers
         self._watch()
@@ -148,7 +153,7 @@ class Fleet:
         self.stop()
         async with self._acting:
             if not self.steers:
-                self._roster.follow(self._crew.written_down(), self._now())
+                self._roster.follow(*self._crew.written_down(), self._now())
             self._add(await self._submissions.lost(self._roster.known))
             left, end_s = self._roster.ids, self._now() + _END_S
             if left:
@@ -209,7 +214,7 @@ class Fleet:
             if self.steers:
                 self._add([self._submissions.record(job_id) for job_id in self._roster.unknown(present)])
             else:
-                self._roster.follow(self._crew.written_down(), now_s)
+                self._roster.follow(*self._crew.written_down(), now_s)
             self._roster.registered(present, now_s)
             actions = reconcile(self._facts(now_s), self._policy)
             self._ask_at_s, self._wake_at_s = self._at(actions.next_s), self._at(actions.wake_s)
@@ -222,8 +227,7 @@ class Fleet:
                 self._roster.cancelled(actions.cancel, self._now())
             self._forget(actions, present)
             for job_id in actions.retire:
-                self._roster.retired(job_id, self._now())
-                self._send(self._crew.retire, present[job_id].addresses)
+                self._retire(job_id, present)
             for job_id in actions.lost:
                 self._send(self._crew.remove, present[job_id].addresses)
             if actions.submit and (lost := await self._submissions.lost(self._roster.known)):
@@ -246,6 +250,11 @@ class Fleet:
             held_back_until_s=float("inf") if self.error else self._held_back_until_s,
             failures=self._failures,
         )
+
+    def _retire(self, job_id: str, present: Mapping[str, Present]) -> None:
+        self._roster.retired(job_id, self._now())
+        if job_id in present:
+            self._send(self._crew.retire, present[job_id].addresses)
 
     def _forget(self, actions: Actions, present: Mapping[str, Present]) -> None:
         log = ""

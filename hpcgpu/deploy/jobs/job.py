@@ -205,6 +205,9 @@ class BatchJob(SubmittedJob):
         except SubmitError as e:
             self._unsure = e if e.unsure else None
             raise
+        except asyncio.CancelledError:
+            self._unsure = SubmitError("the submission was given up before it was answered", unsure=True)
+            raise
         self._is(job_id)
 
     async def end(self) -> None:
@@ -241,6 +244,11 @@ def tail(log: Path) -> str:
     """Return the end of a log with its path, for an error."""
     try:
         lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return (
+            f"its log {log} is not there: it had not begun, or its node could not write there (log_directory= takes a "
+            "folder that all nodes see)"
+        )
     except OSError as e:
         return f"its log {log} cannot be read ({e.strerror})"
     if not lines:

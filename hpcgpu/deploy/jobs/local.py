@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import shlex
 import signal
@@ -12,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcgpu.deploy.jobs.job import tail
-from hpcgpu.errors import JobError
-from hpcgpu.host import process
+from hpcgpu.errors import JobError, LaunchError
+from hpcgpu.host import process, session
 from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.launcher import Launch
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
@@ -26,8 +26,8 @@ class LocalJob:
 
     Parameters
     ----------
-    argv : tuple of str
-        The command that starts the ranks.
+    launch : Launch
+        What starts the ranks.
     environ : mapping of str to str
         Variables that the ranks get besides those of this process.
     folder : Path
@@ -37,11 +37,11 @@ class LocalJob:
 
     """
 
-    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str], folder: Path, preload: str = "") -> None:
+    def __init__(self, launch: Launch, environ: Mapping[str, str], folder: Path, preload: str = "") -> None:
         self.id = ""
-        self.script = f"{shlex.join(argv)}\n"
+        self.script = f"{shlex.join(launch.argv)}\n"
         self._preload = preload
-        self._argv, self._environ, self._log = argv, environ, folder / "hpcgpu.log"
+        self._launch, self._environ, self._log = launch, environ, folder / "hpcgpu.log"
         self.log, self.status = str(self._log), JobStatus(JobState.RUNNING, "running")
         self._process: asyncio.subprocess.Process | None = None
 
@@ -51,17 +51,40 @@ class LocalJob:
         return self._process is not None and self._process.returncode is not None
 
     async def submit(self) -> None:
-        """Start the ranks."""
+        """Start the ranks.
+
+        Raises
+        ------
+        LaunchError
+            There is no such program, or its log cannot be written.
+
+        """
+        try:
+            self._process = await self._start()
+        except OSError as e:
+            raise LaunchError(
+                f"the ranks could not be started ({e}): python and launcher say what starts them, log_directory where "
+                "their log lies"
+            ) from e
+        self.id = str(self._process.pid)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        environ, parent = self._env(), os.getpid()
+
+        def prepare() -> None:
+            process.die_with_parent(parent, signal.SIGTERM)
+            session.clear(self._launch.session, environ)
+
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
+            return await asyncio.create_subprocess_exec(
+                *self._launch.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._env(),
-                preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
+                env=environ,
+                preexec_fn=prepare,
             )
-        self.id = str(self._process.pid)
 
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment: they are to know nothing of a batch job that this process may be in."""

@@ -47,6 +47,15 @@ class RecordedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """A job that is gone though nobody had asked it to leave: why, and when that was learned."""
+
+    recorded: RecordedJob
+    why: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """A process of some host; the start time tells it from a later one of its pid."""
 
@@ -74,6 +83,10 @@ class Record:
         The process that submitted it.
     created : datetime
         In UTC.
+    gone : tuple of Gone
+        The last few that ended unasked, the newest first.
+    submitting : bool
+        There may be jobs beside these: a submission has not been answered yet, or its answer was lost.
 
     """
 
@@ -85,6 +98,8 @@ class Record:
     shape: str = "gang"
     dialect: Mapping[str, object]
     jobs: tuple[RecordedJob, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    submitting: bool = False
 
     @property
     def system(self) -> BatchSystem:
@@ -113,8 +128,7 @@ def home() -> Path:
 def write(folder: Path, record: Record) -> None:
     """Write it down: a reader sees the old record or the new one."""
     plain = replace(record, dialect=dict(record.dialect))  # asdict() cannot copy a MappingProxyType
-    facts = asdict(plain) | {"created": record.created.isoformat()}
-    private.write(folder / _RECORD, json.dumps(facts))
+    private.write(folder / _RECORD, json.dumps(asdict(plain), default=datetime.isoformat))
 
 
 def read(folder: Path) -> Record:
@@ -138,6 +152,10 @@ def read(folder: Path) -> Record:
                 "created": datetime.fromisoformat(facts["created"]),
                 "dialect": {k: tuple(v) if isinstance(v, list) else v for k, v in facts["dialect"].items()},
                 "jobs": tuple(RecordedJob(**job) for job in facts["jobs"]),
+                "gone": tuple(
+                    Gone(RecordedJob(**job["recorded"]), job["why"], datetime.fromisoformat(job["at"]))
+                    for job in facts.get("gone", ())
+                ),
             }
         )
     except (ValueError, TypeError, KeyError) as e:

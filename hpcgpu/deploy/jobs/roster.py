@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.model import JobStatus
 from hpcgpu.plan.job_facts import JobFacts
 
@@ -41,15 +41,6 @@ class Member:
 
     recorded: RecordedJob
     facts: JobFacts
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A job that is gone though nobody had asked it to leave: why, and when that was learned."""
-
-    recorded: RecordedJob
-    why: str
-    at: datetime
 
 
 class Roster:
@@ -107,8 +98,9 @@ class Roster:
         for job in recorded:
             self._members[job.id] = Member(job, JobFacts(id=job.id, submitted_s=now_s, expected=self.expected))
 
-    def follow(self, recorded: Sequence[RecordedJob], now_s: float) -> None:
-        """Have exactly the jobs that somebody else has written down."""
+    def follow(self, recorded: Sequence[RecordedJob], gone: Sequence[Gone], now_s: float) -> None:
+        """Have exactly the jobs that somebody else has written down, also as gone."""
+        self.gone = deque(gone, maxlen=_GONE)
         for job_id in {*self._members} - {job.id for job in recorded}:
             self.forget(job_id)
         self.add([job for job in recorded if job.id not in self._members], now_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import re
 import shutil
 import socket
@@ -26,6 +28,8 @@ from hpcgpu.model import JobState, JobStatus
 _BY_ITSELF_S = 5.0
 _ENDING_S = 60.0
 _ASK_S = 2.0
+# An sbatch outlives its client, and tries for 2 minutes where slurmctld is "temporarily unable to accept job".
+_SUBMITTING_S, _LOOK_S = 130.0, 5.0
 Answer = TypeVar("Answer")
 
 
@@ -100,7 +104,7 @@ def left(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
 
 async def still_there(record: Record) -> list[str]:
     """Ask for the jobs of a run; return those that have not ended."""
-    return left(record, await _states(record.system, record))
+    return left(record, await _states(record.system, ids(record)))
 
 
 async def see(home: Path) -> tuple[Seen, ...]:
@@ -156,13 +160,8 @@ async def abandon(folder: Path) -> None:
     What is pending goes at once. What runs ends by its lease, and is left alone as long as another client, attached
     to it, renews that.
     """
-    record = records.read(folder)
-    system, grace_s = record.system, record.run.settings.client_grace_s
-    lost = await _answered(lambda: look(system, record.name, mark_of(folder), ids(record)))
-    record = replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
-    states = await _states(system, record)
-    if pending := [one for one, status in states.items() if status.state in WAITING]:
-        await _cancel(system, pending)
+    record = await _cancel_pending(folder)
+    grace_s = record.run.settings.client_grace_s
     loop = asyncio.get_running_loop()
     end = loop.time() + grace_s + _BY_ITSELF_S
     while await still_there(record):
@@ -174,6 +173,23 @@ async def abandon(folder: Path) -> None:
             break
         await asyncio.sleep(_ASK_S)
     await finish(Run(folder, record))
+
+
+async def _cancel_pending(folder: Path) -> Record:
+    """Cancel what is pending, also what nobody was told of; return the record with all jobs that were found."""
+    record, loop = records.read(folder), asyncio.get_running_loop()
+    system, end = record.system, loop.time() + (_SUBMITTING_S if record.submitting else 0.0)
+    while True:
+        known = ids(record)
+        lost = await _answered(functools.partial(look, system, record.name, mark_of(folder), known))
+        states = await _states(system, [*known, *lost])
+        if pending := [one for one, status in states.items() if status.state in WAITING]:
+            await _cancel(system, pending)
+        if lost or loop.time() > end:
+            return replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
+        await asyncio.sleep(_LOOK_S)
+        with contextlib.suppress(FileNotFoundError):  # who else has the cluster may go on submitting
+            record = records.read(folder)
 
 
 async def stop(run: Run) -> None:
@@ -218,9 +234,9 @@ async def finish(run: Run) -> None:
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
-async def _states(system: BatchSystem, record: Record) -> dict[str, JobStatus]:
-    """Return the states of a run's jobs."""
-    return await _answered(lambda: ask(system, ids(record))) if ids(record) else {}
+async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus]:
+    """Return the states of jobs."""
+    return await _answered(lambda: ask(system, wanted)) if wanted else {}
 
 
 async def _cancel(system: BatchSystem, wanted: list[str]) -> None:

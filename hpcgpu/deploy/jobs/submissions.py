@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.ask import look, submit
+from hpcgpu.deploy.jobs.crew import Crew
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec
@@ -22,15 +23,20 @@ class Submissions:
         Runs the jobs.
     spec : JobSpec
         The request for one of them; each submission has an exit file of its own beside ``spec.exit_file``.
-    say : callable
-        Takes a line for the user.
+    crew : Crew
+        Writes down that a submission is made: whoever is killed in the middle of it may have jobs that come later.
 
     """
 
-    def __init__(self, system: BatchSystem, spec: JobSpec, say: Callable[[str], None]) -> None:
-        self._system, self._spec, self._say = system, spec, say
+    def __init__(self, system: BatchSystem, spec: JobSpec, crew: Crew) -> None:
+        self._system, self._spec, self._crew = system, spec, crew
         self._number = 0
-        self._unsure = False
+        self._asking = self._unsure = False
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the answer to a submission is awaited, or was lost."""
+        return self._asking or self._unsure
 
     async def submit(self, count: int, known: Collection[str]) -> AsyncIterator[list[RecordedJob]]:
         """Submit so many; yield the jobs of each submission that was accepted.
@@ -85,11 +91,16 @@ class Submissions:
         self._number += 1
         exit_file = f"{self._spec.exit_file}-{self._number}"
         spec = replace(self._spec, count=count, exit_file=exit_file)
+        self._asking = True
+        self._crew.write_down()
         try:
-            ids = await submit(self._system, spec, self._system.script(spec), self._say, known)
-        except SubmitError as e:
-            self._unsure |= e.unsure
+            ids = await submit(self._system, spec, self._system.script(spec), self._crew.say, known)
+        except BaseException as e:
+            # ended in the middle of it, by a close of the cluster: as when the answer was lost
+            self._unsure |= e.unsure if isinstance(e, SubmitError) else True
             raise
+        finally:
+            self._asking = False
         return [self._record(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
 
     def _record(self, job_id: str, spec: JobSpec, exit_file: str) -> RecordedJob:

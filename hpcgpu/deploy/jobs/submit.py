@@ -51,7 +51,10 @@ def plan_job(run: RunDocument, site: Site | None, batch: str) -> tuple[JobSpec, 
 
     """
     if site and site.batch != batch:
-        raise ConfigError(f"site {site.name} has {site.batch}, not {batch}")
+        raise ConfigError(
+            f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu jobscript: leave "
+            f"--batch out), or another site= than that of {run.settings.where('site')}"
+        )
     check_submission(run.settings, site)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
     python = run.settings.python or sys.executable

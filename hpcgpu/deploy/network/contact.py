@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpcgpu.deploy.network.trust import Certificate, secret
-from hpcgpu.errors import TrustError
+from hpcgpu.errors import HpcGpuError, TrustError
 from hpcgpu.host import private
 
 _NONCE = "nonce"
@@ -47,10 +47,23 @@ class Contact:
 
 
 def make_folder(home: Path) -> Path:
-    """Make the folder of a new run below ``home``, and put a nonce into it."""
-    private.make_folder(home)
-    folder = private.make_folder(home / secrets.token_hex(8))
-    private.write(folder / _NONCE, secret())
+    """Make the folder of a new run below ``home``, and put a nonce into it.
+
+    Raises
+    ------
+    HpcGpuError
+        It cannot be made, or is open to others.
+
+    """
+    try:
+        private.make_folder(home)
+        folder = private.make_folder(home / secrets.token_hex(8))
+        private.write(folder / _NONCE, secret())
+    except OSError as e:
+        raise HpcGpuError(
+            f"a cluster's files cannot be written to {home}: {e.strerror}. They need a home folder (HOME) that can be "
+            "written, has room, and is there on the nodes, too"
+        ) from e
     return folder
 
 

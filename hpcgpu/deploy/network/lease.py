@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.deploy.network.lease_file import is_detached, touch
+from hpcgpu.deploy.network.lease_file import is_detached, renew
 
 # Several signs fit into the shortest grace that makes sense; each is one small message.
 _SIGNS_PER_GRACE = 6
@@ -90,11 +90,11 @@ def interval_s(grace_s: float) -> float:
 
 
 async def keep_touched(folder: Path, grace_s: float) -> None:
-    """Touch the run's lease file, from before its submission on, until the folder is gone."""
+    """Renew the lease that the client took before the submission, until it is gone."""
     while True:
         try:
             if not await asyncio.to_thread(is_detached, folder):
-                await asyncio.to_thread(touch, folder)
+                await asyncio.to_thread(renew, folder)
         except FileNotFoundError:
             return
         except OSError as e:  # a file server that is away for a moment

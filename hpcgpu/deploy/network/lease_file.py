@@ -14,7 +14,7 @@ _DETACHED = "detached"
 
 
 def touch(folder: Path) -> None:
-    """Renew the lease; called by the client every few seconds, from before the submission.
+    """Take the lease; called by the client before the submission.
 
     Raises
     ------
@@ -23,6 +23,18 @@ def touch(folder: Path) -> None:
 
     """
     (folder / _LEASE).touch(mode=0o600)
+
+
+def renew(folder: Path) -> None:
+    """Renew the lease, every few seconds. It makes no file: the folder may just be removed, and would stay for that.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no lease, or no folder any more.
+
+    """
+    os.utime(folder / _LEASE)
 
 
 def detach(folder: Path) -> None:

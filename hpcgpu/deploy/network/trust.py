@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed.security import Security
 
+from hpcgpu.deploy.network.tls_socket import TlsSocket
 from hpcgpu.errors import TrustError
 
 _NAME = "hpcgpu cluster"
@@ -74,7 +75,7 @@ def security(certificate: Certificate | None) -> Security:
 
 
 class ClusterSecurity(Security):
-    """distributed's Security, with the TLS contexts made once in a process.
+    """distributed's Security, with the TLS contexts made once in a process, and with sockets of :mod:`tls_socket`.
 
     Each takes 3 ms and writes the key to a temporary folder; a leader would make two for each of its nannies.
     """
@@ -92,6 +93,7 @@ class ClusterSecurity(Security):
         if key not in _arguments:
             try:
                 _arguments[key] = make()
+                _arguments[key]["ssl_context"].sslsocket_class = TlsSocket
             except (OSError, ValueError) as e:  # OpenSSL's too; its words hold nothing of the key
                 raise TrustError(f"the certificate of this cluster, or its key, cannot be used: {e}") from e
         return dict(_arguments[key])

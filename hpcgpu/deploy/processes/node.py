@@ -14,7 +14,7 @@ from hpcgpu.host import gpus as cards
 from hpcgpu.model import CpuSet, Gpu, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.plan.binding import place_simulated
-from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.plan.workers import NodeFacts, device_limits_lowered, plan_workers
 from hpcgpu.units import format_bytes
 
 
@@ -114,15 +114,17 @@ def _facts(machine: Machine, scratch: str, environ: Mapping[str, str], memory_by
     )
 
 
-def lowered(settings: Settings, spec: WorkerSpec) -> str:
-    """Return what to say of a memory limit that had to be lowered; empty: it was not."""
-    asked, limit = settings.memory_limit, spec.memory_limit_bytes
+def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
+    """Return what to say of memory limits that had to be lowered."""
+    on_device = device_limits_lowered(settings, specs)
+    asked, limit = settings.memory_limit, specs[0].memory_limit_bytes
     if not isinstance(asked, int) or not asked or limit is None or limit >= asked:
-        return ""
+        return on_device
     return (
+        *on_device,
         f"memory_limit={format_bytes(asked)} (set by {settings.where('memory_limit')}) is lowered to "
         f"{format_bytes(limit)}, a worker's share of what this job may use on the node: above it the kernel would "
-        "end the job before a worker spills"
+        "end the job before a worker spills",
     )
 
 

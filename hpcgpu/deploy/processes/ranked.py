@@ -20,7 +20,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.processes import devices, node
 from hpcgpu.deploy.processes.unspill import Unspilling
-from hpcgpu.deploy.processes.worker import store_of
+from hpcgpu.deploy.processes.worker import check_room, store_of
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import bind
 from hpcgpu.launch.environment import is_isolated, read_rank
@@ -76,6 +76,7 @@ class GPUWorker(compat.SilentWorker):
         bind.bind_all_threads(spec.binding)
         os.environ.update(spec.env)
         devices.open_device(spec)
+        check_room(spec)
         ours: dict[str, Any] = {
             "nthreads": spec.nthreads,
             "memory_limit": spec.memory_limit_bytes or 0,
@@ -116,7 +117,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     else:
         _widen(rank, machine.name)
         spec = node.plan_here(settings, machine, together, **common)[number]
-    node.say(machine.name, (node.lowered(settings, spec),))
+    node.say(machine.name, node.lowered(settings, (spec,)))
     return spec
 
 

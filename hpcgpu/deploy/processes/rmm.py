@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model.worker import Rapids
 from hpcgpu.spill import pressure
 
+logger = logging.getLogger("distributed.worker.memory")
 # They see what is allocated, and stand above what may fail: each try would be one of theirs.
 _OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
 _EXTRA = "pip install 'hpcgpu[rapids]'"
@@ -51,14 +53,17 @@ def set_up(rapids: Rapids) -> None:
 def when_imported() -> None:
     """Have failing allocations make the store evict also where no option asks for RMM: from its import on.
 
-    It is imported by cuDF and by user code, before which nothing of RMM's can be in the store. Who sets another
-    resource after that has it without.
+    distributed imports it where it is installed (2026.8.0: ``worker.py``), else cuDF and user code do, before which
+    nothing of RMM's can be in the store. Who sets another resource after that has it without.
     """
     wrapt.register_post_import_hook(_evict_by, "rmm")
 
 
 def _evict_by(rmm: Any) -> None:  # noqa: ANN401
-    rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+    try:
+        rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+    except RuntimeError as e:  # nobody has asked for it: a worker that does not use it works without
+        logger.warning("RMM is installed but fails on this GPU, and evicts nothing for what is allocated by it: %s", e)
 
 
 def _check_installed(module: str, asked: str) -> None:

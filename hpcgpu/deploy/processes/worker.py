@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -13,17 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
+import psutil
 from distributed import Worker
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.processes import devices
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.unspill import Unspilling
-from hpcgpu.errors import cause_of
+from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.units import format_bytes
 
+# Of the store. Its few lines are to be seen where a run's logs begin at warnings (agent.image).
+_SPILL_LOGGER = logging.getLogger("distributed.worker.memory")
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
 
@@ -70,9 +75,13 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
         devices.open_device(start.spec)
         worker = await make_worker(start)
     except Exception as e:
-        reason = "".join(traceback.format_exception_only(cause_of(e))).strip()
+        cause = cause_of(e)
+        ours = isinstance(cause, HpcGpuError)
+        reason = str(cause) if ours else "".join(traceback.format_exception_only(cause)).strip()
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
         await control.drained()
+        if ours:
+            return 1  # its words say all, and the nanny has them
         raise
     control.send("started", address=worker.address, dir=worker.local_directory)
     stopping = asyncio.create_task(_stop_when_told(worker, control))
@@ -94,7 +103,30 @@ async def make_worker(start: WorkerStart) -> Worker:
         plugins=(Unspilling(spec),),
     )
     compat.exclude_simulated(worker, devices.usage_reader(spec))
+    if _SPILL_LOGGER.getEffectiveLevel() == logging.WARNING:
+        _SPILL_LOGGER.setLevel(logging.INFO)
+    check_room(spec)
     return await worker
+
+
+def check_room(spec: WorkerSpec) -> None:
+    """Refuse a limit above which this process is before it has any data: Dask would pause or end it for ever.
+
+    Raises
+    ------
+    ConfigError
+        The process takes more of the limit than Dask's fractions ``pause`` and ``terminate`` leave it.
+
+    """
+    memory = dask.config.get("distributed.worker.memory")
+    limit, parts = spec.memory_limit_bytes, [part for part in (memory["pause"], memory["terminate"]) if part]
+    taken = psutil.Process().memory_info().rss
+    if limit and parts and taken > (part := min(parts)) * limit:
+        raise ConfigError(
+            f"memory_limit is {format_bytes(limit)} for each worker, but its process takes {format_bytes(taken)} "
+            f"before it has any data, and Dask stops it above {part} of the limit: give it more than "
+            f"{format_bytes(taken / part)}, and much more for data, or have fewer workers on a node"
+        )
 
 
 def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
