@@ -27,6 +27,7 @@ from hpcgpu.deploy.network.contact import Contact
 from hpcgpu.deploy.network.reach import reach
 from hpcgpu.deploy.network.trust import Certificate, security
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import pids
 from hpcgpu.model import RunDocument, Settings
 
 pytestmark = pytest.mark.mpi
@@ -146,6 +147,37 @@ def test_a_member_that_must_go_hands_its_data_over(
         assert staying.poll() is None
     assert leaving.stdout
     assert "hand over their data and leave" in leaving.stdout.read()
+
+
+def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too(
+    cluster: Ranks, head: subprocess.Popen[str]
+) -> None:
+    cluster.member("2")
+    with subprocess.Popen(["sleep", "600"]) as launcher, cluster.client() as client:
+        env = {"HPCGPU_JOB_ID": "1", pids.LAUNCHER: pids.mark(launcher.pid)}
+        leaving = cluster.start("member", env=env)
+        wait_workers(client, "1-0", "1-1", "2-0", "2-1")
+        by_name = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+        data = [client.scatter({i: i}, workers=[by_name[f"1-{i}"]])[i] for i in range(2)]
+        assert leaving.stdout
+        leaving.stdout.close()
+        leaving.stdout = None
+        launcher.kill()
+        assert leaving.wait(DEADLINE_S) == 0
+        wait_workers(client, "2-0", "2-1")
+        assert client.gather(data) == [0, 1]
+
+
+def test_processes_are_found_by_what_names_them() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        named = pids.mark(process.pid)
+        host, pid, started = named.split()
+        assert pids.find(named) == (process.pid, int(started))
+        assert pids.find(f"another-{named}") is None
+        assert pids.find(f"{host} {pid} {int(started) - 1}") is None  # the pid was another process's
+        process.kill()
+    assert pids.find(named) is None
+    assert pids.find("") is None
 
 
 def test_sigterm_ends_a_member_whose_data_nobody_can_take(cluster: Ranks, head: subprocess.Popen[str]) -> None:

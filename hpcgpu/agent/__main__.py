@@ -7,6 +7,7 @@ import sys
 
 from hpcgpu.agent.rank import Rank
 from hpcgpu.errors import HpcGpuError, WorldError
+from hpcgpu.host import log
 from hpcgpu.launch.environment import read_rank
 
 
@@ -17,7 +18,7 @@ def main(argv: list[str]) -> int:
     except HpcGpuError as e:
         facts = read_rank(os.environ)
         if facts.rank == 0 or not isinstance(e, WorldError):
-            print(f"hpcgpu: {e}", file=sys.stderr, flush=True)
+            log.say(str(e))
         if os.environ.get("HPCGPU_DEBUG"):
             sys.excepthook(*sys.exc_info())
         return 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from hpcgpu.agent.follower import Guest
 from hpcgpu.errors import HpcGpuError
+from hpcgpu.host import log
 
 # A signal to a whole job reaches the followers, who die at once, and their leader, who ends the run.
 _TOGETHER_S = 0.5
@@ -75,7 +75,7 @@ class Attendance:
         return f"{_its(names)} {'was' if len(names) == 1 else 'were'} retired"
 
     def _say(self, text: str) -> None:
-        print(f"hpcgpu: {self._node}: {text}", file=sys.stderr, flush=True)
+        log.say(f"{self._node}: {text}")
 
     def close(self) -> None:
         """Watch no more."""

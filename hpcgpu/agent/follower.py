@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
 
 _MESSAGE_BYTES = 256
 _LOOK_S = 0.1
@@ -168,9 +169,7 @@ class _Follower:
                     died_s = time.monotonic()
             if door and self._lock is not None:
                 return Estate(folder, self._lock, door, self._heirs, frozenset(self._lost), died_s)
-        print(
-            f"hpcgpu: rank {self._rank}: the leader of this node ended without a goodbye", file=sys.stderr, flush=True
-        )
+        log.say(f"rank {self._rank}: the leader of this node ended without a goodbye")
         return os.EX_SOFTWARE
 
     def _stay(self, path: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.agent.leader import Leader, Post
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import private, process
+from hpcgpu.host import log, private, process
 from hpcgpu.model.world import SCRIPT_ADDRESS
 
 if TYPE_CHECKING:
@@ -101,16 +101,16 @@ class Head(Leader):
                 self.end(1, message["text"])
             elif message["op"] == "leader_lost":
                 text = f"node {message['node']} lost its leader; its workers are gone"
-                print(f"hpcgpu: {text}", file=sys.stderr, flush=True)
+                log.say(text)
             elif message["op"] == "end":
-                print(f"hpcgpu: the job ends: {message['reason']}", file=sys.stderr, flush=True)
+                log.say(f"the job ends: {message['reason']}")
                 self._client_gone = True
                 self.end(0)
 
     def drain(self, left_s: float | None) -> None:
         """Say that the job's time ends: here, and to the clients as an event."""
         when = "soon" if left_s is None else f"in {left_s:.0f} s"
-        print(f"hpcgpu: the job's time ends {when}", file=sys.stderr, flush=True)
+        log.say(f"the job's time ends {when}")
         if self._control:
             self._control.send("event", facts={"action": "time-limit", "left_s": left_s})
 
@@ -125,17 +125,15 @@ class Head(Leader):
         except TimeoutError:
             if not self._present:
                 raise LaunchError(f"none of {self._wanted} workers has registered within {deadline_s:g} s") from None
-            print(
-                f"hpcgpu: only {self._present} of {self._wanted} workers have registered within {deadline_s:g} s; "
-                "the run goes on with them",
-                file=sys.stderr,
-                flush=True,
+            log.say(
+                f"only {self._present} of {self._wanted} workers have registered within {deadline_s:g} s; "
+                "the run goes on with them"
             )
             return
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        print(f"hpcgpu: {workers} on {nodes} ready{idle}{self._write_dashboard()}", file=sys.stderr, flush=True)
+        log.say(f"{workers} on {nodes} ready{idle}{self._write_dashboard()}")
 
     def _report_progress(self) -> None:
         """Let the client outside, which waits for all workers, see how many there are."""

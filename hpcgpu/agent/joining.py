@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.agent.spawner import ZygoteSpawner
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import process
+from hpcgpu.host import log, process
 from hpcgpu.model import Settings, WorkerSpec
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class _Joined:
         if failed := [e for e in done if isinstance(e, BaseException)]:
             raise LaunchError(f"{len(failed)} of {len(done)} workers could not be started: {failed[0]}")
         there = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in self._specs)
-        print(f"hpcgpu: {len(done)} workers at {self._joining.scheduler}: {there}", file=sys.stderr, flush=True)
+        log.say(f"{len(done)} workers at {self._joining.scheduler}: {there}")
 
     async def _hand_over(self) -> None:
         """Have the scheduler move what the workers alone have; a cluster that ends has nobody who could take it."""
@@ -178,9 +178,9 @@ class _Joined:
                 rpc(self._joining.scheduler, connection_args=connection_args) as s,
             ):
                 left = await s.retire_workers(workers=addresses, close_workers=False, remove=False)
-            print(f"hpcgpu: handed over the data of {len(left)} of {len(addresses)} workers", file=sys.stderr)
+            log.say(f"handed over the data of {len(left)} of {len(addresses)} workers")
         except (OSError, TimeoutError) as error:
-            print(f"hpcgpu: data could not be handed over: {error or 'out of time'}", file=sys.stderr)
+            log.say(f"data could not be handed over: {error or 'out of time'}")
 
     def _nanny(self, own_host: str, spec: WorkerSpec) -> Nanny:
         from hpcgpu.deploy.processes.nanny import ForkNanny

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from hpcgpu.agent.follower import Guest
 from hpcgpu.agent.spawner import ZygoteSpawner
 from hpcgpu.agent.zygote import Zygote
 from hpcgpu.errors import LaunchError, cause_of
+from hpcgpu.host import log
 from hpcgpu.model import RunDocument, WorkerSpec
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Leader:
                 logger.debug("while the run ended: %s", error)  # what it was doing broke because of the end
             await self.close()
         if self.why and self.exit_code:
-            print(f"hpcgpu: the run ends: {self.why}", file=sys.stderr, flush=True)
+            log.say(f"the run ends: {self.why}")
         return self.exit_code
 
     async def serve(self) -> int:

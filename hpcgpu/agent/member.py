@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.agent.leader import Leader, Post, security_of
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log, pids
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.contact import Contact
@@ -51,6 +52,10 @@ class Member(Leader):
         }
         self.security = security_of(self.post.scheduler)
         await self.start_workers()
+        with self._launcher_watched():
+            return await self._stay()
+
+    async def _stay(self) -> int:
         goodbye = asyncio.ensure_future(self.hear_goodbye())
         left = asyncio.ensure_future(self._all_left())
         try:
@@ -66,6 +71,26 @@ class Member(Leader):
         what = "the scheduler is gone" if goodbye.done() else "its workers have lost the scheduler"
         self.end(os.EX_UNAVAILABLE, f"{what}: no goodbye from {self.watch.peer_address}")
         return self.exit_code
+
+    @contextlib.contextmanager
+    def _launcher_watched(self) -> Iterator[None]:
+        """Leave when srun is gone: Slurm has given the job up, and kills what is left of it without a warning.
+
+        So it is when the node's slurmd does not answer: srun ends at once, and slurmd, back in touch, sends SIGTERM
+        and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
+        """
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            launcher = pids.find(self.post.environ.get(pids.LAUNCHER, ""))
+            pidfd = stack.enter_context(pids.watched(*launcher)) if launcher else None
+            if pidfd is not None:
+                loop.add_reader(pidfd, self._orphaned, pidfd)
+                stack.callback(loop.remove_reader, pidfd)
+            yield
+
+    def _orphaned(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        self._leave("what launched it is gone")
 
     async def _find_scheduler(self) -> Contact:
         """Wait for the contact of the cluster's scheduler."""
@@ -105,7 +130,7 @@ class Member(Leader):
         self._leave("its time ends soon" if left_s is None else f"its time ends in {left_s:.0f} s")
 
     def _leave(self, why: str) -> None:
-        print(f"hpcgpu: the workers of this job hand over their data and leave: {why}", file=sys.stderr, flush=True)
+        log.say(f"the workers of this job hand over their data and leave: {why}")
         if self.watch is None:
             self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
         elif self._retiring is None:

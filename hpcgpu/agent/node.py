@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet
 
@@ -108,4 +108,4 @@ def _job(run: RunDocument, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _say(host: str, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        print(f"hpcgpu: {host}: {warning}", file=sys.stderr, flush=True)
+        log.say(f"{host}: {warning}")

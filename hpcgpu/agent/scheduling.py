@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from typing import Any
 
 from hpcgpu.agent.image import Image
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
 from hpcgpu.host.addresses import own_addresses
 from hpcgpu.model import RunDocument, Settings
 
@@ -41,11 +41,7 @@ class Scheduling:
         self.certificate = Certificate.make() if self.protocol == "tls" else None
         self.secret = secret() if settings.dashboard else ""
         if self.certificate is None:
-            print(
-                f"hpcgpu: protocol {self.protocol} is not encrypted: who reaches the scheduler's port runs code as you",
-                file=sys.stderr,
-                flush=True,
-            )
+            log.say(f"protocol {self.protocol} is not encrypted: who reaches the scheduler's port runs code as you")
         spec = SchedulerSpec(
             host=_LOOPBACK if local else (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
             protocol=self.protocol,

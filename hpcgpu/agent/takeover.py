@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 
 from hpcgpu.agent.follower import Estate
 from hpcgpu.agent.leader import Leader, Post, scheduler_rpc, worker_names
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
 
 _ASK_S = 0.05
 
@@ -26,11 +26,9 @@ class Heir(Leader):
         await self._wait_for(names)
         await super().start_workers()
         count, after_s = len(names), time.monotonic() - self._estate.since_s
-        print(
-            f"hpcgpu: {self.post.node}: the leader died; rank {self._rank} leads, and {count} "
-            f"worker{'s are' if count != 1 else ' is'} back after {after_s:.1f} s",
-            file=sys.stderr,
-            flush=True,
+        log.say(
+            f"{self.post.node}: the leader died; rank {self._rank} leads, and {count} "
+            f"worker{'s are' if count != 1 else ' is'} back after {after_s:.1f} s"
         )
 
     async def _wait_for(self, names: set[str]) -> None:

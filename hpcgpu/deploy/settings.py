@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from hpcgpu.config.layers import chosen_site, read_settings
+from hpcgpu.host import log
 from hpcgpu.host.sites import find_site
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.settings import options, user_name
@@ -96,7 +97,7 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
     ignored = "; ".join(jobqueue.ignored(section))
     if ignored and ignored not in _said:
         _said.add(ignored)
-        print(f"hpcgpu: dask config {path}: ignored are {ignored}", file=sys.stderr, flush=True)
+        log.say(f"dask config {path}: ignored are {ignored}")
     return path, section
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcgpu.config import document
 from hpcgpu.deploy import settings
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import process, session
+from hpcgpu.host import log, pids, process, session
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
@@ -66,7 +66,7 @@ def preload(wanted: Settings) -> str:
 
     library = allocator.find_jemalloc(os.environ)
     if not library and not read_allocation(os.environ).rank.rank:
-        print(f"hpcgpu: {allocator.NOT_FOUND}", file=sys.stderr, flush=True)
+        log.say(f"{allocator.NOT_FOUND}")
     return library
 
 
@@ -111,7 +111,8 @@ def _execute(run: RunDocument) -> None:
     launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     session.clear(launcher.session, os.environ)
-    process.execute((program, *launcher.argv[1:]), {**os.environ, **added, **dict(launcher.env)})
+    own = {pids.LAUNCHER: pids.mark(os.getpid())}  # which the launcher is about to have
+    process.execute((program, *launcher.argv[1:]), {**os.environ, **own, **added, **dict(launcher.env)})
 
 
 def _plan(

@@ -7,6 +7,9 @@ import os
 import select
 from collections.abc import Iterator
 
+# The variable by which ranks know the process that launched them.
+LAUNCHER = "HPCGPU_LAUNCHER"
+
 
 def start_time(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot (proc(5), field 22); None without one, or a zombie."""
@@ -16,6 +19,20 @@ def start_time(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def mark(pid: int) -> str:
+    """Return what names this process for :func:`find`, also after it has become another program."""
+    return f"{os.uname().nodename} {pid} {start_time(pid)}"
+
+
+def find(named: str) -> tuple[int, int] | None:
+    """Return pid and start time of a process of this host that is there; None if it is not, or of another host."""
+    host, _, rest = named.partition(" ")
+    if host != os.uname().nodename:
+        return None
+    pid, started = (int(word) for word in rest.split())
+    return (pid, started) if start_time(pid) == started else None
 
 
 @contextlib.contextmanager

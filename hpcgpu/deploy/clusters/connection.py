@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from hpcgpu.deploy.network.lease import Holder
 from hpcgpu.deploy.network.lease_file import is_detached
 from hpcgpu.deploy.network.trust import security
 from hpcgpu.errors import HpcGpuError, JobError
+from hpcgpu.host import log
 from hpcgpu.model import Settings
 from hpcgpu.plan.phase import summary_line
 from hpcgpu.spill.dask import register
@@ -148,4 +148,4 @@ class ConnectedCluster(Cluster):
         await old.close_rpc()
 
     def _warn(self, what: str) -> None:
-        print(f"hpcgpu: {what}", file=sys.stderr, flush=True)
+        log.say(what)

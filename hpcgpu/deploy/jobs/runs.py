@@ -8,7 +8,6 @@ import functools
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
 from hpcgpu.deploy.jobs.submit import mark_of
 from hpcgpu.deploy.network.lease_file import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
-from hpcgpu.host import pids
+from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
 
 # What ends by itself, since its lease has ended, is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
@@ -257,4 +256,4 @@ async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
 
 def warn(what: str) -> None:
     """Tell the person, or the guard's log."""
-    print(f"hpcgpu: {what}", file=sys.stderr, flush=True)
+    log.say(what)

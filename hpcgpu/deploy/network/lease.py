@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hpcgpu.deploy.network.lease_file import is_detached, renew
+from hpcgpu.host import log
 
 # Several signs fit into the shortest grace that makes sense; each is one small message.
 _SIGNS_PER_GRACE = 6
@@ -98,5 +98,5 @@ async def keep_touched(folder: Path, grace_s: float) -> None:
         except FileNotFoundError:
             return
         except OSError as e:  # a file server that is away for a moment
-            print(f"hpcgpu: the lease in {folder} could not be renewed: {e}", file=sys.stderr, flush=True)
+            log.say(f"the lease in {folder} could not be renewed: {e}")
         await asyncio.sleep(interval_s(grace_s))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import addresses, cgroup, discover
+from hpcgpu.host import addresses, cgroup, discover, log
 from hpcgpu.host import gpus as cards
 from hpcgpu.model import CpuSet, Gpu, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.simulated import parse_simulated
@@ -143,7 +142,7 @@ def exposed(protocol: str) -> str:
 def say(host: str, words: tuple[str, ...]) -> None:
     """Print lines about a node for its job's log."""
     for line in filter(None, words):
-        print(f"hpcgpu: {host}: {line}", file=sys.stderr, flush=True)
+        log.say(f"{host}: {line}")
 
 
 def launch_key(environ: Mapping[str, str]) -> str:
