@@ -133,6 +133,35 @@ def test_room_that_was_freed_is_used_again(disk: Disk) -> None:
     assert (path.stat().st_ino, path.stat().st_blocks) == (before.st_ino, before.st_blocks)
 
 
+def test_no_more_lies_there_than_may(tmp_path: Path) -> None:
+    disk = Disk(str(tmp_path), limit_bytes=MIB)
+    half = disk.write([some(MIB // 2).data])
+    with pytest.raises(OSError, match=r"no more than 1.0 MiB may lie there .*max-spill"):
+        disk.write([some(MIB // 2).data, some(1).data])
+    rest = disk.write([some(MIB // 2, 1).data])
+    assert [contents(disk, s) for s in (half, rest)] == [[some(MIB // 2, i).tobytes()] for i in range(2)]
+    del half
+    again = disk.write([some(MIB // 4, 2).data])
+    assert contents(disk, again) == [some(MIB // 4, 2).tobytes()]
+    disk.close()
+
+
+def test_what_may_not_lie_on_disk_stays_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = GpuSpillBuffer(memory_limit=10 * MIB, target=0.4, max_spill="3.5 MiB", local_directory=str(tmp_path))
+    try:
+        for i in range(10):
+            store[i] = some(MIB, i)
+        store.settle()
+        assert 3 * MIB <= store.tiers["disk"] <= 3.5 * MIB
+        assert store.tiers["host"] == 7 * MIB
+        assert all(np.array_equal(store[i], some(MIB, i)) for i in range(10))
+    finally:
+        store.close()
+    assert "stay in the host tier" in caplog.text
+    with pytest.raises(ConfigError, match="max_spill=0.5 must be a size"):
+        GpuSpillBuffer(max_spill=0.5)
+
+
 def test_a_large_object_has_a_file_of_its_own(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", MIB)
     large = [disk.write([some(600 * KIB, i).data]) for i in range(3)]

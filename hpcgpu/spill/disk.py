@@ -44,13 +44,15 @@ class Disk:
         Where to make the folder.
     slabs : Slabs, optional
         Where the buffers that are read back get their memory.
+    limit_bytes : int
+        The most that may lie there; 0: what the disk has.
 
     """
 
-    def __init__(self, parent: str | None, slabs: Slabs | None = None) -> None:
+    def __init__(self, parent: str | None, slabs: Slabs | None = None, limit_bytes: int = 0) -> None:
         self._scratch = Scratch.make(parent, "spill")
         self.folder = self._scratch.path
-        self._segments = Segments(self.folder)
+        self._segments = Segments(self.folder, limit_bytes=limit_bytes)
         self._slabs = slabs
         self._bin: deque[Slot] = deque()
 

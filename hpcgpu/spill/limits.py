@@ -40,6 +40,21 @@ def read_limit(name: str, value: float | str | None) -> int | float:
     return int(number)
 
 
+def size_of(name: str, value: float | str | None) -> int:
+    """Return bytes, 0 for never.
+
+    Raises
+    ------
+    ConfigError
+        Neither a size nor off; a fraction, too: of what, is not known here.
+
+    """
+    limit = read_limit(name, value)
+    if isinstance(limit, float):
+        raise ConfigError(f"{name}={value!r} must be a size for the store; allowed: bytes or '8GB'")
+    return limit
+
+
 def _read_bytes(name: str, text: str) -> int:
     try:
         return parse_bytes(text)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcgpu.units import format_bytes
+
 _PAGE_BYTES = 4096
 SEGMENT_BYTES = 256 * 2**20
 # Rewriting room that was written before: 8 GB/s; new room in a file: 6; a new file of 8 MiB: 0.5 to 3.6 (ext4, 6.18).
@@ -132,11 +134,14 @@ class Segments:
         Where the files are.
     reserve : callable
         Called with file descriptor, start and size of what a file is to be made longer by; OSError if the disk is full.
+    limit_bytes : int
+        Slots may have so much together; 0: what the disk has.
 
     """
 
-    def __init__(self, folder: Path, reserve: Callable[[int, int, int], None] = reserve) -> None:
-        self._folder, self._reserve = folder, reserve
+    def __init__(self, folder: Path, reserve: Callable[[int, int, int], None] = reserve, limit_bytes: int = 0) -> None:
+        self._folder, self._reserve, self._limit_bytes = folder, reserve, limit_bytes
+        self._taken_bytes = 0
         self._numbers = itertools.count()
         self._kept = set[Segment]()
         # by size of the slots; a dict, since it is ordered: the oldest ones are filled up, so that others get empty
@@ -144,20 +149,28 @@ class Segments:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Slot:
-        """Return room for so many bytes; OSError if the disk is full."""
+        """Return room for so many bytes; OSError if the disk is full, or as full as it may be."""
         size = round_up(nbytes)
         with self._lock:
-            room = self._with_room.setdefault(size, {})
-            while (segment := next(iter(room), None)) is not None:
-                try:
-                    offset = segment.take(self._reserve)
-                except OSError:  # ENOSPC, EFBIG of a limit, a cut file: the next one, or a new one, may do
-                    del room[segment]
-                    continue
-                if not segment.has_room:
-                    del room[segment]
-                return Slot(segment, offset)
-            return self._take_of_new(size, room)
+            if 0 < self._limit_bytes < self._taken_bytes + size:
+                most = format_bytes(self._limit_bytes)
+                raise OSError(errno.EDQUOT, f"no more than {most} may lie there (distributed.worker.memory.max-spill)")
+            slot = self._take(size)
+            self._taken_bytes += size
+            return slot
+
+    def _take(self, size: int) -> Slot:
+        room = self._with_room.setdefault(size, {})
+        while (segment := next(iter(room), None)) is not None:
+            try:
+                offset = segment.take(self._reserve)
+            except OSError:  # ENOSPC, EFBIG of a limit, a cut file: the next one, or a new one, may do
+                del room[segment]
+                continue
+            if not segment.has_room:
+                del room[segment]
+            return Slot(segment, offset)
+        return self._take_of_new(size, room)
 
     def _take_of_new(self, size: int, room: dict[Segment, None]) -> Slot:
         segment = Segment(self._folder / str(next(self._numbers)), size, keep_open=len(self._kept) < _KEPT_OPEN)
@@ -179,6 +192,7 @@ class Segments:
             for segment, offset in slots:
                 segment.free.append(offset)
                 segment.used -= 1
+                self._taken_bytes -= segment.slot_bytes
                 room = self._with_room[segment.slot_bytes]
                 room.setdefault(segment)
                 if not segment.used:

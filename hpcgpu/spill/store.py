@@ -23,7 +23,7 @@ from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
 from hpcgpu.spill.handle import Handle, Packed
 from hpcgpu.spill.keeper import Keeper
-from hpcgpu.spill.limits import read_limit
+from hpcgpu.spill.limits import read_limit, size_of
 from hpcgpu.spill.mover import Mover
 from hpcgpu.spill.moves import Count, Moves
 from hpcgpu.spill.reading import Reader, reader, reading
@@ -72,6 +72,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         value gets proxies for them (:mod:`hpcgpu.spill.proxy`). False: a value comes up as a whole, and is real.
     target : float
         The part of ``memory_limit`` that the host tier may fill: distributed's ``worker.memory.target``. 0: no limit.
+    max_spill : int, str or None
+        The most that may lie on disk: distributed's ``worker.memory.max-spill``. None or 0: what the disk has.
     worker_local_directory : str, optional
         Given by distributed, the worker's own folder: the default of ``local_directory``.
 
@@ -89,20 +91,19 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         local_directory: str | None = None,
         jit_unspill: bool = False,
         target: float = TARGET,
+        max_spill: int | str | None = None,
         worker_local_directory: str | None = None,
     ) -> None:
         device = read_limit("device_memory_limit", device_memory_limit)
-        host = read_limit("memory_limit", memory_limit)
-        if isinstance(host, float):
-            raise ConfigError(f"memory_limit={memory_limit!r} must be a size for the store; allowed: bytes or '8GB'")
+        host, disk = size_of("memory_limit", memory_limit), size_of("max_spill", max_spill)
         self.jit_unspill, self._hinted = jit_unspill, False
         self._lock = threading.RLock()
         self._entries: dict[Any, Entry] = {}
         room = int(host * target)
-        for note in places.notes(local_directory or worker_local_directory):
+        for note in places.notes(local_directory or worker_local_directory, disk):
             logger.warning(note)
         # as much as the host tier may have: then buffers that wait to be used again never add to its limit
-        self.disk = Disk(local_directory or worker_local_directory, Slabs(room or _SLABS_BYTES))
+        self.disk = Disk(local_directory or worker_local_directory, Slabs(room or _SLABS_BYTES), disk)
         self.moves = Moves(self._lock, device, room, self.disk)
         self._mover = Mover(self.moves)
         self.keeper = Keeper(self._lock, self.moves, self._mover, jit_unspill)

@@ -131,13 +131,15 @@ def check_room(spec: WorkerSpec) -> None:
 
 def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
     """Return the spill store as Worker's argument ``data`` takes it."""
+    memory = dask.config.get("distributed.worker.memory")
     return (
         GpuSpillBuffer,
         {
             "device_memory_limit": spec.device_memory_limit_bytes,
             "memory_limit": spec.memory_limit_bytes,
             "jit_unspill": spec.jit_unspill,
-            "target": dask.config.get("distributed.worker.memory.target") or 0,
+            "target": memory["target"] or 0,
+            "max_spill": memory["max-spill"],
         },
     )
 
