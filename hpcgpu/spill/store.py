@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from hpcgpu.errors import ConfigError, SpillError
+from hpcgpu.errors import SpillError
 from hpcgpu.spill import places
 from hpcgpu.spill.disk import Disk
 from hpcgpu.spill.entry import ABSENT, Entry
