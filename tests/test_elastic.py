@@ -103,6 +103,15 @@ def test_waiting_says_what_the_jobs_do(home: Path) -> None:
             cluster.wait_for_workers(2, timeout=1)
 
 
+def test_what_nodes_say_of_themselves_is_said_once(home: Path, said: Said) -> None:
+    with LocalJobs(**OPTIONS, device_memory_limit="1GB") as cluster:
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(2)
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(4)
+    assert said.text.count("is lowered to 16.0 MiB") == 1
+
+
 def test_adapt_follows_the_work(home: Path) -> None:
     def slow(x: int) -> int:
         import time

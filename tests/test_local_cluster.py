@@ -203,6 +203,19 @@ def test_workers_have_the_dask_configuration_of_the_script() -> None:
         assert worker == int(0.25 * limit)
 
 
+def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The run's log goes with the cluster."""
+    given = {"gpus": "sim:2x16MiB", "device_memory_limit": "1GB"}
+    with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
+        lowered, room, *more = capfd.readouterr().err.splitlines()
+    assert (lowered.partition(": ")[0], more) == ("hpcgpu", [])
+    assert "device_memory_limit=1000000000 (set by keyword device_memory_limit of LocalGPUCl" in lowered
+    assert "is lowered to 16.0 MiB" in lowered
+    assert " free, and 2.0 PiB may be spilled there" in room
+    with LocalGPUCluster(**given, quiet=True):
+        assert capfd.readouterr().err == ""
+
+
 def test_its_shape_is_fixed() -> None:
     with LocalGPUCluster(gpus="sim:1") as cluster:
         for refused in (cluster.scale, cluster.adapt):

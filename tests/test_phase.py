@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.phase import JobView, Phase, describe, describe_gone, summary_line, words
+from hpcgpu.plan.phase import JobView, Phase, describe, describe_gone, note_lines, summary_line, words
 
 TODAY = date(2026, 11, 21)
 RUNNING = JobStatus(JobState.RUNNING, "RUNNING")
@@ -156,3 +156,10 @@ LINES: dict[str, tuple[list[JobView], tuple[int, ...], str]] = {
 @pytest.mark.parametrize(("shown", "numbers", "line"), LINES.values(), ids=LINES)
 def test_a_cluster_is_one_line(shown: list[JobView], numbers: tuple[int, ...], line: str) -> None:
     assert summary_line(shown, *numbers) == line
+
+
+def test_what_several_nodes_say_is_said_once() -> None:
+    said = [("node1", "a"), ("node1", "b"), ("node2", "a")]
+    assert note_lines(said) == ["node1, node2: a", "node1: b"]
+    assert note_lines((f"node{i}", "a") for i in range(64)) == ["node0 and 63 others: a"]
+    assert note_lines([]) == []

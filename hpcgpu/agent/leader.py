@@ -51,6 +51,8 @@ class Post:
         The environment as this rank was started with it.
     in_job : bool
         Whether this is a batch job, which has a time limit.
+    notes : sequence of str
+        What people should know of the node.
 
     """
 
@@ -63,6 +65,7 @@ class Post:
     node: str = ""
     place: str = ""
     in_job: bool = False
+    notes: Sequence[str] = ()
 
 
 class Leader:
@@ -142,7 +145,7 @@ class Leader:
         deadline_s = self.reach_s
         reached = await reach(self.post.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
-        about = {"node": self.post.node, "place": self.post.place}
+        about = {"node": self.post.node, "place": self.post.place, "notes": list(self.post.notes)}
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
         await self.watch.read()
         host = "127.0.0.1" if self.post.scheduler["local"] else reached.own_host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log
@@ -13,10 +13,17 @@ from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
     from hpcgpu.config.terms import Terms
-    from hpcgpu.model import Gpu, Layout, RunDocument, WorkerSpec
+    from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
     from hpcgpu.plan.layout import RankRecord
 
 Records = Sequence[Mapping[str, Any]]
+
+
+class Planned(NamedTuple):
+    """The workers of a leader, each with the rank that it belongs to, and what people should know of the node."""
+
+    workers: tuple[tuple[int, WorkerSpec], ...]
+    notes: tuple[str, ...]
 
 
 def granted(terms: Terms, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -47,8 +54,8 @@ def rank_record(record: Mapping[str, Any]) -> RankRecord:
 
 def plan(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
-) -> tuple[tuple[int, WorkerSpec], ...]:
-    """Return the workers of the leader ``rank``, each with the rank that it belongs to.
+) -> Planned:
+    """Return the workers of the leader ``rank``.
 
     Raises
     ------
@@ -57,24 +64,11 @@ def plan(
 
     """
     from hpcgpu.host import addresses, cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
-    from hpcgpu.model.simulated import parse_simulated
-    from hpcgpu.plan.binding import place_simulated
     from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     topology = discover.topology()
-    if settings.gpus is not None:
-        simulated = parse_simulated(settings.gpus)
-        gpus = place_simulated(topology, simulated.per_node, simulated.memory_bytes, host)
-    else:
-        visible = {g.uuid for g in _real_gpus(environ)}
-        gpus = tuple(g for g in topology.gpus if g.uuid in visible)
-        _say(host, topology.warnings)
-    if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
-        raise LaunchError(
-            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
-            f"but {len(gpus)} can be opened on {host}"
-        )
+    gpus = _gpus_of(settings, topology, environ, host)
     masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
     allowed = CpuSet().union(*masks.values())
     os.sched_setaffinity(0, allowed)
@@ -93,8 +87,40 @@ def plan(
     )
     before = [n for n in layout.nodes if n.node < home.node and records[n.leader]["host"] == host]
     workers = plan_workers(settings, facts, home, before)
-    _say(host, node_warnings(settings, masks, [spec for _, spec in workers]))
-    return workers
+    notes = topology.warnings if settings.gpus is None else ()
+    notes += node_warnings(settings, masks, [spec for _, spec in workers])
+    for note in notes:
+        log.say(f"{host}: {note}")
+    return Planned(workers, (*notes, *_folder_notes(settings.local_directory, len(workers))))
+
+
+def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of a node that its workers may use, simulated or real."""
+    from hpcgpu.model.simulated import parse_simulated
+    from hpcgpu.plan.binding import place_simulated
+
+    if settings.gpus is not None:
+        simulated = parse_simulated(settings.gpus)
+        gpus = place_simulated(topology, simulated.per_node, simulated.memory_bytes, host)
+    else:
+        visible = {g.uuid for g in _real_gpus(environ)}
+        gpus = tuple(g for g in topology.gpus if g.uuid in visible)
+    if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
+        raise LaunchError(
+            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
+            f"but {len(gpus)} can be opened on {host}"
+        )
+    return gpus
+
+
+def _folder_notes(folder: str | None, workers: int) -> tuple[str, ...]:
+    """Return what the workers are going to say of the folder that they spill to, each for itself."""
+    import dask
+
+    from hpcgpu.spill import limits, places
+
+    each_bytes = limits.size_of("max-spill", dask.config.get("distributed.worker.memory.max-spill"))
+    return places.notes(folder, each_bytes * workers)
 
 
 def _job(run: RunDocument, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -104,8 +130,3 @@ def _job(run: RunDocument, environ: Mapping[str, str]) -> dict[str, Any]:
     job = read_allocation(environ)
     # without a batch system, and nobody who says, the process that was started is the job
     return {"job_id": job.job_id or str(os.getpid()), "restart_count": job.restart_count}
-
-
-def _say(host: str, warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        log.say(f"{host}: {warning}")

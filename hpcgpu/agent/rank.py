@@ -189,14 +189,15 @@ class Rank:
         welcome(guests, image.scratch.lock)
         try:
             try:
-                workers = node.plan(self._run, self._environ, str(image.scratch.path), records, layout, rank)
+                planned = node.plan(self._run, self._environ, str(image.scratch.path), records, layout, rank)
             except HpcGpuError as e:
                 if rank and scheduler and not estate:
                     asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
             os.sched_setaffinity(image.zygote.pid, os.sched_getaffinity(0))
-            mine = [w for w in workers if not estate or w[0] not in estate.lost]
-            post = self._post(image, scheduler, workers=mine, guests=guests, place=f"{self._host}/{home.leader}")
+            mine = [w for w in planned.workers if not estate or w[0] not in estate.lost]
+            more = {"guests": guests, "place": f"{self._host}/{home.leader}", "notes": planned.notes}
+            post = self._post(image, scheduler, workers=mine, **more)
             return self._serve(post, image, layout, estate)
         finally:
             dismiss(guests)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.job_facts import WAITING, JobFacts
 
+_MOST_NODES = 4
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 
 
@@ -124,6 +125,18 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
         return shown[0].text
     parts = [_part(phase, [v for v in shown if v.phase is phase]) for phase in Phase]
     return f"{', '.join(filter(None, parts)) or 'no job'}; {workers} of {_some(wanted, 'worker')}"
+
+
+def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one line for each text, with the nodes that say it: ``node1, node2: …``, ``node1 and 63 others: …``."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in notes:
+        nodes.setdefault(text, []).append(node)
+    return [f"{_listed(names)}: {text}" for text, names in nodes.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NODES else f"{names[0]} and {len(names) - 1} others"
 
 
 def _part(phase: Phase, views: Sequence[JobView]) -> str:

@@ -167,7 +167,7 @@ class GPUCluster(ConnectedCluster):
         try:
             await self._start_job()
             await super()._start()
-            self._show_ready()
+            await self._show_ready()
         except asyncio.CancelledError:
             await self._close()
             if self._keep_job:

@@ -20,7 +20,7 @@ from hpcgpu.deploy.network.trust import security
 from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.host import log
 from hpcgpu.model import Settings
-from hpcgpu.plan.phase import summary_line
+from hpcgpu.plan.phase import note_lines, summary_line
 from hpcgpu.spill.dask import register
 
 
@@ -41,6 +41,7 @@ class ConnectedCluster(Cluster):
         self._way: Way | None = None
         self._progress = Progress(self._log, quiet or not self.waits_in_queue)
         self._holder: Holder | None = None
+        self._noted: set[str] = set()
         self._returning: asyncio.Task[None] | None = None
         self._watch_worker_status_comm: Any = None  # distributed's: where the scheduler tells of its workers
 
@@ -61,11 +62,24 @@ class ConnectedCluster(Cluster):
         way = self._way = Way(self._folder, self._job, self._expected, self._progress, self.settings.python or "")
         self._use(await way.open(), way)
 
-    def _show_ready(self) -> None:
+    async def _show_ready(self) -> None:
+        await self._show_notes()
         for line in (self._ready_line(), self._dashboard_way):
             if line:
                 self._progress.show(line)
                 self._progress.end()
+
+    async def _show_notes(self) -> None:
+        """Say what people should know of the nodes, each text once."""
+        try:
+            said = await self.scheduler_comm.hpcgpu_notes()
+        except OSError:  # the connection has just broken: that is told elsewhere
+            return
+        notes = [(node, text) for node, text in said if text not in self._noted]
+        self._noted.update(text for _, text in notes)
+        self._progress.end()
+        for line in [] if self.quiet else note_lines(notes):
+            self._warn(line)
 
     def _ready_line(self) -> str:
         workers = self.scheduler_info["workers"]

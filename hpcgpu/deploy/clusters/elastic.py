@@ -157,6 +157,7 @@ class ElasticCluster(BatchGPUCluster):
                     self._changed.clear()
                     await self._changed.wait()
             progress.show(self._line(n))
+            await self._show_notes()
         except TimeoutError:
             raise TimeoutError(f"not {n} workers within {timeout:g} s: {self._line(n)}") from None
         finally:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> None:
     scheduler.add_plugin(Report(scheduler, control), name="hpcgpu-report")
     watchers = Watchers(control)
     scheduler.handlers["hpcgpu_watch"] = watchers.serve
+    scheduler.handlers["hpcgpu_notes"] = watchers.notes
     scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
     lease = Lease(spec.client_grace_s, control, lambda: compat.forgive_silence(scheduler))
     scheduler.handlers["hpcgpu_lease"] = lease.renew
@@ -130,19 +132,30 @@ class Watchers:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._comms: dict[Any, str] = {}  # of each the place, which a node's leaders have one after another
+        self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
         self._left = asyncio.Event()
         self._dismissed = False
 
-    async def serve(self, comm: Any, node: str = "", place: str = "") -> None:  # noqa: ANN401 - distributed has no types
+    def notes(self) -> list[tuple[str, str]]:
+        """Return node and text of what the leaders say of their nodes (``hpcgpu_notes``)."""
+        return [(node, text) for node, said in self._notes.values() for text in said]
+
+    async def serve(
+        self,
+        comm: Any,  # noqa: ANN401 - distributed has no types
+        node: str = "",
+        place: str = "",
+        notes: Sequence[str] = (),
+    ) -> None:
         """Hold a leader's connection (``hpcgpu_watch``) until it ends."""
-        self._comms[comm] = place
+        self._comms[comm], self._notes[comm] = place, (node, notes)
         lost = True
         with contextlib.suppress(CommClosedError):
             await comm.write("watching")
             while await comm.read() != "bye":
                 continue
             lost = False
-        del self._comms[comm]
+        del self._comms[comm], self._notes[comm]
         self._left.set()
         if lost:
             asyncio.get_running_loop().call_later(_SUCCESSOR_S, self._report, node, place)
