@@ -404,6 +404,26 @@ def test_what_is_no_option_is_refused(text: str) -> None:
                 system.script(replace(SPEC, **{field: (text,)}))
 
 
+@pytest.mark.parametrize(
+    ("system", "options", "words"),
+    [
+        (Slurm(), ["-a 1-3", "--array=1-3", "-a1-3%2"], "how many jobs there are is said by nodes="),
+        (Slurm(), ["-W", "--wait"], "when the job has ended"),
+        (Slurm(), ["--wrap=true"], "the job's command is the cluster's"),
+        (Pbs(), ["-J 1-3", "-J1-3"], "how many jobs there are is said by nodes="),
+        (Pbs(), ["-I"], "hpcgpu launch starts the ranks"),
+        (Pbs(), ["-W block=true", "-W umask=022,block=true"], "when the job has ended"),
+        (Pbs(), ["-z"], "the job's id"),
+    ],
+)
+def test_options_that_a_clusters_job_cannot_have_are_refused(
+    system: BatchSystem, options: list[str], words: str
+) -> None:
+    for option in options:
+        with pytest.raises(ConfigError, match=f"job_extra_directives: '.*' is not for this: .*{words}"):
+            system.script(replace(SPEC, extra_directives=(option,)))
+
+
 def test_names_that_an_option_cannot_carry_are_refused() -> None:
     for system in (Slurm(), Pbs()):
         for field in ("name", "queue", "account", "log_directory"):

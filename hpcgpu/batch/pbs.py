@@ -39,6 +39,14 @@ _OVER_LIMIT = frozenset({38, 39})
 _UNSENT = "cannot connect to server"
 # Of 16 hexadecimal digits that tell runs apart; qstat shows 16 characters of a name.
 _MARK = 8
+_REFUSED = MappingProxyType(
+    {
+        "-J": "how many jobs there are is said by nodes=, or by scale() with shape='elastic'",
+        "-I": "an interactive job has no script; in one, hpcgpu launch starts the ranks",
+        "-W block": "qsub would answer when the job has ended, and is ended after a minute",
+        "-z": "qsub would not say the job's id",
+    }
+)
 # What no tool of PBS splits or reads in another way; values of our own options only.
 _PLAIN = re.compile(r"[\w.:/+=@%~^\[\]-]+")
 
@@ -84,7 +92,7 @@ class Pbs:
         """Return the job script; see :class:`hpcgpu.batch.BatchSystem`."""
         ours = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in self._options(spec) if v]
         extra = [d for text in spec.extra_directives for d in _extra(text)]
-        kept = merge(ours, extra, spec.skipped_directives, _keys)
+        kept = merge(ours, extra, spec.skipped_directives, _keys, _REFUSED)
         # A job of PBS starts in the home folder, one of Slurm where it was submitted.
         start = ('cd -- "${PBS_O_WORKDIR:-.}"', *_counted(spec))
         return "\n".join(["#!/bin/bash", *(f"#PBS {d.text}" for d in kept), "", *body(spec, start, "PBS_ARRAY_INDEX")])

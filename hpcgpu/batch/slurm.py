@@ -42,6 +42,13 @@ _LONG = {
     **{"-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe"},
     **{"-t": "--time", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude"},
 }
+_REFUSED = MappingProxyType(
+    {
+        "--array": "how many jobs there are is said by nodes=, or by scale() with shape='elastic'",
+        "--wait": "sbatch would answer when the job has ended, and is ended after a minute",
+        "--wrap": "the job's command is the cluster's; job_script_prologue is for lines before it",
+    }
+)
 _NO_MORE = "squeue lists its array without it"
 _ELEMENT = re.compile(r"(\d+_)(\d+)()")
 _ID = re.compile(r"\d+(?:_\d+)?")
@@ -84,7 +91,7 @@ class Slurm:
         """Return the batch script; see :class:`hpcgpu.batch.BatchSystem`."""
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
-        kept = merge(ours, extra, spec.skipped_directives, _keys)
+        kept = merge(ours, extra, spec.skipped_directives, _keys, _REFUSED)
         lines = body(spec, index="SLURM_ARRAY_TASK_ID")
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcgpu.errors import ConfigError
@@ -117,13 +117,22 @@ def split_option(word: str) -> tuple[str, str | None]:
 
 
 def merge(
-    ours: list[Directive], extra: list[Directive], skipped: tuple[str, ...], key: Callable[[str], set[str]]
+    ours: list[Directive],
+    extra: list[Directive],
+    skipped: tuple[str, ...],
+    key: Callable[[str], set[str]],
+    refused: Mapping[str, str],
 ) -> list[Directive]:
     """Return ours without what is skipped or given by the user, then the user's, in their order.
+
+    ``refused`` are the options that the user may not give, and what to do instead.
 
     Options are compared as options (``key`` knows their short names), never as parts of a text:
     dask-jobqueue 0.9 with ``job_directives_skip=["-n"]`` lost the partition, for its name had "-n" in it.
     """
+    for directive in extra:
+        if instead := refused.get(directive.key):
+            raise ConfigError(f"job_extra_directives: {directive.text!r} is not for this: {instead}")
     gone = {found for text in skipped for found in key(text)} | {d.key for d in extra}
     return [d for d in ours if d.key not in gone and d.key.partition(" ")[0] not in gone] + extra
 
