@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,10 @@ def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too
     cluster: Ranks, head: subprocess.Popen[str]
 ) -> None:
     cluster.member("2")
-    with subprocess.Popen(["sleep", "600"]) as launcher, cluster.client() as client:
+    with ExitStack() as stack:
+        launcher = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(launcher.kill)
+        client = stack.enter_context(cluster.client())
         env = {"HPCGPU_JOB_ID": "1", pids.LAUNCHER: pids.mark(launcher.pid)}
         leaving = cluster.start("member", env=env)
         wait_workers(client, "1-0", "1-1", "2-0", "2-1")
@@ -162,8 +166,11 @@ def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too
         assert leaving.stdout
         leaving.stdout.close()
         leaving.stdout = None
+        family = psutil.Process(leaving.pid).children(recursive=True)
+        assert len(family) == 3  # zygote, two workers
         launcher.kill()
         assert leaving.wait(DEADLINE_S) == 0
+        assert psutil.wait_procs(family, timeout=5)[1] == []
         wait_workers(client, "2-0", "2-1")
         assert client.gather(data) == [0, 1]
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from hpcgpu.host import process
+from hpcgpu.host import log, process
 
 # SOCK_SEQPACKET keeps messages whole but bounds them (about 200 KiB): the payload travels in a memfd.
 _MESSAGE_BYTES = 1 << 16
@@ -172,8 +172,7 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        log.flush()
         os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Lines for people on standard error."""
+"""What people see on standard error. What cannot be written (a launcher is gone, a disk is full) stops nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import sys
 
 
 def say(text: str) -> None:
-    """Say something. What cannot be written (the launcher is gone, the disk is full) stops nothing else."""
+    """Say something, on a line."""
+    write(f"hpcgpu: {text}\n")
+
+
+def write(text: str) -> None:
+    """Write something at once."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
-        print(f"hpcgpu: {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def flush() -> None:
+    """Write what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

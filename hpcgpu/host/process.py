@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -60,8 +61,7 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         There is no such program, or it is none.
 
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    log.flush()
     try:
         os.execve(argv[0], argv, dict(env))
     except OSError as e:

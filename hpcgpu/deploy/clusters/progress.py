@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from hpcgpu.host import log
+
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"
 
@@ -32,14 +34,12 @@ class Progress:
             return
         self._shown = text
         if self._live:
-            sys.stderr.write(f"{_ERASE}hpcgpu: {text}")
-            sys.stderr.flush()
+            log.write(f"{_ERASE}hpcgpu: {text}")
         else:
             self._say(text)
 
     def end(self) -> None:
         """Leave what is shown, and go to a line of its own."""
         if self._live and self._shown:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
+            log.write("\n")
         self._shown = ""

@@ -22,7 +22,7 @@ from hpcgpu.deploy.processes import devices
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
-from hpcgpu.host import allocator, bind, process
+from hpcgpu.host import allocator, bind, log, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.units import format_bytes
@@ -88,8 +88,7 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     await worker.finished()
     stopping.cancel()
     # non-daemonic threads of user code must not keep a closed worker alive
-    sys.stdout.flush()
-    sys.stderr.flush()
+    log.flush()
     os._exit(0)
 
 
