@@ -77,8 +77,8 @@ class ConnectedCluster(Cluster):
             return
         notes = [(node, text) for node, text in said if text not in self._noted]
         self._noted.update(text for _, text in notes)
-        self._progress.end()
         for line in [] if self.quiet else note_lines(notes):
+            self._progress.end()
             self._warn(line)
 
     def _ready_line(self) -> str:
