@@ -48,6 +48,8 @@ def test_the_folder_for_the_log_is_made_where_it_can_be(
         assert f"#PBS -o {folder}/\n" in cluster.job_script()
     with PBSGPUCluster(**OPTIONS, log_directory="/proc/on-the-nodes-only") as cluster:
         assert "#PBS -o /proc/on-the-nodes-only/\n" in cluster.job_script()
+    with PBSGPUCluster(**OPTIONS, log_directory=f"{tmp_path}/%u/logs"):
+        assert not (tmp_path / "%u").exists()  # the batch system's pattern, not a name
 
 
 @pytest.mark.parametrize("build", ["release", "head"])

@@ -75,7 +75,7 @@ class Attendance:
         return f"{_its(names)} {'was' if len(names) == 1 else 'were'} retired"
 
     def _say(self, text: str) -> None:
-        log.say(f"{self._node}: {text}")
+        log.say_of(self._node, (text,))
 
     def close(self) -> None:
         """Watch no more."""

@@ -94,7 +94,7 @@ def plan(settings: Settings, joining: Joining, scratch: str) -> tuple[WorkerSpec
             f"{settings.workers_per_gpu} of the workers; leave it out, or ask for as many GPUs"
         )
     specs = node.plan_here(settings, machine, count, scratch=scratch, environ=dict(os.environ), kept_bytes=_OWN_BYTES)
-    node.say(machine.name, (*node.lowered(settings, specs), node.exposed(_protocol(joining.scheduler))))
+    log.say_of(machine.name, (*node.lowered(settings, specs), node.exposed(_protocol(joining.scheduler))))
     return tuple(replace(spec, name=name) for spec, name in zip(specs, names(joining.name, specs), strict=True))
 
 

@@ -89,8 +89,7 @@ def plan(
     workers = plan_workers(settings, facts, home, before)
     notes = topology.warnings if settings.gpus is None else ()
     notes += node_warnings(settings, masks, [spec for _, spec in workers])
-    for note in notes:
-        log.say(f"{host}: {note}")
+    log.say_of(host, notes)
     return Planned(workers, (*notes, *_folder_notes(settings.local_directory, len(workers))))
 
 

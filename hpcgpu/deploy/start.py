@@ -66,7 +66,7 @@ def preload(wanted: Settings) -> str:
 
     library = allocator.find_jemalloc(os.environ)
     if not library and not read_allocation(os.environ).rank.rank:
-        log.say(f"{allocator.NOT_FOUND}")
+        log.say(allocator.NOT_FOUND)
     return library
 
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable
 
 
 def say(text: str) -> None:
     """Say something, on a line."""
     write(f"hpcgpu: {text}\n")
+
+
+def say_of(node: str, lines: Iterable[str]) -> None:
+    """Say something of a node; empty lines say nothing."""
+    for line in filter(None, lines):
+        say(f"{node}: {line}")
 
 
 def write(text: str) -> None:

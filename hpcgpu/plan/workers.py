@@ -130,8 +130,8 @@ def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequen
         )
     if len(specs) > 1 and (shared := [s for s in specs if s.binding.shared_cores]):
         out.append(
-            f"{len(shared)} workers share PUs {CpuSet(together)}: ask for more cores, or start the ranks without masks "
-            "of their own (srun --cpu-bind=none, mpirun --bind-to none)"
+            f"{len(shared)} workers share PUs {CpuSet(together)}: ask for more cores; if a launcher tied the ranks to "
+            "these, start them untied (srun --cpu-bind=none, mpirun --bind-to none)"
         )
     if settings.protocol == "ucx" and any(n.kind == "slingshot" for s in specs for n in s.binding.nics):
         out.append("protocol='ucx' on Slingshot, for which UCX has no transport: it falls back to tcp; take 'tls'")

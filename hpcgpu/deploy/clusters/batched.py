@@ -73,9 +73,6 @@ class BatchGPUCluster(GPUCluster):
         return wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch)
 
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
-        if logs := run.settings.log_directory:  # Slurm makes none, and a job that cannot write its log fails at once
-            with contextlib.suppress(OSError):  # the nodes alone may have it
-                Path(logs).mkdir(parents=True, exist_ok=True)
         return BatchJob(*plan_job(run, self._wanted.site, self.batch), self._log)
 
     async def _start_job(self) -> None:

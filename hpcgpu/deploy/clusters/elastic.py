@@ -156,8 +156,8 @@ class ElasticCluster(BatchGPUCluster):
                     progress.show(self._line(n))
                     self._changed.clear()
                     await self._changed.wait()
-            progress.show(self._line(n))
             await self._show_notes()
+            progress.show(self._line(n))
         except TimeoutError:
             raise TimeoutError(f"not {n} workers within {timeout:g} s: {self._line(n)}") from None
         finally:

@@ -39,7 +39,7 @@ class Machine:
         if settings.gpus is not None:
             wanted = parse_simulated(settings.gpus)
             return cls(host, topology, place_simulated(topology, wanted.per_node, wanted.memory_bytes, host))
-        say(host, topology.warnings)
+        log.say_of(host, topology.warnings)
         devices = environ.get("CUDA_VISIBLE_DEVICES")
         visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], devices)}
         found = tuple(g for g in topology.gpus if g.uuid in visible)
@@ -137,12 +137,6 @@ def exposed(protocol: str) -> str:
     if protocol in ("tls", "wss", "inproc"):
         return ""
     return f"protocol {protocol} of the scheduler is not encrypted: who reaches its port or a worker's runs code as you"
-
-
-def say(host: str, words: tuple[str, ...]) -> None:
-    """Print lines about a node for its job's log."""
-    for line in filter(None, words):
-        log.say(f"{host}: {line}")
 
 
 def launch_key(environ: Mapping[str, str]) -> str:

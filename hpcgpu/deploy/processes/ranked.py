@@ -22,7 +22,7 @@ from hpcgpu.deploy.processes import devices, node
 from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.deploy.processes.worker import check_room, store_of
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import bind
+from hpcgpu.host import bind, log
 from hpcgpu.launch.environment import is_isolated, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
@@ -88,7 +88,7 @@ class GPUWorker(compat.SilentWorker):
         super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
         compat.exclude_simulated(self, devices.usage_reader(spec))
         if first:
-            node.say(socket.gethostname(), (node.exposed(self.scheduler.address.partition("://")[0]),))
+            log.say_of(socket.gethostname(), (node.exposed(self.scheduler.address.partition("://")[0]),))
 
 
 def _settings(kwargs: dict[str, Any]) -> Settings:
@@ -117,7 +117,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     else:
         _widen(rank, machine.name)
         spec = node.plan_here(settings, machine, together, **common)[number]
-    node.say(machine.name, node.lowered(settings, (spec,)))
+    log.say_of(machine.name, node.lowered(settings, (spec,)))
     return spec
 
 
@@ -167,4 +167,4 @@ def _widen(rank: RankFacts, host: str) -> None:
     if together != own:
         os.sched_setaffinity(0, together)
         words = f"{rank.launcher} tied rank {rank.rank} to PUs {own}, but its worker has a share of all, PUs {together}"
-        node.say(host, (f"{words} (respect_launcher keeps it to its own)",))
+        log.say_of(host, (f"{words} (respect_launcher keeps it to its own)",))
