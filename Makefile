@@ -5,18 +5,27 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo $(p))) python3)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# distributed-ucxx pins an older Dask, and is for CUDA 12. CuPy is there for its arrays alone: the smaller wheel.
+UCX    := .venv-ucx
 LAB    := PYTHON=$(PYTHON) docker/lab.sh
 
 SHELL  := /bin/bash
+CORES  := $(shell nproc)
+# Slurm clusters beside each other, each with its share of the tests in tests/lab, 4 at most.
+LABS   ?= 3
+# Each test is given to the next process that is free; the slowest are named at the end.
+PYTEST := $(BIN)/python -m pytest -q --dist worksteal --durations 40 --durations-min 5
 
 .NOTPARALLEL:
-.PHONY: help demo test check clusters bench system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test check clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
 	@echo 'make test         all checks and tests; as root on Debian it installs system packages (SYSTEM_DEPS=0: not)'
-	@echo 'make check        the part of them without clusters'
+	@echo 'make check        the part of them without clusters (tests/unit, ruff, mypy)'
+	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
+	@echo 'make gpu          all that wants a GPU, in 8 minutes at most, and a report of it in build/gpu'
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
 
@@ -26,38 +35,72 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' || \
 	  { echo '$(PYTHON) has no venv. On Debian: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installing hpcgpu and what it needs into $(VENV)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || \
-	  { echo 'pip could not install the packages (its words are above). Is a package index reachable? See: $(BIN)/pip config list' >&2; exit 1; }
+	@echo 'installing hpcgpu and what it needs into $(VENV) (a minute or two):'
+	@set -o pipefail; $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt \
+	  -e '.[dev]' | while read -r word name rest; do case "$$word" in \
+	    Collecting) printf ' %s' "$${name%%[][<>=!~;(]*}" ;; \
+	    Installing) [ "$$name" != collected ] || printf '\n... all are here, and are put into place\n' ;; esac; done || \
+	  { echo; echo 'pip could not install the packages (its words are above). Is a package index reachable? See: $(BIN)/pip config list' >&2; exit 1; }
+	@echo 'installed. In your shell: . $(BIN)/activate'
 	@touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/hpcgpu demo
+	@echo 'On your own: . $(BIN)/activate; hpcgpu run --gpus sim:4 examples/svd.py'
 
+# Types beside the tests: neither keeps both cores of a small machine busy to its end.
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not gpu and not slurm and not mpi"
-
-test: system check clusters
-
-# The image first, where its steps can be seen. Exit code 3: no lab here, and its tests say so themselves. Those tests
-# wait for Slurm most of the time, so the others run beside them; what they print comes last.
-clusters: $(STAMP)
-	@$(LAB) build || [ $$? = 3 ]
 	@log=$$(mktemp); \
-	  $(BIN)/python -m pytest -q -m slurm > $$log 2>&1 & \
-	  $(BIN)/python -m pytest -q -m "(mpi or gpu) and not slurm"; here=$$?; \
-	  wait $$!; lab=$$?; \
+	  $(BIN)/mypy > $$log 2>&1 & \
+	  $(PYTEST) -n $(CORES) tests/unit; tests=$$?; \
+	  wait $$!; types=$$?; \
+	  cat $$log; rm -f $$log; \
+	  exit $$((tests | types))
+
+# The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one: all others run
+# beside them. What they print comes last. The lab's image is built while packages are installed; where it cannot be, its
+# tests say why.
+test: system
+	@log=$$(mktemp) pbslog=$$(mktemp); \
+	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
+	  $(MAKE) --no-print-directory $(STAMP) $(UCX)/.installed || exit; \
+	  $(PYTEST) -n $(LABS) --dist load --maxschedchunk 1 tests/lab > $$log 2>&1 & lab=$$!; \
+	  $(BIN)/python -m pytest -q tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
+	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
+	  $(MAKE) --no-print-directory -k check clusters ucx; here=$$?; \
+	  wait $$pbs; real=$$?; \
+	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
+	  wait $$lab; there=$$?; \
 	  echo 'the tests on the Slurm lab:'; cat $$log; rm -f $$log; \
-	  exit $$((here | lab))
+	  exit $$((here | there | real))
+
+# Each of these starts several processes: more of them at once than cores end no sooner, and come too late for others.
+clusters: $(STAMP)
+	$(PYTEST) -n $$(( $(CORES) < 8 ? $(CORES) : 8 )) tests/process tests/gpu
+
+$(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
+	$(PYTHON) -m venv $(UCX)
+	@echo 'installing hpcgpu with UCX into $(UCX) (half a minute)'
+	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
+	$(UCX)/bin/python -m pip install --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
+	  -e '.[ucx,mpi-runtime]' cupy-cuda13x hypothesis pytest pytest-timeout
+	@touch $@
+
+# One after the other: each starts several processes.
+ucx: $(UCX)/.installed
+	$(UCX)/bin/python -m pytest -q --durations 10 --durations-min 5 tests/ucx
 
 system:
 	@scripts/system-deps.sh
 
-bench: $(STAMP)
+bench: $(STAMP) $(UCX)/.installed
 	$(BIN)/python scripts/bench.py
+
+# It says itself what failed (exit code 1) and what was not done for want of a GPU (3).
+gpu: $(STAMP)
+	PYTHON=$(BIN)/python scripts/gpu.sh
 
 slurm-build:
 	$(LAB) build
@@ -72,4 +115,4 @@ slurm-shell:
 	$(LAB) shell
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(UCX) .gpu-wheels .gpu-site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from _on_slurm import WAYS, WORKERS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from lab import CHECKOUT, Lab
 
 CASE = f"{WORKERS} workers, 2 nodes"

@@ -10,8 +10,8 @@ which nothing compresses, of 8 MiB, 256 KiB and 16 KiB.
 ``write_cpu``, ``read_cpu``
     CPU seconds of the process, per GB; the kernel's writing back is not in it.
 
-``hpcgpu, again`` writes to room that was freed before, and reads into memory of :class:`hpcgpu.spill.slabs.Slabs` that
-was used before. dd writes and reads one file in blocks of the same size.
+``hpcgpu, again`` writes to room that was freed before, and reads into memory of
+:class:`hpcgpu.spill.storage.slabs.Slabs` that was used before. dd writes and reads one file in blocks of the same size.
 """
 # ruff: noqa: D102
 
@@ -35,10 +35,11 @@ import numpy as np
 import zict
 from distributed.protocol import deserialize_bytes, serialize_bytelist
 
-from hpcgpu.spill.dask import register
-from hpcgpu.spill.disk import Disk
-from hpcgpu.spill.slabs import Slabs
-from hpcgpu.spill.unit import Rest
+from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.slabs import Slabs
+from hpcgpu.spill.store.dask import register
+from hpcgpu.spill.values.unit import Rest
 
 MIB = 2**20
 SIZES = {"8 MiB": 8 * MIB, "256 KiB": MIB // 4, "16 KiB": MIB // 64}
@@ -74,13 +75,11 @@ class Ours(Tier):
 
     def write(self) -> None:
         for unit in self.units:
-            unit.down(self.disk)
-            unit.tier = "disk"
+            unit.put(DISK, unit.copied(HOST, DISK, self.disk))
 
     def read(self) -> None:
         for unit in self.units:
-            unit.up(self.disk)
-            unit.let_go()
+            unit.copied(DISK, HOST, self.disk)
 
     def close(self) -> None:
         self.disk.close()
@@ -93,8 +92,8 @@ class OursAgain(Ours):
         self.slabs = Slabs(64 * MIB)
         super().__init__(folder, values)
         one_more = Rest(values[0], values[0].nbytes)  # so that the files are not removed
-        one_more.down(self.disk)
-        self.kept, self.units = one_more, [Rest(value, value.nbytes) for value in values]
+        one_more.put(DISK, one_more.copied(HOST, DISK, self.disk))
+        self.kept = one_more
         self.write()
         self.read()
         self.units = [Rest(value, value.nbytes) for value in values]

@@ -1,8 +1,8 @@
 """A thousand workers join a scheduler and leave it: CPU milliseconds for each, here and in the scheduler.
 
-The workers are one process that says what workers say when they register (``tests/crowd.py``), over TLS; of 250 jobs of
-a Slurm that answers at once. Beside us: distributed's LocalCluster, whose scheduler and cluster object are one process.
-One JSON line per figure; the median of ``--runs`` runs, both in turn in each run.
+The workers are one process that says what workers say when they register (``tests/support/crowd.py``), over TLS; of 250
+jobs of a Slurm that answers at once. Beside us: distributed's LocalCluster, whose scheduler and cluster object are one
+process. One JSON line per figure; the median of ``--runs`` runs, both in turn in each run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distributed.security import Security
 
 from hpcgpu import SLURMGPUCluster
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 
 JOBS, PER_JOB = 250, 4

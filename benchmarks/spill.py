@@ -132,10 +132,10 @@ GPU_STORES: Mapping[str, Store] = {
 }
 
 
-def loops(runs: int) -> None:
+def loops(runs: int, stores: Mapping[str, Store]) -> None:
     found: dict[tuple[str, str, str], list[float]] = {}
     for _ in range(runs):  # all of them in each run, so that a busy moment of the machine meets all
-        for who, store in {**STORES, **({} if why_no_gpu() else GPU_STORES)}.items():
+        for who, store in {**stores, **({} if why_no_gpu() else GPU_STORES)}.items():
             for (case, measure), value in one_loop(store).items():
                 found.setdefault((case, who, measure), []).append(value)
     for (case, who, measure), values in found.items():
@@ -267,12 +267,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=("copies", "loops", "calls"), default=("copies", "loops", "calls"))
+    parser.add_argument("--gpu-only", action="store_true", help="of the loops those on a GPU alone")
     parser.add_argument("--dask-cuda", metavar="PYTHON", help="Python of an environment with dask-cuda")
     options = parser.parse_args()
     if "copies" in options.only:
         copies(options.runs, options.dask_cuda)
     if "loops" in options.only:
-        loops(options.runs)
+        loops(options.runs, {} if options.gpu_only else STORES)
     if "calls" in options.only:
         calls(options.runs)
 

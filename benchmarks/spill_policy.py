@@ -6,9 +6,12 @@ Its store has room for a part of the graph's peak, and at least for the largest 
 A value that comes up leaves a copy below: moving it down again copies nothing.
 
 ``hpcgpu``
-    ``hpcgpu.spill.policy``. It knows what a worker knows: what the tasks need that are ready, and their priorities.
+    ``hpcgpu.spill.state.policy``. It knows what a worker knows: what the tasks that are ready need, and their
+    priorities.
 ``hpcgpu, clean first``
     The same, with clean values as a group before the others, as under host pressure.
+``hpcgpu, headroom``
+    As ``hpcgpu.spill.state`` has it: the first for what must go, then from the oldest on what fits in the last 5 %.
 ``hpcgpu, no priorities``
     The same as the first, but which of the ready tasks runs first is not known.
 ``LRU``, ``FIFO``
@@ -36,7 +39,7 @@ from typing import Any
 
 from _traces import CASES, Trace
 
-from hpcgpu.spill.policy import Candidate, victims, victims_of
+from hpcgpu.spill.state.policy import Candidate, headroom, victims, victims_of
 
 ROOM = (0.3, 0.5, 0.8)
 # As the store does: once it is full, it goes down to this part of its limit.
@@ -120,6 +123,15 @@ def clean_first(store: Store, need_bytes: int) -> Iterator[int]:
     return (c.name for c in victims_of(groups, need_bytes))
 
 
+def with_headroom(store: Store, need_bytes: int) -> Iterator[int]:
+    must = need_bytes - int(store.room * (1 - LOW))
+    chosen = list(victims(store.candidates(), must))
+    names = {c.name for c in chosen}
+    rest = (c for c in store.candidates() if c.name not in names)
+    chosen += headroom(rest, need_bytes - sum(c.nbytes for c in chosen))
+    return (c.name for c in chosen)
+
+
 def smallest(rank: Callable[[Store, int], Any], store: Store, need_bytes: int) -> Iterator[int]:
     """Yield what is not pinned by its rank, until the need is covered."""
     for unit in sorted(store.above.keys() - store.pinned, key=lambda u: rank(store, u)):
@@ -138,6 +150,7 @@ def next_use(store: Store, unit: int) -> tuple[int, int]:
 RULES: dict[str, Callable[[Store, int], Iterator[int]]] = {
     "hpcgpu": ours,
     "hpcgpu, clean first": clean_first,
+    "hpcgpu, headroom": with_headroom,
     "hpcgpu, no priorities": without_priorities,
     "LRU": partial(smallest, lambda store, u: store.above[u]),
     "FIFO": partial(smallest, lambda store, u: store.made[u]),

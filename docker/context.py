@@ -54,24 +54,14 @@ def write_context(folder: Path) -> str:
     """Fill the folder and return a fingerprint of all that ends up in the image."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [*project["dependencies"], *project["optional-dependencies"]["dashboard"]]
-    shutil.copy(DOCKER / "Dockerfile", folder)
-    shutil.copy(ROOT / "constraints.txt", folder)
-    (folder / "requirements.txt").write_text("\n".join(needs) + "\n")
-    shutil.copytree(DOCKER / "conf", folder / "rootfs/etc/slurm")
-    shutil.copy(DOCKER / "entrypoint.sh", folder / "rootfs")
-    checkout = folder / "rootfs/opt/hpcgpu"
-    for package in ("hpcgpu", "site_configs", "jobscripts"):  # what the metadata of the package is made from
-        (checkout / package).mkdir(parents=True)
-        (checkout / package / "__init__.py").write_text("")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, checkout)
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):  # not as the umask of the checkout was: other users read them in there
-        path.chmod(0o755 if path.is_dir() or path.suffix == ".sh" else 0o644)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(folder)} {path.stat().st_mode:o}\n".encode() + path.read_bytes())
     build = folder / "build"
     build.mkdir(mode=0o700)
+    shutil.copy(DOCKER / "Dockerfile", folder)
+    shutil.copy(ROOT / "constraints.txt", build)
+    (build / "requirements.txt").write_text("\n".join(needs) + "\n")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     (build / "pip.conf").write_text(pip_conf())
     for number, ca in enumerate(cas()):
         shutil.copyfile(ca, build / f"{number}-{ca.stem}.crt")

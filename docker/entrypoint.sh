@@ -2,7 +2,9 @@
 # usage: entrypoint.sh slurmctld|slurmd|slurmdbd|<any command>
 set -e
 # Labs beside each other have networks of their own.
-sed -i "s/10\.77\.0\./10.77.${HPCGPU_LAB:-0}./" /etc/slurm/*.conf
+for conf in "$(dirname "$0")"/conf/*.conf; do
+  sed "s/10\.77\.0\./10.77.${HPCGPU_LAB:-0}./" "$conf" > "/etc/slurm/${conf##*/}"
+done
 install -d -o munge -g munge -m 755 /run/munge
 install -d -o slurm -g slurm /run/slurm /var/log/slurm /var/spool/slurmctld
 # One munge key for the cluster: the first container makes it, all share the volume.
@@ -18,7 +20,7 @@ fi
 install -o munge -g munge -m 400 /secret/munge.key /etc/munge/munge.key
 rm -f /run/munge/munge.socket* /run/munge/munged.pid
 runuser -u munge -- /usr/sbin/munged
-if [ "${ACCOUNTING:-}" = 1 ] && ! grep -q AccountingStorage /etc/slurm/slurm.conf; then
+if [ "${ACCOUNTING:-}" = 1 ]; then
   cat /etc/slurm/accounting.conf >> /etc/slurm/slurm.conf
 fi
 case "$1" in

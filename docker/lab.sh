@@ -64,12 +64,16 @@ build_stage() {
 
 build() {
   need_docker
+  # One at a time, or each of those that start together builds the same image.
+  exec 8< "$here/Dockerfile"
+  ! command -v flock > /dev/null || flock 8
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT
   print=$("${PYTHON:-python3}" "$here/context.py" "$context")
   mapfile -t args < <(proxies)
   build_stage node hpcgpu-slurm
   [ -z "${ACCOUNTING:-}" ] || build_stage accounting hpcgpu-slurmdbd
+  exec 8<&-
 }
 
 up() {
@@ -88,11 +92,27 @@ up() {
     sacctmgr -i add account project && sacctmgr -i add user hpc account=project' > /dev/null || true # twice is an error
 }
 
+# In a home that all nodes share and can write; the checkout, which they read, is /opt/hpcgpu.
+shell() {
+  need_docker
+  local terminal=()
+  [ -t 0 ] || terminal=(-T)
+  compose exec "${terminal[@]}" -u hpc -w /home/hpc slurmctld bash -lc '
+    ln -sfn /opt/hpcgpu/examples examples && ln -sfn /opt/hpcgpu/jobscripts jobscripts
+    [ ! -t 0 ] || cat << END
+The login node of a Slurm cluster of 4 nodes (sinfo). hpcgpu is installed; examples/ and jobscripts/ are the checkout of
+this project. Try, as in its README:
+  sbatch jobscripts/slurm.sbatch --gpus sim:4 examples/svd.py; squeue; tail -F slurm-*.out
+  salloc -N2 --ntasks-per-node=4 hpcgpu launch --gpus sim:4 examples/svd.py
+END
+    exec bash'
+}
+
 case "${1:-}" in
   build) build ;;
   up) up; echo "slurm lab: 4 nodes with 4 GPUs each are up; 'make slurm-shell' is the login node" ;;
   down) need_docker; compose down -v --remove-orphans -t 3 > /dev/null 2>&1 || die "could not be taken down: $(compose ps 2>&1)" ;;
-  shell) need_docker; compose exec -u hpc -w /home/hpc slurmctld bash -l ;;
+  shell) shell ;;
   status) need_docker; compose ps; compose exec -T slurmctld sinfo ;;
   *) sed -n '2s/^# //p' "$0"; exit 2 ;;
 esac

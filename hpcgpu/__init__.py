@@ -6,17 +6,22 @@ import importlib
 
 __version__ = "0.1.0"
 
+_ERRORS = (
+    *("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError", "TrustError"),
+    *("BindingError", "ParseError", "SpillError"),
+)
 _HOMES = {
+    **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
     "GPURunner": "hpcgpu.deploy.clusters.runner",
     "GPUWorker": "hpcgpu.deploy.processes.ranked",
     "LocalGPUCluster": "hpcgpu.deploy.clusters.local",
     "PBSGPUCluster": "hpcgpu.deploy.clusters.batch",
     "SLURMGPUCluster": "hpcgpu.deploy.clusters.batch",
-    "asproxy": "hpcgpu.spill.proxy",
+    "asproxy": "hpcgpu.spill.proxies.dask",
     "bindings": "hpcgpu.deploy.report",
     "memory": "hpcgpu.deploy.memory",
     "trim_memory": "hpcgpu.deploy.memory",
-    "unproxy": "hpcgpu.spill.proxy",
+    "unproxy": "hpcgpu.spill.proxies.proxy",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are strings of a literal dict

@@ -17,6 +17,18 @@ class HpcGpuError(Exception):
         super().__init__(message)
         self.evidence = evidence
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and Jupyter show in place of the frames between the user's line and the slip in it."""
+        import traceback
+
+        package = __name__.partition(".")[0]
+        called = [(frame.f_globals.get("__name__", ""), frame, n) for frame, n in traceback.walk_tb(self.__traceback__)]
+        ours = next((i for i, (name, *_) in enumerate(called) if name.partition(".")[0] == package), len(called))
+        # a cell's own name; a module of the user's has another
+        users = [c for c in called[:ours] if c[0] == "__main__"][-1:] or called[:ours][-1:]
+        where = [f"line {n}: {traceback.FrameSummary(f.f_code.co_filename, n, '').line}" for _, f, n in users]
+        return [*where, f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(HpcGpuError, ValueError):
     """A setting is wrong; the message says what was given, what is allowed and where it was set."""

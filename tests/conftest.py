@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import compileall
+import contextlib
+import gc
+import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
+import leaks
 import pytest
 import ranks
-from lab import WITH_ACCOUNTING, Lab, LabUnavailable
+from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
 from waiting import Said
 
-import hpcgpu.batch.pbs
-import hpcgpu.deploy.jobs.ask
-import hpcgpu.deploy.jobs.fleet
-import hpcgpu.plan.asking
+from hpcgpu.model import Patience
 
-LAB_START_S = 900  # the first slurm test may build the image: 2-4 minutes were measured on 2 cores
+# Rooms whose tests start threads and processes; the others are pure.
+STARTS = {"agent", "cli", "deploy", "host", "launch", "sim", "spill", "supervise", "support"}
+MARKERS = {"process": "mpi", "lab": "slurm", "pbs": "pbs", "gpu": "gpu", "ucx": "ucx"}
+IMPATIENT = Patience(submission_s=2.0, retries_s=(0.25, 0.5, 1.0, 1.0), ask_s=1.0, news_s=0.5, refused_s=1.0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,46 +34,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("required")
+    # Nothing is failed by the time it took: the machine may be busy.
+    slow = [hypothesis.HealthCheck.too_slow]
+    # As in Hypothesis's own profile for CI: a commit is judged by what it changes. Runs of people find new examples.
+    settled = bool(os.environ.get("CI"))
+    hypothesis.settings.register_profile("busy", deadline=None, derandomize=settled, suppress_health_check=slow)
+    hypothesis.settings.load_profile("busy")
     if config.getoption("--update-golden"):
         os.environ["UPDATE_GOLDEN"] = "1"
+    if not hasattr(config, "workerinput"):
+        # For all processes of ours that tests start, also in the lab's containers: they see this checkout read-only.
+        compileall.compile_dir(PACKAGE, quiet=1)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = next((item for item in items if item.get_closest_marker("slurm")), None)
-    if first:
-        first.add_marker(pytest.mark.timeout(LAB_START_S))
+def pytest_collection_finish() -> None:
+    """Leave what collection made out of each later collection of garbage: 4,600 tests make it cost 0.1 s."""
+    gc.collect()
+    gc.freeze()
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Clear away what a killed mpirun left: a later one of the same pid cannot start beside it (Open MPI 5.0.11).
-
-    It says that "the PMIx server's listener thread failed to start"; pids come again after 32,768.
-    """
-    if item.get_closest_marker("mpi"):
-        for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
-            pid = folder.suffix[1:]
-            if pid.isdigit() and not Path("/proc", pid).exists():
-                shutil.rmtree(folder, ignore_errors=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test by its folder alone."""
+    if marker := MARKERS.get(item.path.relative_to(TESTS).parts[0]):
+        item.add_marker(marker)
 
 
-@contextmanager
-def started(lab: Lab) -> Iterator[Lab]:
-    """Start a lab once. One that was up already is used and left up, as with HPCGPU_KEEP_LAB=1."""
-    keep = lab.is_up() or os.environ.get("HPCGPU_KEEP_LAB") == "1"
-    try:
-        lab.up()
-    except LabUnavailable as why:
-        pytest.skip(f"no Slurm lab here: {why}")
-    yield lab
-    if not keep:
-        lab.down()
-
-
-@pytest.fixture(scope="session")
-def _lab() -> Iterator[Lab]:
-    with started(Lab()) as lab:
-        yield lab
+@pytest.fixture(autouse=True)
+def _leaves_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves something behind, and say what it is: first to come, last to go."""
+    folder, *rooms = request.path.relative_to(TESTS).parts
+    with contextlib.ExitStack() as stack:
+        if folder in ("process", "ucx"):
+            home = request.getfixturevalue("tmp_path")
+            monkeypatch.setenv("HOME", str(home))
+            stack.enter_context(leaks.no_process_left(home))
+        if folder == "process" or (folder == "unit" and rooms[0] in STARTS):
+            stack.enter_context(leaks.nothing_left())
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -83,30 +82,12 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin/mpiexec")
 
 
-@contextmanager
-def idle(lab: Lab) -> Iterator[Lab]:
-    """The lab, idle. Whatever a test leaves behind on it, jobs or processes, fails the test."""
-    jobs = lab.jobs()
-    assert not jobs, f"the Slurm lab is in use: {jobs}. End these jobs (scancel -u hpc) or 'make slurm-down'."
-    before = lab.processes()
-    yield lab
-    left = lab.wait_idle(before)
-    if left:
-        lab.clean_up(before)
-    assert not left, f"left behind on the lab: {left}"
-
-
 @pytest.fixture
-def slurm_lab(_lab: Lab) -> Iterator[Lab]:
-    with idle(_lab) as lab:
-        yield lab
-
-
-@pytest.fixture
-def accounting_lab() -> Iterator[Lab]:
-    """Another lab, whose Slurm knows users and their limits (slurmdbd); up for one test only."""
-    with started(Lab(WITH_ACCOUNTING, accounting=True)) as lab, idle(lab):
-        yield lab
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What is logged; distributed's loggers hand nothing on when they have been set up."""
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
+    caplog.set_level(logging.INFO, "distributed.hpcgpu")
+    return caplog
 
 
 @pytest.fixture
@@ -117,11 +98,15 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch system is a test's own: it may be asked each second, and is given up and tried again soon."""
-    submit = hpcgpu.batch.pbs.Pbs.submit
-    monkeypatch.setattr(hpcgpu.batch.pbs.Pbs, "submit", lambda *given: replace(submit(*given), timeout_s=2.0))
-    monkeypatch.setattr(hpcgpu.plan.asking, "_NEW_S", 1.0)
-    monkeypatch.setattr(hpcgpu.deploy.jobs.ask, "_PAUSES_S", (0.25, 0.5, 1.0, 1.0))
-    monkeypatch.setattr(hpcgpu.deploy.jobs.fleet, "_AGAIN_S", 1.0)
+    from hpcgpu.deploy.clusters.connection import ConnectedCluster  # distributed: a second that few tests need
+
+    monkeypatch.setattr(ConnectedCluster, "patience", IMPATIENT)
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test sends to workers is imported there, with what its module imports."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
 
 
 @pytest.fixture
@@ -141,5 +126,8 @@ def pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str) -> Iterator
     left = [job_id for job_id in server.ids() if not server.over(job_id)]
     for job_id in left:
         server.end(job_id, 265, sig=9)
+    for mom in server.moms:
+        mom.wait(timeout=30)
     assert not left, "jobs were left behind"
-    assert all(len(words) == 1 for words in server.calls("qdel")), "a qdel of two ids ends the server"
+    deleted = [w[2:] if w[:2] == ["-W", "force"] else w for w in server.calls("qdel")]
+    assert all(len(words) == 1 for words in deleted), "a qdel of two ids ends the server"

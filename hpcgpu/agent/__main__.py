@@ -7,22 +7,43 @@ import sys
 
 from hpcgpu.agent.rank import Rank
 from hpcgpu.errors import HpcGpuError, WorldError
-from hpcgpu.host import log
+from hpcgpu.host import log, process
 from hpcgpu.launch.environment import read_rank
 
 
-def main(argv: list[str]) -> int:
-    """Run one rank; return its exit code."""
+def main(document: str) -> int:
+    """Run one rank; return its exit code, which rank 0 also writes where whatever launched it looks."""
+    rank = read_rank(os.environ).rank
+    if rank == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
+        log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")  # noqa: PTH109
+    code = _run(document, rank)
+    if rank == 0:
+        from hpcgpu.config.terms import read_terms
+        from hpcgpu.host import exit_file
+
+        if path := read_terms(document).exit_file:
+            exit_file.write(path, code)
+    return code
+
+
+def _run(document: str, rank: int) -> int:
     try:
-        return Rank(argv[0], dict(os.environ)).run()
+        return Rank(document, dict(os.environ)).run()
     except HpcGpuError as e:
-        facts = read_rank(os.environ)
-        if facts.rank == 0 or not isinstance(e, WorldError):
+        if rank == 0 or not isinstance(e, WorldError):
             log.say(str(e))
         if os.environ.get("HPCGPU_DEBUG"):
             sys.excepthook(*sys.exc_info())
-        return 1
+    except Exception as e:
+        if words := process.refused(e):
+            log.say(words)
+        if not words or os.environ.get("HPCGPU_DEBUG"):
+            sys.excepthook(*sys.exc_info())  # nobody has foreseen it
+    return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    log.open_missing()
+    exit_code = main(sys.argv[1])
+    log.finish()
+    sys.exit(exit_code)

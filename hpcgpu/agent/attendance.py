@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 
 from hpcgpu.agent.follower import Guest
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import log
+from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import reason_of
 
 # A signal to a whole job reaches the followers, who die at once, and their leader, who ends the run.
 _TOGETHER_S = 0.5
@@ -41,17 +44,24 @@ class Attendance:
     ) -> None:
         self._guests = {g.rank: g for g in guests}
         self._workers, self._retire, self._ended, self._node = workers, retire, ended, node
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.Group()
         self._loop = asyncio.get_running_loop()
         for guest in guests:
-            self._loop.add_reader(guest.sock, self._look, guest)
+            self._loop.add_reader(
+                guest.sock, tasks.guarded(self._look, f"the look at rank {guest.rank}", tasks.say_only), guest
+            )
 
     def _look(self, guest: Guest) -> None:
         self._loop.remove_reader(guest.sock)  # followers say nothing once they are there: this is the end
         del self._guests[guest.rank]
-        task = asyncio.create_task(self._lose(guest.rank))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        lose = functools.partial(self._lose, guest.rank)
+        self._tasks.start(lose, f"the end of rank {guest.rank}", functools.partial(self._failed, guest.rank))
+
+    def _failed(self, rank: int, error: BaseException) -> None:
+        names = self._workers(rank)
+        self._say(
+            f"rank {rank} died; {_its(names) if names else 'its worker'} could not be retired: {reason_of(error)}"
+        )
 
     async def _lose(self, rank: int) -> None:
         try:
@@ -81,8 +91,7 @@ class Attendance:
         """Watch no more."""
         for guest in self._guests.values():
             self._loop.remove_reader(guest.sock)
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
 
 def _its(names: Sequence[str]) -> str:

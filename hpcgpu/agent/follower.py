@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import log
+from hpcgpu.host import log, unix_socket
 
 _MESSAGE_BYTES = 256
 _LOOK_S = 0.1
@@ -45,7 +45,8 @@ class Door:
     def __init__(self, path: str) -> None:
         self.path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.bind(self.path)
+        with unix_socket.address(path) as address:
+            self._sock.bind(address)
         self._sock.listen(1024)
 
     def receive(
@@ -175,7 +176,8 @@ class _Follower:
     def _stay(self, path: str) -> bool:
         """Be a guest at the door ``path``; tell whether there was a goodbye, else who was there is dead."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(ConnectionError):
-            sock.connect(path)
+            with unix_socket.address(path) as address:
+                sock.connect(address)
             outputs = [sys.stdout.fileno(), sys.stderr.fileno()]
             socket.send_fds(sock, [json.dumps(self._rank).encode()], outputs)
             # the worker holds what it needs: who waits for this rank's output to end shall not wait for this process
@@ -201,8 +203,8 @@ def _door(folder: str, rank: int) -> str:
 
 
 def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        return sock.connect_ex(path) == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, unix_socket.address(path) as address:
+        return sock.connect_ex(address) == 0
 
 
 def _encode(op: str, **fields: object) -> bytes:

@@ -16,6 +16,8 @@ from hpcgpu.agent.leader import Leader, Post
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
 from hpcgpu.model.world import SCRIPT_ADDRESS
+from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.agent.scheduling import Scheduling
@@ -39,7 +41,8 @@ class Head(Leader):
         self._scheduling, self._folder = scheduling, folder
         self._wanted, self._nodes = layout.worker_count, len(layout.nodes)
         self._idle = sum(len(node.idle) for node in layout.nodes)
-        self._present = 0
+        self._present, self._working, self._died = 0, 1, ""
+        self._started = False
         self._client_gone = False
         self._changed = asyncio.Event()
         self._child: Child | None = None
@@ -54,11 +57,17 @@ class Head(Leader):
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
         self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
         self._control = await Control.open(scheduler.control)
-        listening = asyncio.create_task(self._listen(self._control))
+        listening = tasks.start(
+            functools.partial(self._listen, self._control),
+            "following the scheduler process",
+            lambda e: self.end(os.EX_SOFTWARE, f"the scheduler process cannot be followed: {reason_of(e)}"),
+        )
         try:
             await self.start_workers()
             if self._wanted:
                 await self._wait_for_workers()
+                self._started = True
+                self._look_for_workers()
             if self.post.run.script:
                 return await self._run_script(self.watch.peer_address)
             self._publish(self._control)
@@ -99,6 +108,13 @@ class Head(Leader):
                 self._changed.set()
             elif message["op"] == "failed":
                 self.end(1, message["text"])
+            elif message["op"] == "stalled":
+                log.say(message["text"] or "tasks go on again")
+                if message["text"] and self.post.run.script:  # else the client decides, whose futures have failed
+                    self.end(1, message["why"])
+            elif message["op"] == "leaders":
+                self._working, self._died = message["working"], message["died"]
+                self._look_for_workers()
             elif message["op"] == "leader_lost":
                 text = f"node {message['node']} lost its leader; its workers are gone"
                 log.say(text)
@@ -106,6 +122,18 @@ class Head(Leader):
                 log.say(f"the job ends: {message['reason']}")
                 self._client_gone = True
                 self.end(0)
+
+    def _look_for_workers(self) -> None:
+        """End a run that has no workers, and none to come, unless its script has let them go."""
+        if self._working or not self._started:  # at the start not all leaders may be known
+            return
+        if self._died:
+            self.end(1, f"no worker is left, and none comes: {self._died}")
+        elif self.post.run.script:
+            log.say("all workers have been let go; the script goes on without")
+        else:
+            log.say("the job ends: all its workers have been let go")
+            self.end(0)
 
     def drain(self, left_s: float | None) -> None:
         """Say that the job's time ends: here, and to the clients as an event."""
@@ -166,7 +194,14 @@ class Head(Leader):
 
     def _client_env(self, address: str) -> dict[str, str]:
         """Return the variables with which a plain ``Client()`` finds this cluster; secrets stay in files."""
+        import dask
+
         env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}
+        if not dask.config.get("temporary-directory", None):
+            env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # by default Dask takes names that can be guessed
+        if self.post.scheduler["protocol"] == "ucx":
+            preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_preload"]
+            env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
         if self.post.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
             private.write(cert, self.post.scheduler["cert"])

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 from hpcgpu.agent.follower import Door, Estate
 from hpcgpu.agent.zygote import Zygote
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import process
+from hpcgpu.host import log, process, remover
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes.scheduler import SchedulerSpec
-    from hpcgpu.spill.scratch import Scratch
+    from hpcgpu.model import Settings
+    from hpcgpu.spill.storage.scratch import Scratch
 
 _SCHEDULER_START_S = 60.0
+# The zygote reports a child's end a moment after its connections have ended.
+_REPORT_S = 5.0
 # distributed reads it at import: 40 lines for the start of two workers otherwise
 _QUIET = ("DASK_LOGGING__DISTRIBUTED", "warning")
 
@@ -31,26 +34,40 @@ class SchedulerChild:
 
     pid: int
     control: socket.socket
+    zygote: Zygote
 
-    def wait_started(self) -> dict[str, Any]:
+    def wait_started(self, deadline_s: float = _SCHEDULER_START_S) -> dict[str, Any]:
         """Return its first message: port and dashboard port.
 
         Raises
         ------
         LaunchError
-            It ended, or said nothing.
+            It failed, ended, or said nothing within ``deadline_s`` seconds.
 
         """
-        self.control.settimeout(_SCHEDULER_START_S)
+        self.control.settimeout(deadline_s)
         try:
-            line = self.control.recv(4096)
+            with self.control.makefile("rb") as lines:
+                line = lines.readline()
         except TimeoutError:
-            line = b""
+            raise LaunchError(
+                f"the scheduler process has not said within {deadline_s:g} s that it listens; where it hangs stands "
+                "above, in its traceback"
+            ) from None
         if not line:
-            raise LaunchError("the scheduler process did not start; what it said stands above")
+            raise LaunchError(f"the scheduler process {self._end()} before it listened")
         self.control.settimeout(None)
         message: dict[str, Any] = json.loads(line)
+        if message["op"] == "error":
+            log.write(message["text"])
+            raise LaunchError(f"the scheduler could not be started: {message['reason']}")
         return message
+
+    def _end(self) -> str:
+        code = self.zygote.wait_exit(self.pid, _REPORT_S)
+        if code is None:
+            return "closed its connection"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
 class Image:
@@ -60,34 +77,52 @@ class Image:
         self.zygote, self.scratch, self.door = zygote, scratch, door
 
     @classmethod
-    def make(cls, local_directory: str | None, *, simulated: bool, after_mpi: bool = False) -> Self:
-        """Import what all processes of the node need and fork the zygote, or execute it where MPI has run already."""
-        _quieten()
-        with process.importing():
-            import hpcgpu.deploy.processes.nanny
-            import hpcgpu.deploy.processes.scheduler
-            import hpcgpu.deploy.processes.worker  # noqa: F401
-            from hpcgpu.deploy.processes.devices import preload
-            from hpcgpu.spill.scratch import Scratch
+    def make(cls, settings: Settings, *, after_mpi: bool = False) -> Self:
+        """Import what all processes of the node need and fork the zygote, or execute it where MPI has run already.
 
-            preload(simulated)
-        zygote = Zygote.execute() if after_mpi else Zygote.fork()
-        try:
-            scratch = Scratch.make(local_directory, "run")
-            return cls(zygote, scratch, Door(str(scratch.path / "door")))
-        except BaseException:
-            zygote.close()
-            raise
+        Raises
+        ------
+        ConfigError
+            The folder cannot be used, which is seen first: the imports take a second. Or Dask's configuration has a
+            limit of memory that is none.
+
+        """
+        from hpcgpu.spill.storage.scratch import Scratch
+
+        _quieten()
+        with contextlib.ExitStack() as undo:
+            scratch = Scratch.make(settings.local_directory, "run", trusted=settings.trust_local_directory)
+            undo.callback(scratch.remove)
+            remover.start(str(scratch.lock_path))
+            with process.importing():
+                import hpcgpu.deploy.processes.nanny
+                import hpcgpu.deploy.processes.scheduler
+                import hpcgpu.deploy.processes.worker  # noqa: F401
+                from hpcgpu.deploy import dask_memory
+                from hpcgpu.deploy.processes import handshakes
+                from hpcgpu.deploy.processes.devices import preload
+
+                handshakes.limit()
+                preload(settings.gpus is not None)
+            dask_memory.check()
+            # what is forked has the lock, too: the folder is there as long as one process that writes to it
+            zygote = Zygote.execute(scratch.lock) if after_mpi else Zygote.fork()
+            undo.callback(zygote.close)
+            image = cls(zygote, scratch, Door(str(scratch.path / "door")))
+            undo.pop_all()
+        return image
 
     @classmethod
     def inherit(cls, estate: Estate) -> Self:
         """Make an image in the folder of a dead leader, whose workers are dead, too."""
         _quieten()
-        zygote = Zygote.execute()  # it imports while this process does
+        zygote = Zygote.execute(estate.lock)  # it imports while this process does
         with process.importing():
             import hpcgpu.deploy.processes.nanny  # noqa: F401
-            from hpcgpu.spill.scratch import Scratch
+            from hpcgpu.deploy.processes import handshakes
+            from hpcgpu.spill.storage.scratch import Scratch
 
+        handshakes.limit()
         folder = Path(estate.folder)
         for path in folder.iterdir():
             if path.is_dir():
@@ -99,7 +134,7 @@ class Image:
         ours, theirs = socket.socketpair()
         with theirs:
             pid = self.zygote.spawn("hpcgpu.deploy.processes.scheduler:main", spec, (theirs.fileno(), 1, 2))
-        return SchedulerChild(pid, ours)
+        return SchedulerChild(pid, ours, self.zygote)
 
     def __enter__(self) -> Self:
         return self

@@ -75,7 +75,7 @@ def run(given: Mapping[str, object], given_from: str, joining: Joining) -> int:
     if process.image_env(os.environ):  # some of it is read before main only: once more, from the beginning
         added = process.image_env(os.environ, preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
-    with Image.make(settings.local_directory, simulated=settings.gpus is not None) as image:
+    with Image.make(settings) as image:
         specs = plan(settings, joining, str(image.scratch.path))
         process.hide_gpus(_protocol(joining.scheduler))
         return asyncio.run(_Joined(settings, joining, specs, image).run())
@@ -94,7 +94,12 @@ def plan(settings: Settings, joining: Joining, scratch: str) -> tuple[WorkerSpec
             f"{settings.workers_per_gpu} of the workers; leave it out, or ask for as many GPUs"
         )
     specs = node.plan_here(settings, machine, count, scratch=scratch, environ=dict(os.environ), kept_bytes=_OWN_BYTES)
-    log.say_of(machine.name, (*node.lowered(settings, specs), node.exposed(_protocol(joining.scheduler))))
+    notes = (
+        *process.replaced(os.environ, settings.env),
+        *node.lowered(settings, specs),
+        *node.folder_notes(settings, count),
+    )
+    log.say_of(machine.name, (*notes, node.exposed(_protocol(joining.scheduler))))
     return tuple(replace(spec, name=name) for spec, name in zip(specs, names(joining.name, specs), strict=True))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hpcgpu.agent.zygote import Zygote
 from hpcgpu.errors import LaunchError, cause_of
 from hpcgpu.host import log
 from hpcgpu.model import RunDocument, WorkerSpec
+from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from distributed import Nanny
@@ -77,7 +79,9 @@ class Leader:
         self.nannies: list[Nanny] = []
         self.watch: Any = None  # a comm of distributed
         self.attendance: Attendance | None = None
+        self._outliving: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
+        self.on_end: Callable[[], object] = lambda: None
         self.exit_code = 0
         self.why = ""
         self._warned = False
@@ -88,6 +92,7 @@ class Leader:
         if not self.ended.is_set():
             self.exit_code, self.why = exit_code, why
             self.ended.set()
+            self.on_end()
 
     def stop(self, sig: signal.Signals, why: str) -> None:
         """End the run because of a signal."""
@@ -105,11 +110,12 @@ class Leader:
         """Start the workers, stay until the run ends, end the workers; return the exit code."""
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(sig, self.stop, sig, f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip())
-        loop.add_signal_handler(signal.SIGUSR1, self._warn)  # Slurm's --signal, through the batch script
+            loop.add_signal_handler(sig, self._answer(sig))
+        warn = tasks.guarded(self._warn, "the answer to the end of the job's time", tasks.say_only)
+        loop.add_signal_handler(signal.SIGUSR1, warn)  # Slurm's --signal, through the batch script
         if self.post.in_job and (limit_s := self.post.run.settings.walltime_s):
             self._ends_s = loop.time() + limit_s
-            loop.call_at(self._ends_s - self.post.run.settings.warning_s, self._warn)
+            loop.call_at(self._ends_s - self.post.run.settings.warning_s, warn)
         self.spawner = ZygoteSpawner(
             self.post.zygote,
             {g.rank: (g.stdout, g.stderr) for g in self.post.guests},
@@ -131,6 +137,12 @@ class Leader:
             log.say(f"the run ends: {self.why}")
         return self.exit_code
 
+    def _answer(self, sig: signal.Signals) -> Callable[[], None]:
+        """Return what is done when a signal comes; the run ends even where that fails."""
+        why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
+        stop = functools.partial(self.stop, sig, why)
+        return tasks.guarded(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
+
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""
         await self.start_workers()
@@ -145,8 +157,8 @@ class Leader:
         deadline_s = self.reach_s
         reached = await reach(self.post.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
-        about = {"node": self.post.node, "place": self.post.place, "notes": list(self.post.notes)}
-        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
+        about = {"node": self.post.node, "place": self.post.place, "workers": len(self.post.workers)}
+        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(self.post.notes)})
         await self.watch.read()
         host = "127.0.0.1" if self.post.scheduler["local"] else reached.own_host
         self.nannies = [self._nanny(reached.address, host, rank, spec) for rank, spec in self.post.workers]
@@ -155,6 +167,19 @@ class Leader:
         if failed and len(failed) == len(done):
             raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
         self.attendance = Attendance(self.post.guests, self._names_of, self._retire, self.ended, self.post.node)
+        if self.nannies:
+            self._outliving = tasks.start(self._outlive_workers, "the look for the end of all workers", tasks.say_only)
+
+    async def _outlive_workers(self) -> None:
+        """Tell the scheduler when no worker of this leader is left, or to be started again."""
+        await self.workers_ended()
+        ended = [f"worker {n.name}: {n.ended}" for n in self.nannies if n.ended]
+        with contextlib.suppress(OSError):  # it is gone, which is seen elsewhere
+            await self.watch.write({"died": "; ".join(ended)})
+
+    async def workers_ended(self) -> None:
+        """Wait until no worker is left, or to be started again."""
+        await asyncio.gather(*(n.finished() for n in self.nannies))
 
     def _names_of(self, rank: int) -> list[str]:
         return [spec.name for owner, spec in self.post.workers if owner == rank]
@@ -211,6 +236,8 @@ class Leader:
 
     async def close(self) -> None:
         """End the workers, the busy ones by force."""
+        if self._outliving:
+            self._outliving.cancel()
         if self.attendance:
             self.attendance.close()
         await asyncio.gather(*(n.close(timeout=_CLOSE_S, reason="the run ended") for n in self.nannies))

@@ -1,4 +1,4 @@
-"""The meeting: every rank learns who is where and how to reach the scheduler, once.
+"""The meeting by MPI: every rank learns who is where and how to reach the scheduler, once.
 
 MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
 workers' own MPI is not disturbed.
@@ -7,29 +7,34 @@ workers' own MPI is not disturbed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import json
 import os
-import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcgpu.agent import missing
 from hpcgpu.errors import LaunchError, WorldError
-from hpcgpu.host import process
+from hpcgpu.host import pids, process
+from hpcgpu.launch.environment import read_launch, read_rank
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpcgpu.model import RankFacts
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES = 8192
 _POLL_S = 0.005
-_FILE_POLL_S = 0.05
 _LEADER_POLL_S = 0.02
 # As long as a leader's imports take from a slow file system; later ones cost CPU, and nothing else.
 _LEADER_S = 10.0
+_UNSEEN_S = 1.0
+_LOOK_S = 0.5
+# From the deadline on a rank says who is missing, with those of other nodes, and cleans up.
+_STUCK_S = 40.0
 # Open MPI 5 as a wheel: btl/ofi sleeps 1 s in MPI_Init; with pml=ob1 MPI_Init costs a sixth of the CPU.
 # "btl=self,sm" must not be used: over nodes the first collective fails.
 # Where ptrace is forbidden, as in most containers, copies from one process to another (cma) fail with a line of
@@ -40,11 +45,32 @@ _QUICK_OPEN_MPI = {
     "OMPI_MCA_btl": "^ofi,uct",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     "OMPI_MCA_smsc": "^cma",
+    "OMPI_MCA_shmem_mmap_enable_nfs_warning": "0",
 }
 
 
+class Limit(NamedTuple):
+    """How long to wait for the other ranks, in seconds, and what to do; in other threads, for the first is in MPI.
+
+    Attributes
+    ----------
+    half : callable
+        Called when half of the time is over.
+    late : callable
+        Ends this process.
+
+    """
+
+    deadline_s: float
+    half: Callable[[], None]
+    late: Callable[[], None]
+
+
 def meet_by_mpi(
-    own: Callable[[], Mapping[str, Any]], facts: RankFacts, deadline_s: float, launch: str = ""
+    own: Callable[[], Mapping[str, Any]],
+    facts: RankFacts,
+    limit: Limit,
+    launch: str = "",
 ) -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order.
 
@@ -55,69 +81,92 @@ def meet_by_mpi(
         scheduler starts meanwhile.
     facts : RankFacts
         What the launcher promised; the MPI world is checked against it.
-    deadline_s : float
-        How long to wait for the other ranks, in seconds.
+    limit : Limit
+        How long to wait for the other ranks.
     launch : str
-        What only this launch has, where the rank whose ``local_rank`` is 0 comes later than others of its node.
+        What only this launch has in its environment, where the rank whose ``local_rank`` is 0 comes later than others
+        of its node; empty: nobody waits for it.
 
     Raises
     ------
     LaunchError
-        mpi4py or an MPI library is missing, the world has the wrong size, or somebody did not come.
+        mpi4py or an MPI library is missing, or the world has the wrong size.
 
     """
-    # MPI_Init waits for all ranks, without end, in C: only another thread can end that.
-    late = threading.Timer(deadline_s, _end_late, (facts, deadline_s))
-    late.daemon = True
-    late.start()
-    try:
-        with leader_first(launch, facts.local_rank):
-            mpi = _load_mpi()
-            try:
-                _check_world(mpi, facts)
-                return _gather(mpi, own())
-            finally:
-                mpi.Finalize()
-    finally:
-        late.cancel()
+    with _limited(limit), process.titled(missing.TITLE):
+        if launch and facts.local_rank:
+            wait_for_leader(launch)
+        mpi = _load_mpi()
+        try:
+            _check_world(mpi, facts)
+            return _gather(mpi, own())
+        finally:
+            mpi.Finalize()
 
 
 @contextlib.contextmanager
-def leader_first(launch: str, local_rank: int | None) -> Iterator[None]:
-    """Let the ranks of a node begin a thing when their leader does, which has had its imports to do.
+def _limited(limit: Limit) -> Iterator[None]:
+    """Watch the time; if no thread of this process can run at its end, end the process from C."""
+    timers = threading.Timer(limit.deadline_s / 2, limit.half), threading.Timer(limit.deadline_s, limit.late)
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    faulthandler.dump_traceback_later(limit.deadline_s + _STUCK_S, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for timer in timers:
+            timer.cancel()
+
+
+def wait_for_leader(launch: str) -> None:
+    """Let a rank begin MPI when its node's leader does, which has had its imports to do.
 
     MPI_Init asks 10,000 times a second for whoever is missing: 0.12 CPU s of each rank while its leader imports for
-    2 s (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on it: who does not see its leader, in
-    another network namespace, goes after 10 s.
+    2 s (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on it: a rank that does not see its
+    leader, in another PID namespace, goes after 1 s.
 
     Parameters
     ----------
     launch : str
-        Names the leader's sign, an abstract unix socket; empty: nobody waits.
-    local_rank : int or None
-        0: this is the leader.
+        What the processes of this launch, and no others, have in their environment.
 
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sign:
-        name = f"\0hpcgpu-{os.getuid()}-{launch[-64:]}"
-        if launch and local_rank == 0:
-            with contextlib.suppress(OSError):
-                sign.bind(name)
-        elif launch:
-            end = time.monotonic() + _LEADER_S
-            while sign.connect_ex(name) and time.monotonic() < end:
-                time.sleep(_LEADER_POLL_S)
-        yield
+    end = time.monotonic() + _LEADER_S
+    unseen_s, look_s, leaders = time.monotonic() + _UNSEEN_S, 0.0, list[int]()
+    while (now := time.monotonic()) < end and (leaders or now < unseen_s):
+        if now >= look_s:  # a shell may stand before it, so it may be another process by now
+            look_s, leaders = now + _LOOK_S, [p.pid for p in pids.own() if _leads(p, launch)]
+        if any(pids.title(pid) == missing.TITLE for pid in leaders):
+            return
+        time.sleep(_LEADER_POLL_S)
 
 
-def _end_late(facts: RankFacts, deadline_s: float) -> None:
-    text = f"not all {facts.size} ranks came to the meeting within {deadline_s:g} s (--death-timeout)"
-    os.write(2, f"hpcgpu: rank {facts.rank}: {text}\n".encode())
-    os._exit(1)
+def _leads(process: pids.Process, launch: str) -> bool:
+    environ = process.environ
+    try:
+        return read_launch(environ) == launch and read_rank(environ).local_rank == 0
+    except ValueError:
+        return False
+
+
+def _segments() -> dict[str, str]:
+    """Return where Open MPI is to put its shared memory: into its launcher's folder, if that is ours alone.
+
+    By default it opens ``/dev/shm/sm_segment.HOST.UID.JOB.RANK`` whatever lies there, a link too (5.0.11; 4 calls the
+    same thing vader), and the job's number is one of 65,536.
+    """
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    with contextlib.suppress(OSError):
+        facts = os.lstat(folder)
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077:
+            return {f"OMPI_MCA_btl_{name}_backing_directory": folder for name in ("sm", "vader")}
+    return {}
 
 
 def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
-    quick = {k: v for k, v in _QUICK_OPEN_MPI.items() if k not in os.environ}
+    quick = {k: v for k, v in {**_QUICK_OPEN_MPI, **_segments()}.items() if k not in os.environ}
     os.environ.update(quick)
     try:
         import mpi4py
@@ -127,7 +176,7 @@ def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
         with process.importing():
             from mpi4py import MPI
 
-        MPI.Init_thread(MPI.THREAD_SINGLE)
+        _init(MPI)
     except (ImportError, RuntimeError) as e:
         raise LaunchError(
             f"no MPI library could be loaded: {e}. Load the site's MPI module, or install one: "
@@ -138,6 +187,15 @@ def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
         for name in quick:
             os.environ.pop(name, None)
     return MPI
+
+
+def _init(mpi: Any) -> None:  # noqa: ANN401
+    """Initialize MPI, which waits for all ranks, without end, in C; mpi4py's own call keeps the GIL (4.1.2)."""
+    provided = ctypes.c_int()
+    code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, mpi.THREAD_SINGLE, ctypes.byref(provided))
+    if code:
+        raise LaunchError(f"MPI_Init_thread returned {code}")
+    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py's own call does, which makes exceptions of errors
 
 
 def _check_world(mpi: Any, facts: RankFacts) -> None:  # noqa: ANN401
@@ -165,51 +223,3 @@ def _gather(mpi: Any, own: Mapping[str, Any]) -> list[dict[str, Any]]:  # noqa: 
     while not request.Test():
         time.sleep(_POLL_S)
     return [json.loads(received[i : i + _RECORD_BYTES]) for i in range(0, len(received), _RECORD_BYTES)]
-
-
-def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
-    """Return the records of all ranks, in rank order, by files on a shared file system.
-
-    Each rank writes its record, rank 0 gathers them into one file: two reads per rank, however many there are.
-
-    Parameters
-    ----------
-    own : mapping
-        This rank's record.
-    facts : RankFacts
-        What the launcher promised: the number of files that rank 0 waits for.
-    folder : Path
-        Of this run alone, on a file system that all ranks share; made with mode 0700, its files with 0600.
-    deadline_s : float
-        How long to wait for the other ranks, in seconds.
-
-    Raises
-    ------
-    LaunchError
-        Somebody did not come.
-
-    """
-    from hpcgpu.host import private
-
-    private.make_folder(folder)
-    end = time.monotonic() + deadline_s
-    private.write(folder / f"rank-{facts.rank}", json.dumps(own))
-    world = folder / "world"
-    if facts.rank == 0:
-        names = [folder / f"rank-{i}" for i in range(facts.size)]
-        _wait(lambda: all(n.exists() for n in names), end, folder, deadline_s)
-        private.write(world, json.dumps([json.loads(private.read(n)) for n in names]))
-    _wait(world.exists, end, folder, deadline_s)
-    records: list[dict[str, Any]] = json.loads(private.read(world))
-    return records
-
-
-def _wait(done: Callable[[], bool], end: float, folder: Path, deadline_s: float) -> None:
-    while not done():
-        if time.monotonic() > end:
-            there = sorted(p.name for p in folder.glob("rank-*"))
-            raise LaunchError(
-                f"not all ranks came to the meeting within {deadline_s:g} s; in {folder} there are: "
-                f"{', '.join(there)}. Is this folder on a file system that all nodes share?"
-            )
-        time.sleep(_FILE_POLL_S)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.agent.leader import Leader, Post, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
+from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.contact import Contact
@@ -26,6 +28,7 @@ _CANCELLED_S = 4.0
 _AGAIN_S = 5.0
 # A scheduler that says goodbye closes the workers' connections, too.
 _GOODBYE_S = 2.0
+_GONE = "what launched it is gone"
 _BROKEN = "worker-handle-scheduler-connection-broken"  # Worker.handle_scheduler of distributed 2026.8.0
 
 
@@ -84,13 +87,16 @@ class Member(Leader):
             launcher = pids.find(self.post.environ.get(pids.LAUNCHER, ""))
             pidfd = stack.enter_context(pids.watched(*launcher)) if launcher else None
             if pidfd is not None:
-                loop.add_reader(pidfd, self._orphaned, pidfd)
+                orphaned = tasks.guarded(
+                    self._orphaned, "leaving without a launcher", lambda _: self.end(os.EX_SOFTWARE, _GONE)
+                )
+                loop.add_reader(pidfd, orphaned, pidfd)
                 stack.callback(loop.remove_reader, pidfd)
             yield
 
     def _orphaned(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        self._leave("what launched it is gone")
+        self._leave(_GONE)
 
     async def _find_scheduler(self) -> Contact:
         """Wait for the contact of the cluster's scheduler."""
@@ -112,7 +118,7 @@ class Member(Leader):
 
     async def _all_left(self) -> bool:
         """Wait until no worker is left, or to be started again; return False when they have lost the scheduler."""
-        await asyncio.gather(*(n.finished() for n in self.nannies))
+        await self.workers_ended()
         return all(n.farewell and n.farewell != _BROKEN for n in self.nannies)
 
     def stop(self, sig: signal.Signals, why: str) -> None:
@@ -134,12 +140,11 @@ class Member(Leader):
         if self.watch is None:
             self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
         elif self._retiring is None:
-            self._retiring = asyncio.create_task(self._hand_over())
-            self._retiring.add_done_callback(self._end_if_failed)
-
-    def _end_if_failed(self, retiring: asyncio.Task[None]) -> None:
-        if not retiring.cancelled() and (error := retiring.exception()):
-            self.end(os.EX_SOFTWARE, f"its workers could not be retired: {error!r}")
+            self._retiring = tasks.start(
+                self._hand_over,
+                "handing over the workers' data",
+                lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {reason_of(e)}"),
+            )
 
     async def _hand_over(self) -> None:
         from distributed.core import rpc

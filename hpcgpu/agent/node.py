@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import log
+from hpcgpu.host import log, process
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
-    from hpcgpu.config.terms import Terms
-    from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
+    from hpcgpu.model import Allocation, Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
+    from hpcgpu.model.terms import Terms
     from hpcgpu.plan.layout import RankRecord
 
 Records = Sequence[Mapping[str, Any]]
@@ -63,40 +63,48 @@ def plan(
         The node has fewer GPUs than ``gpus_per_node`` says.
 
     """
+    from hpcgpu.deploy.processes.node import folder_notes
     from hpcgpu.host import addresses, cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
+    from hpcgpu.plan.memory import plan_host_memory, share_of
     from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
+    here = [n for n in layout.nodes if records[n.leader]["host"] == host]
     topology = discover.topology()
     gpus = _gpus_of(settings, topology, environ, host)
     masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
     allowed = CpuSet().union(*masks.values())
     os.sched_setaffinity(0, allowed)
+    allocation = read_allocation(environ, host)
+    memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
     facts = NodeFacts(
         name=host,
         topology=topology,
         gpus=gpus,
         allowed=CpuSet(allowed),
         allowed_nodes=cgroup.granted_memory_nodes(),
-        memory_bytes=cgroup.memory_limit_bytes(),
+        memory=share_of(memory, home.worker_count, sum(n.worker_count for n in here)),
         environ=environ,
         scratch=scratch,
         masks=masks if settings.respect_launcher else {},
         interfaces=addresses.usable_interfaces(),
-        **_job(run, environ),
+        in_job=allocation.batch != "local",
+        **_job(run, allocation),
     )
-    before = [n for n in layout.nodes if n.node < home.node and records[n.leader]["host"] == host]
-    workers = plan_workers(settings, facts, home, before)
-    notes = topology.warnings if settings.gpus is None else ()
+    workers = plan_workers(settings, facts, home, [n for n in here if n.node < home.node])
+    notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, [spec for _, spec in workers])
+    if home is here[0]:
+        notes += folder_notes(settings, sum(n.worker_count for n in here))
     log.say_of(host, notes)
-    return Planned(workers, (*notes, *_folder_notes(settings.local_directory, len(workers))))
+    return Planned(workers, notes)
 
 
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a node that its workers may use, simulated or real."""
     from hpcgpu.model.simulated import parse_simulated
     from hpcgpu.plan.binding import place_simulated
+    from hpcgpu.plan.explain import others_words
 
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
@@ -105,27 +113,17 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
         visible = {g.uuid for g in _real_gpus(environ)}
         gpus = tuple(g for g in topology.gpus if g.uuid in visible)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
+        others = f" ({said})" if (said := others_words(topology)) else ""
         raise LaunchError(
             f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
-            f"but {len(gpus)} can be opened on {host}"
+            f"but {len(gpus)} can be opened on {host}{others}"
         )
     return gpus
 
 
-def _folder_notes(folder: str | None, workers: int) -> tuple[str, ...]:
-    """Return what the workers are going to say of the folder that they spill to, each for itself."""
-    import dask
-
-    from hpcgpu.spill import limits, places
-
-    each_bytes = limits.size_of("max-spill", dask.config.get("distributed.worker.memory.max-spill"))
-    return places.notes(folder, each_bytes * workers)
-
-
-def _job(run: RunDocument, environ: Mapping[str, str]) -> dict[str, Any]:
+def _job(run: RunDocument, job: Allocation) -> dict[str, Any]:
     """Return the job by which the workers are named, of a member."""
     if run.shape != "member":
         return {}
-    job = read_allocation(environ)
     # without a batch system, and nobody who says, the process that was started is the job
     return {"job_id": job.job_id or str(os.getpid()), "restart_count": job.restart_count}

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from hpcgpu.agent.follower import Estate
     from hpcgpu.agent.image import Image
     from hpcgpu.agent.leader import Post
+    from hpcgpu.agent.missing import Absence
     from hpcgpu.agent.scheduling import Scheduling
-    from hpcgpu.config.terms import Terms
     from hpcgpu.model import Layout, RunDocument
+    from hpcgpu.model.terms import Terms
 
 Records = list[dict[str, Any]]
 # A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
@@ -55,6 +57,7 @@ class Rank:
         self._scheduling: Scheduling | None = None
         self._folder: Path | None = None
         self._failure = ""
+        self._held = contextlib.ExitStack()
 
     @functools.cached_property
     def _run(self) -> RunDocument:
@@ -73,9 +76,10 @@ class Rank:
         if self._facts.launcher != "none":
             # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
             process.die_with_parent(os.getppid(), signal.SIGTERM)
-        with contextlib.ExitStack() as stack:
+        with self._held as stack:
             image = None
             try:
+                self._check_exit_file()
                 self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
                     image = stack.enter_context(self._make_image())
@@ -105,6 +109,12 @@ class Rank:
         with Image.inherit(estate) as image:
             return self._lead(image, records, layout, estate)
 
+    def _check_exit_file(self) -> None:
+        if self._facts.rank == 0 and self._terms.exit_file:
+            from hpcgpu.host import exit_file
+
+            exit_file.check(self._terms.exit_file, self._host)
+
     def _check_lease(self) -> None:
         """Raise LaunchError when the cluster that this job is of has no client any more."""
         if self._facts.rank or not self._terms.meeting:
@@ -124,8 +134,7 @@ class Rank:
         """Make the leader's image; followers, of which there are many, do without the imports that it takes."""
         from hpcgpu.agent.image import Image
 
-        settings = self._run.settings
-        return Image.make(settings.local_directory, simulated=settings.gpus is not None, after_mpi=after_mpi)
+        return Image.make(self._run.settings, after_mpi=after_mpi)
 
     def _start_scheduler(self, image: Image) -> None:
         from hpcgpu.agent.scheduling import Scheduling
@@ -139,17 +148,43 @@ class Rank:
         if self._facts.size == 1:
             records = [self._record(image)]
         elif terms.rendezvous == "file":
+            from hpcgpu.agent import meeting_files  # pathlib takes 5 CPU ms, which every rank would pay
+
             self._folder = meeting_folder(terms, self._environ)
+            if self._facts.rank == 0 and not terms.launch:
+                meeting_files.clear_old(self._folder.parent)
             own = self._record(image)
-            records = meeting.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
+            records = meeting_files.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
         else:
             launch = "" if self._isolated else read_launch(self._environ)
-            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, terms.death_timeout_s, launch)
+            limit = meeting.Limit(terms.death_timeout_s, lambda: self._absence.note(), self._end_late)
+            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, limit, launch)
+            if "_absence" in self.__dict__:
+                self._absence.withdraw()
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
                 raise WorldError(f"{where}{record['failure']}")
         return records
+
+    @functools.cached_property
+    def _absence(self) -> Absence:
+        from hpcgpu.agent.missing import Absence
+
+        folder = None
+        with contextlib.suppress(LaunchError):
+            folder = meeting_folder(self._terms, self._environ)
+        return Absence(self._facts, self._environ, self._host, folder, self._terms.death_timeout_s)
+
+    def _end_late(self) -> None:
+        """End this process, whose first thread is in MPI, since somebody has not come to the meeting."""
+        try:
+            self._absence.tell()
+            self._held.close()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
 
     def _record(self, image: Image | None) -> dict[str, Any]:
         """Return what this rank says of itself."""
@@ -217,19 +252,26 @@ class Rank:
         """Do what a leader of this run does: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
+        from hpcgpu.agent.forced_end import ForcedEnd
         from hpcgpu.agent.head import Head
         from hpcgpu.agent.leader import Leader
         from hpcgpu.agent.member import Member
         from hpcgpu.agent.takeover import Heir
 
-        async def lead() -> int:
+        def make() -> Leader:
             if self._scheduling:
-                return await Head(post, self._scheduling, layout, image.scratch.path, self._allocation).run()
+                return Head(post, self._scheduling, layout, image.scratch.path, self._allocation)
             if estate:
-                return await Heir(post, estate, self._facts.rank).run()
-            return await (Leader(post) if post.scheduler else Member(post)).run()
+                return Heir(post, estate, self._facts.rank)
+            return Leader(post) if post.scheduler else Member(post)
 
-        return asyncio.run(lead())
+        async def lead() -> int:
+            leader = make()
+            leader.on_end = forced.begin
+            return await leader.run()
+
+        with ForcedEnd(image.zygote, post.guests) as forced:
+            return asyncio.run(lead())
 
 
 def meeting_folder(terms: Terms, environ: Mapping[str, str]) -> Path:
@@ -243,6 +285,8 @@ def meeting_folder(terms: Terms, environ: Mapping[str, str]) -> Path:
     """
     from pathlib import Path
 
+    from hpcgpu.host.home import own_folder
+
     if terms.launch and terms.meeting and terms.shape != "member":  # that is the whole cluster's
         return Path(terms.meeting) / f"ranks-{terms.launch}"
     if not (launch := terms.launch or read_launch(environ)):
@@ -250,4 +294,4 @@ def meeting_folder(terms: Terms, environ: Mapping[str, str]) -> Path:
             "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
             "nothing tells this launch from another"
         )
-    return Path.home() / ".hpcgpu" / "meetings" / launch
+    return own_folder("meetings") / launch

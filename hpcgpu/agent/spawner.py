@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hpcgpu.agent.zygote import Zygote
+from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes.spawn import Child
@@ -31,6 +32,7 @@ class ZygoteSpawner:
         self.zygote, self._outputs, self._on_death = zygote, outputs, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
+        self._read_exits = tasks.guarded(self._look, "reading the zygote's reports", lambda _: self._give_up())
         self._loop.add_reader(zygote.sock, self._read_exits)
 
     def spawn(self, entry: str, spec: object, rank: int) -> Child:
@@ -39,6 +41,10 @@ class ZygoteSpawner:
         with theirs:
             pid = self.zygote.spawn(entry, spec, (theirs.fileno(), *self._outputs.get(rank, (1, 2))))
         return self.adopt(pid, ours)
+
+    def kill(self) -> None:
+        """End the zygote, which does not do its part; its end is noticed as any other."""
+        self.zygote.kill()
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was there."""
@@ -49,14 +55,19 @@ class ZygoteSpawner:
         self._loop.call_soon(self._read_exits)  # it may have ended while the pid was on its way
         return Child(pid, control, exited)
 
-    def _read_exits(self) -> None:
+    def _look(self) -> None:
         try:
             for exit_ in self.zygote.exits():
                 if (exited := self._children.pop(exit_.pid, None)) and not exited.done():
                     exited.set_result(exit_.code)
         except (EOFError, ConnectionError):
-            self._loop.remove_reader(self.zygote.sock)
-            for exited in self._children.values():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Take the zygote for dead, also when its reports cannot be read: nobody would know of any end."""
+        self._loop.remove_reader(self.zygote.sock)
+        for exited in self._children.values():
+            if not exited.done():
                 exited.set_result(-9)
-            self._children.clear()
-            self._on_death()
+        self._children.clear()
+        self._on_death()

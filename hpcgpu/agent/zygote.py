@@ -6,6 +6,7 @@ MPI, event loops, CUDA and threads. Its parent is the rank; it dies with it, and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -13,12 +14,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
-from hpcgpu.host import log, process
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import log, pids, process
 
 # SOCK_SEQPACKET keeps messages whole but bounds them (about 200 KiB): the payload travels in a memfd.
 _MESSAGE_BYTES = 1 << 16
+# It answers in milliseconds; somebody has stopped one that does not (SIGSTOP).
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +39,10 @@ class Exit:
 class Zygote:
     """The parent's end. Requests are answered in milliseconds, so :meth:`spawn` is a plain call."""
 
-    def __init__(self, sock: socket.socket, pid: int) -> None:
+    def __init__(self, sock: socket.socket, pid: int, answer_s: float = _ANSWER_S) -> None:
         self.sock, self.pid = sock, pid
+        self._started, self._answer_s = pids.start_time(pid), answer_s
+        sock.settimeout(answer_s)
         self._exits: list[Exit] = []
 
     @classmethod
@@ -41,7 +50,8 @@ class Zygote:
         """Fork this process, single-threaded and with its imports done, into a zygote."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
-        pid = os.fork()
+        with _said():
+            pid = os.fork()
         if pid == 0:
             ours.close()
             _serve(theirs, parent)
@@ -49,11 +59,15 @@ class Zygote:
         return cls(ours, pid)
 
     @classmethod
-    def execute(cls) -> Zygote:
-        """Start a fresh image, for a process that has threads or has used MPI and must not fork."""
+    def execute(cls, lock: int) -> Zygote:
+        """Start a fresh image, for a process that has threads or has used MPI and must not fork.
+
+        ``lock`` is a descriptor that it and its children hold, as those of a fork do.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-m", "hpcgpu.agent.zygote", str(theirs.fileno()), str(os.getpid())]
-        child = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        argv = process.python_argv("hpcgpu.agent.zygote", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True)
+        with _said():
+            child = subprocess.Popen(argv, pass_fds=[theirs.fileno(), lock], stdin=subprocess.DEVNULL)
         theirs.close()
         return cls(ours, child.pid)
 
@@ -74,6 +88,13 @@ class Zygote:
         int
             The child's pid; its end is reported by :meth:`exits`.
 
+        Raises
+        ------
+        LaunchError
+            The zygote could not fork; or it did not answer, and was killed, with all that it has forked.
+        EOFError
+            It is dead.
+
         """
         memfd = os.memfd_create("hpcgpu-spec")
         try:
@@ -86,6 +107,9 @@ class Zygote:
             message = self._receive()
             if message[0] == "pid":
                 return int(message[1])
+            if message[0] == "refused":
+                with _said():
+                    raise OSError(message[1], os.strerror(message[1]))
             self._exits.append(Exit(message[1], message[2]))
 
     def exits(self) -> list[Exit]:
@@ -96,16 +120,50 @@ class Zygote:
         out, self._exits = self._exits, []
         return out
 
+    def wait_exit(self, pid: int, deadline_s: float) -> int | None:
+        """Return how a child ended; None when nobody knows it within ``deadline_s`` seconds."""
+        end = time.monotonic() + deadline_s
+        with contextlib.suppress(EOFError, ConnectionError):
+            while not (codes := [one.code for one in self._exits if one.pid == pid]):
+                if not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
+                    return None
+                _, ended, code = self._receive()
+                self._exits.append(Exit(ended, code))
+            return codes[0]
+        return None
+
     def close(self) -> None:
-        """End the zygote, and with it whatever it forked."""
+        """End the zygote and whatever it forked, and return when they are gone: they write to the run's folder."""
         self.sock.close()
+        if self._started is not None:
+            pids.wait_for_end(self.pid, self._started, self._answer_s)
+            if pids.start_time(self.pid) == self._started:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it by force, stopped or not; its pid is kept until this process ends."""
+        os.kill(self.pid, signal.SIGKILL)
 
     def _receive(self) -> tuple[str, int, int]:
-        data = self.sock.recv(_MESSAGE_BYTES)
+        try:
+            data = self.sock.recv(_MESSAGE_BYTES)
+        except TimeoutError:
+            self.kill()
+            raise LaunchError(
+                f"the zygote, process {self.pid}, did not answer within {self._answer_s:g} s, and was killed"
+            ) from None
         if not data:
             raise EOFError("the zygote died")
         message: tuple[str, int, int] = pickle.loads(data)
         return message
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise LaunchError(process.refused(e) or f"the processes of this node could not be forked: {e}") from e
 
 
 def _serve(sock: socket.socket, parent: int) -> None:
@@ -117,23 +175,36 @@ def _serve(sock: socket.socket, parent: int) -> None:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: set[int] = set()
     while True:
         ready = select.select([sock.fileno(), woken], [], [])[0]
         if woken in ready:
             os.read(woken, 4096)
-            _report_exits(sock)
+            _report_exits(sock, children)
         if sock.fileno() in ready:
             try:
                 data, fds, _, _ = socket.recv_fds(sock, 16, 4)
             except ConnectionError:
                 data = b""
             if not data:
-                os._exit(0)
-            pid = _fork_child(fds, (sock.fileno(), woken, wake))
-            sock.send(pickle.dumps(("pid", pid, 0)))
+                _end(children)
+            try:
+                answer = ("pid", _fork_child(fds, (sock.fileno(), woken, wake)), 0)
+                children.add(answer[1])
+            except OSError as e:
+                answer = ("refused", e.errno or 0, 0)
+            sock.send(pickle.dumps(answer))
 
 
-def _report_exits(sock: socket.socket) -> None:
+def _end(children: set[int]) -> NoReturn:
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def _report_exits(sock: socket.socket, children: set[int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -141,15 +212,20 @@ def _report_exits(sock: socket.socket) -> None:
             return
         if pid == 0:
             return
+        children.discard(pid)
         sock.send(pickle.dumps(("exit", pid, os.waitstatus_to_exitcode(status))))
 
 
 def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
     parent = os.getpid()
-    pid = os.fork()
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            for fd in fds:
+                os.close(fd)
     if pid:
-        for fd in fds:
-            os.close(fd)
         return pid
     code = 70
     try:
@@ -180,4 +256,5 @@ if __name__ == "__main__":
     with process.importing():
         import hpcgpu.deploy.processes.worker  # noqa: F401 - the point of this process is to have imported it, and distributed
 
+    os.set_inheritable(int(sys.argv[3]), False)  # forks have it, programs that they start have not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -11,7 +11,7 @@ from hpcgpu.batch.local import Local as Local
 from hpcgpu.batch.pbs import Pbs as Pbs
 from hpcgpu.batch.slurm import Slurm as Slurm
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Command, JobSpec, JobStatus, Result
+from hpcgpu.model import Command, JobSpec, JobStatus, Offer, Result
 
 
 class BatchSystem(Protocol):
@@ -34,6 +34,9 @@ class BatchSystem(Protocol):
 
     def log(self, spec: JobSpec, job_id: str) -> str:
         """Return the path of the job's output, relative to the folder of submission if no folder was given."""
+
+    def notes(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return what people should know of such a request before it is made."""
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         """Return the command that submits the script, which it reads from its standard input."""
@@ -66,6 +69,18 @@ class BatchSystem(Protocol):
         is gone as a whole the batch system names no elements, but they have ended with it.
         """
 
+    def offers(self, spec: JobSpec) -> Command | None:
+        """Return the command that asks what there is for such a job; None where that is not asked, or not compared."""
+
+    def read_offers(self, result: Result) -> tuple[Offer, ...]:
+        """Return the nodes of each kind and the limits; nothing when there was no answer."""
+
+    def nodes(self, hosts: Sequence[str]) -> Command | None:
+        """Return the command that asks how these nodes are; None where there are none but this machine."""
+
+    def read_nodes(self, result: Result) -> Mapping[str, str]:
+        """Return what is said of those that are lost; nothing when there was no answer."""
+
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that runs another one on a node of a running job, its stdin and stdout connected."""
 
@@ -73,7 +88,13 @@ class BatchSystem(Protocol):
         """Return the commands that end these jobs and elements, pending or running: as few as are safe."""
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when a job was gone already; the others of the same command are ended all the same."""
+        """Return False when a job was gone or ending already; the others of the command are ended all the same."""
+
+    def force(self, result: Result) -> Command | None:
+        """Return what ends a job that ``cancel`` could not, for its node does not answer; None where that was not it.
+
+        The result names one such job at a time: ``cancel`` is to be tried again.
+        """
 
 
 SYSTEMS: Mapping[str, type[Slurm] | type[Pbs] | type[Local]] = MappingProxyType(

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcgpu.batch.offers import NotAsked
 from hpcgpu.batch.text import body
+from hpcgpu.batch.unasked import Unasked
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
@@ -44,7 +46,7 @@ _ENDED = frozenset(("gone", "Z", "X"))
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class Local(NotAsked, Unasked):
     """The machine itself; there is nothing to say about it."""
 
     def script(self, spec: JobSpec) -> str:
@@ -98,6 +100,14 @@ class Local:
         if result.returncode != 0 and not out:
             raise _refused("/proc did not answer", result)
         return out
+
+    def nodes(self, hosts: Sequence[str]) -> Command | None:
+        """Return None: there is no node but this machine."""
+        return None
+
+    def read_nodes(self, result: Result) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command itself."""

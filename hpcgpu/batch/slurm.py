@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hpcgpu.batch import arrays
+from hpcgpu.batch import arrays, slurm_nodes, squeue
+from hpcgpu.batch.offers import read_sinfo, sinfo
 from hpcgpu.batch.text import Directive, body, merge, options_in, refuse_control
+from hpcgpu.batch.unasked import Unasked
 from hpcgpu.errors import ConfigError, SubmitError
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.units import format_duration
 
-STATES: Mapping[str, JobState] = MappingProxyType(
-    {
-        **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"), JobState.PENDING),
-        **dict.fromkeys(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.HELD),
-        **dict.fromkeys(("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"), JobState.RUNNING),
-        **dict.fromkeys(("SUSPENDED", "STOPPED"), JobState.SUSPENDED),
-        **dict.fromkeys(("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"), JobState.ENDED),
-        **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"), JobState.ENDED),
-    }
-)
-_HELD = ("JobHeld", "job requeued in held state")
-# A node could not start it; squeue of 22.05.8 has the words with spaces, scontrol with underscores.
-_STUCK = re.compile("launch.failed.requeued.held")
 # AssocMaxSubmitJobLimit is not here: it is also what sites say to somebody without an account (CSC Roihu).
 _TRANSIENT = re.compile(
     r"timed out|Unable to contact slurm controller|Connection refused|Connection reset|temporarily|Zero Bytes were|"
@@ -49,14 +38,18 @@ _REFUSED = MappingProxyType(
         "--wrap": "the job's command is the cluster's; job_script_prologue is for lines before it",
     }
 )
+# What the nodes are compared with; a job may ask for it in ways that are not ours.
+_ASKED = {
+    *("--partition", "--clusters", "--nodes", "--nodelist", "--constraint", "--reservation", "--qos", "--time"),
+    *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gres"),
+}
 _NO_MORE = "squeue lists its array without it"
 _ELEMENT = re.compile(r"(\d+_)(\d+)()")
-_ID = re.compile(r"\d+(?:_\d+)?")
 _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm:
+class Slurm(Unasked):
     """How this site's Slurm is spoken to.
 
     Attributes
@@ -127,14 +120,13 @@ class Slurm:
 
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
-        # The reason is the last field: it is the only one with free text.
-        columns = "JobArrayID:|,State:|,exit_code:|,StartTime:|,Reason:|"
-        return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), f"--Format={columns}"))
+        columns = f"--Format={squeue.COLUMNS}"
+        return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), columns))
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
-        columns = ("--noheader", "--parsable", "--allocations", "--format=JobID,State,ExitCode,Start,Reason")
-        return Command(("sacct", *columns, _jobs(job_ids)))
+        columns = f"--format={squeue.SACCT_COLUMNS}"
+        return Command(("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
         """Return what squeue or sacct lists, and as ended the elements that a listed array has no more.
@@ -142,23 +134,8 @@ class Slurm:
         Pending elements that are cancelled leave no trace (22.05.8, recording 14); squeue lists all others of an
         array, sacct may not know yet that some run.
         """
-        out = dict[str, JobStatus]()
         live = result.argv[:1] == ("squeue",)
-        for line in result.stdout.splitlines():
-            fields = line.strip().removesuffix("|").split("|", 4)
-            if len(fields) == 5 and _ID.fullmatch(fields[0]):
-                job_id, native, code, starts, reason = fields
-                state = STATES.get(native.partition(" ")[0].rstrip("+"), JobState.UNKNOWN)
-                if state is JobState.PENDING and reason.startswith(_HELD):
-                    state = JobState.HELD
-                if state is JobState.PENDING and _STUCK.match(reason):
-                    state = JobState.STUCK
-                exit_code = _exit_code(code) if state is JobState.ENDED else None
-                if exit_code == 0 and native != "COMPLETED":
-                    exit_code = None  # sacct says 0:0 of a job that was cancelled or ran out of time (22.05.8)
-                # Of a requeued job sacct has the start of its last life.
-                starts = starts if live and state is JobState.PENDING and starts != "N/A" else ""
-                out[job_id] = JobStatus(state, native, "" if reason == "None" else reason, exit_code, starts)
+        out = dict(squeue.statuses(result.stdout, live=live))
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{_program(result)} did not answer", result)
         if live and result.returncode == 0:
@@ -166,6 +143,32 @@ class Slurm:
             over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in listed]
             out |= {job_id: JobStatus(JobState.ENDED, "", _NO_MORE) for job_id in over if job_id not in out}
         return out
+
+    def offers(self, spec: JobSpec) -> Command | None:
+        """Return the sinfo for the job's partition; None where the user's own options say what is asked for."""
+        own = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
+        return None if own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own) else sinfo(spec.queue)
+
+    def read_offers(self, result: Result) -> tuple[Offer, ...]:
+        """Return what sinfo lists, as far as this site's jobs ask for it."""
+        found = read_sinfo(result, self.gpu_type)
+        return tuple(
+            replace(
+                offer,
+                gpus=None if self.gpus == "none" else offer.gpus,
+                cpus=offer.cpus if self.cpus else None,
+                memory_bytes=offer.memory_bytes if self.memory else None,
+            )
+            for offer in found
+        )
+
+    def nodes(self, hosts: Sequence[str]) -> Command | None:
+        """Return the sinfo for nodes: until SlurmdTimeout (300 s), a job on one that does not answer is RUNNING."""
+        return slurm_nodes.sinfo(hosts)
+
+    def read_nodes(self, result: Result) -> Mapping[str, str]:
+        """Return what sinfo says of those that are down or do not answer."""
+        return slurm_nodes.read_lost(result)
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return an srun that shares the job's resources with what runs there; its output is bytes, not lines."""
@@ -232,16 +235,6 @@ def _directive(option: str, value: str | None) -> Directive:
 
 def _keys(text: str) -> set[str]:
     return {_LONG.get(option, option) for option, _ in options_in(text)}
-
-
-def _exit_code(text: str) -> int | None:
-    """Return the exit code of sacct's ``code:signal`` or of squeue's wait status (768 is exit code 3)."""
-    if found := re.fullmatch(r"(\d+):(\d+)", text):
-        return 128 + int(found[2]) if int(found[2]) else int(found[1])
-    if not text.isdecimal():
-        return None
-    status = int(text)
-    return 128 + (status & 127) if status & 127 else status >> 8
 
 
 def _program(result: Result) -> str:

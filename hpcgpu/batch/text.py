@@ -34,7 +34,7 @@ def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[
         return (*before, *spec.prologue, *env, command, "")
     # A bash that dies of SIGTERM would leave 0 in the file (5.2), so it catches it: in the prologue to end with 143.
     file = exit_file(spec, index)
-    record = (f"trap {shlex.quote(f'echo $? > {file}')} EXIT",) if spec.exit_file else ()
+    record = (f"trap {shlex.quote(f'code=$?; umask 77; echo $code > {file}')} EXIT",) if spec.exit_file else ()
     first = (*record, "trap 'exit 143' TERM", "trap : USR1")
     return (*before, *first, *spec.prologue, *env, *_waited_for(command), "")
 
@@ -47,23 +47,34 @@ def exit_file(spec: JobSpec, index: str) -> str:
 def _waited_for(command: str) -> tuple[str, ...]:
     """Return what starts the command and waits for it, and passes a SIGUSR1 of the batch system on to it.
 
-    Only the script gets that warning (Slurm's ``--signal=B:``), and bash sees it in ``wait`` alone, not while a
-    command runs in the foreground. SIGTERM is not passed on: the batch system sends it to the ranks too, and a
-    srun that gets one kills them at once (Slurm 22.05.8).
+    Only the script gets that warning (Slurm's ``--signal=B:``), and bash sees it in ``wait`` and ``read`` alone,
+    not while a command runs in the foreground. After a caught signal ``wait`` forgets the exit code of a command that
+    ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first.
+    SIGTERM is not passed on: the batch system sends it to the ranks too, and a srun that gets one kills them at once
+    (Slurm 22.05.8).
     """
     return (
         "{",  # read as a whole, so that a command that reads the script's stdin cannot eat the rest of it
+        "    exec {out}>&1",
+        "    job= warned=",
+        "    trap : TERM",
+        """    trap 'warned=1; kill -USR1 $job 2>/dev/null || :' USR1""",
+        "    exec {told}< <(",
+        # Caught, not ignored, also above: the command is to have SIGTERM's default.
+        "        trap : TERM USR1",
+        "        (",
         # Ignored until srun, mpirun or the rank itself listens: an early warning must not end it.
-        f"    (trap '' USR1; exec {command}) <&0 &",
-        "    job=$!",
-        # Ignored, not caught: the command has it too, and bash 5.2 forgets the exit code of one that ends just when
-        # a caught signal ends `wait` (255 in 150 of 200 runs).
-        "    trap '' TERM",
-        """    trap 'again=1; kill -USR1 "$job" 2>/dev/null || :' USR1""",
-        # A caught signal ends `wait` with its own code while the command lives. Asking once more than needed is
-        # right: bash keeps the code of what has ended.
-        '    while again=; wait "$job"; code=$?; [ "$again" ]; do :; done',
-        '    exit "$code"',
+        "            trap '' USR1",
+        '            echo "$BASHPID"',
+        f"""            exec {command} >&"$out" {{out}}>&-""",
+        '        ) && echo 0 || echo "$?"',  # both: a prologue may have said `set -e`
+        "    )",
+        "    exec {out}>&-",
+        "    read -r job <&$told",
+        '    [ -z "$warned" ] || kill -USR1 "$job" 2>/dev/null || :',  # it came before it was known whose it is
+        # A signal that comes just before read waits is looked at when it returns (bash 5.2.15, under load).
+        "    until read -r -t 5 code <&$told; do (($? > 128)) || break; done",
+        '    exit "${code:-137}"',  # nobody told it: the one that waited was killed
         "}",
     )
 

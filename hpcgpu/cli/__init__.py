@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
-from hpcgpu.errors import HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.host import log
 
 if TYPE_CHECKING:
     import click
 
+_OUTPUT = (errno.EPIPE, errno.EIO, errno.ENOSPC)  # nobody reads it any more, its terminal is gone, its disk is full
+
 
 def main() -> None:
-    """Run the command ``hpcgpu``; errors are one message, a traceback only with ``--debug``."""
+    """Run the command ``hpcgpu``; errors are one message, a traceback only with ``--debug``.
+
+    Exit code 2 is for what was typed or set wrong, as click has it, 1 for what failed.
+    """
     from hpcgpu.cli.commands import hpcgpu
 
     _run(hpcgpu, "hpcgpu")
@@ -27,10 +36,34 @@ def join() -> None:
 
 
 def _run(command: click.Command, name: str) -> None:
+    """Run a command, and end with 0, 2 for what was typed, or 1 for what failed, whether or not it can be said."""
+    log.open_missing()
+    code = _exit_code(command, name)
+    log.finish()
+    sys.exit(code)
+
+
+def _exit_code(command: click.Command, name: str) -> int:
+    import click
+
     try:
-        command(prog_name=name)
+        return int(command(prog_name=name, standalone_mode=False) or 0)
+    except click.ClickException as e:
+        with contextlib.suppress(OSError):
+            e.show()
+        return e.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 128 + signal.SIGINT
     except HpcGpuError as e:
         if os.environ.get("HPCGPU_DEBUG"):
+            sys.excepthook(*sys.exc_info())
+        log.say(str(e))
+        return 2 if isinstance(e, ConfigError) else 1
+    except (OSError, RuntimeError) as e:
+        from hpcgpu.host import process
+
+        unwritten = f"what was to be written could not be: {e}" if getattr(e, "errno", None) in _OUTPUT else ""
+        if not (words := unwritten or process.refused(e)):
             raise
-        print(f"hpcgpu: {e}", file=sys.stderr)
-        sys.exit(1)
+        log.say(words)
+        return 1

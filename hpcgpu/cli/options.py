@@ -9,42 +9,66 @@ from typing import Any
 
 import click
 
+from hpcgpu.config.doors import unused
 from hpcgpu.model.settings import options, user_name
 
 Function = Callable[..., Any]
 _MANY = ("texts", "lines", "environment", "numbers")
 
 
-def setting_options(function: Function) -> Function:
-    """Give a command an option for each setting; its arguments go through :func:`given_settings`."""
-    return some_setting_options(*(user_name(f) for f in options()))(function)
+def setting_options(door: str) -> Callable[[Function], Function]:
+    """Give a command an option for each setting; its arguments go through :func:`given_settings`.
+
+    Those of which the command makes nothing are not in its help, and are refused where they are read.
+    """
+    return _setting_options(lambda _: True, hidden=frozenset(unused(door)))
 
 
 def some_setting_options(*names: str) -> Callable[[Function], Function]:
     """Give a command an option for each of these settings."""
+    return _setting_options(lambda name: name in names)
 
+
+def _setting_options(
+    wanted: Callable[[str], bool], hidden: frozenset[str] = frozenset()
+) -> Callable[[Function], Function]:
     def add(function: Function) -> Function:
-        for field in reversed([f for f in options() if user_name(f) in names]):
-            function = _option(field)(function)
+        for field in reversed([f for f in options() if wanted(user_name(f))]):
+            function = _option(field, hidden=user_name(field) in hidden)(function)
         return function
 
     return add
 
 
-def _option(field: Field[Any]) -> Callable[[Function], Function]:
+def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function]:
     name, kind, text = user_name(field), field.metadata["kind"], field.metadata["text"]
     names = [f"--{n.replace('_', '-')}" for n in (name, *field.metadata["aliases"])]
     if kind == "flag":
-        return click.option(f"{names[0]}/--no-{names[0][2:]}", name, default=None, help=text)
+        return click.option(f"{names[0]}/--no-{names[0][2:]}", name, default=None, help=text, hidden=hidden)
     if choices := field.metadata["choices"]:
         text += f" ({', '.join(choices)})"
-    return click.option(*names, name, default=None, multiple=kind in _MANY, metavar="VALUE", help=text)
+    many = kind in _MANY
+    return click.option(*names, name, default=None, multiple=many, metavar="VALUE", help=text, hidden=hidden)
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was typed, for :func:`hpcgpu.deploy.settings.read`."""
     there = {name: value for name, value in arguments.items() if value is not None and value != ()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in there.items()}
+
+
+def words_for(door: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what was typed as the words of another command, without the options of which that makes nothing."""
+    words: list[str] = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if name in unused(door):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [word for each in (value if isinstance(value, list) else [value]) for word in (f"--{flag}", each)]
+    return tuple(words)
 
 
 def debug_option(function: Function) -> Function:

@@ -34,6 +34,7 @@ def ps() -> None:
 
     from hpcgpu.deploy.jobs import record, runs
 
+    runs.sweep(record.home())
     there = runs.clean_up(asyncio.run(runs.see(record.home())))
     if not there:
         click.echo("no clusters")
@@ -84,11 +85,12 @@ def stop(name: str) -> None:
 
 def _row(seen: Seen) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs import record
+    from hpcgpu.plan.phase import reason_of
 
     run = seen.run.record
     natives = [status.native for status in seen.states.values()]
     counted = [f"{natives.count(word)} {word}" if len(natives) > 1 else word for word in dict.fromkeys(natives)]
-    reasons = {f" ({status.reason})" for status in seen.states.values() if status.reason}
+    reasons = {f" ({reason_of(status)})" for status in seen.states.values() if status.reason}
     age = record.now() - run.created
     return (
         run.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hpcgpu.config.foreign import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
 
+_PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
@@ -49,7 +49,7 @@ class _LikeDasks(click.Command):
 @click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
 @some_setting_options(*settings.DASK_WORKER, *settings.WORKER, "allocator")
 @debug_option
-def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> None:  # noqa: ANN401
+def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> int:  # noqa: ANN401
     """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
 
     Takes the options of 'dask worker', and those of hpcgpu that are about a worker.
@@ -71,14 +71,27 @@ def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> N
         tls={n: path for n, path in tls.items() if path},
         options={n: value for n, value in options.items() if value is not None},
     )
-    sys.exit(run(given_settings(words), "option --{flag}", joining))
+    return run(given_settings(words), "option --{flag}", joining)
 
 
 def _address(given: str | None, file: str | None) -> str:
     if given and file:
         raise ConfigError(f"{given} and --scheduler-file {file}: say one of them")
     if file:
-        given = str(json.loads(Path(file).read_text())["address"])
+        given = _address_in(Path(file))
     if not given:
         raise ConfigError("no scheduler was given: python -m hpcgpu.worker tls://10.0.0.1:8786, or --scheduler-file")
+    protocol, known, _ = given.partition("://")
+    if known and protocol not in _PROTOCOLS:
+        raise ConfigError(f"{given!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
     return given
+
+
+def _address_in(file: Path) -> str:
+    try:
+        return str(json.loads(file.read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ConfigError(
+            f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e}); give the file that "
+            "'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
+        ) from e

@@ -20,6 +20,7 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
 
     """
     _check_trust(settings)
+    _check_network(settings, site)
     _check_gpus(settings, site)
     _check_rapids(settings)
 
@@ -63,6 +64,19 @@ def _check_trust(settings: Settings) -> None:
         )
 
 
+def _check_network(settings: Settings, site: Site | None) -> None:
+    if settings.protocol == "ucx" and "rendezvous" in settings.sources and settings.rendezvous == "mpi":
+        raise ConfigError(
+            f"{settings.said('rendezvous')} with {settings.said('protocol')}: MPI brings a UCX of its own into the "
+            "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
+        )
+    if settings.protocol == "ucx" and site is not None and not site.ucx:
+        raise ConfigError(
+            f"{settings.said('protocol')} on {site.name}: UCX has no transport for this site's network; leave protocol "
+            "out, which gives tls on the nearest interface"
+        )
+
+
 def _check_gpus(settings: Settings, site: Site | None) -> None:
     wanted = settings.gpus_per_node
     if wanted is None:
@@ -102,7 +116,7 @@ def _check_rapids(settings: Settings) -> None:
         )
     pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
     # a fraction and bytes are compared where the GPU's size is known
-    if pool and most and type(pool) is type(most) and most < pool:
+    if pool and most and pool.is_part == most.is_part and float(most.given) < float(pool.given):
         raise ConfigError(
             f"{said('rmm_maximum_pool_size')} is less than {said('rmm_pool_size')}; allowed: as much, or more"
         )

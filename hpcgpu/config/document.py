@@ -12,11 +12,12 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.config.terms import WRITTEN
 from hpcgpu.config.values import read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.document import VERSION, RunDocument
+from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import Settings, options
+from hpcgpu.model.terms import WRITTEN
 
 SHAPES = ("gang", "in-allocation", "head", "member")
 # Linux takes no argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).
@@ -44,6 +45,7 @@ def render(document: RunDocument) -> str:
         "script": document.script,
         "meeting": document.meeting,
         "launch": document.launch,
+        "exit_file": document.exit_file,
         "settings": settings,
         "sources": dict(document.settings.sources),
     }
@@ -82,13 +84,13 @@ def read(text: str) -> RunDocument:
         raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
     _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
     _check("script", raw["script"], _are_texts(raw["script"]), "a list of texts")
-    for name in ("meeting", "launch"):
+    for name in ("meeting", "launch", "exit_file"):
         _check(name, raw[name], isinstance(raw[name], str), "text")
     _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
     sources = raw["sources"]
     _check("sources", sources, isinstance(sources, dict) and _are_texts(list(sources.values())), "texts by name")
     settings = Settings(**_values(raw["settings"]), sources=MappingProxyType(sources))
-    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["meeting"], raw["launch"])
+    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["meeting"], raw["launch"], raw["exit_file"])
 
 
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +108,8 @@ def _plain(value: object) -> object:
     """Return the value as JSON gives it back."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Limit):
+        return value.given
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hpcgpu.config.foreign import FOREIGN
-from hpcgpu.config.sizes import plain_number
 from hpcgpu.errors import ConfigError
+from hpcgpu.model.plain import plain_number
 
 # Their keys and our options, the newer name before the older ones that it replaces.
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(

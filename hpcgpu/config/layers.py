@@ -74,13 +74,23 @@ def read_settings(
         found |= layer
     if jobqueue is not None:
         found = _from_jobqueue(*jobqueue, found, site) | found
-    found = _over_site(found, site) if site else found
+    found = _without_mpi(_over_site(found, site) if site else found)
     settings = Settings(
         **{BY_NAME[name].name: value for name, (value, _) in found.items()},
         sources=MappingProxyType({name: where for name, (_, where) in found.items()}),
     )
     check_settings(settings, site)
     return settings
+
+
+def _without_mpi(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """Let ranks that will speak UCX meet by files, unless the user says otherwise.
+
+    Open MPI brings a UCX of its own into the process, under the same name (``libucp.so.0``), and the other one does not
+    work then (libucx 1.21.0 after Open MPI 5.0.11: connections are never made).
+    """
+    value, where = found.get("protocol", ("", ""))
+    return {"rendezvous": ("file", where), **found} if value == "ucx" else found
 
 
 def _none_is_off(given: Mapping[str, object]) -> Mapping[str, object]:

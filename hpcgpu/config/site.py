@@ -2,7 +2,7 @@
 
 Schema version 1, in the file ``site_configs/<name>.yaml``: ``version``, ``name``, ``batch`` (``slurm`` or
 ``pbs``), ``dialect``, ``defaults`` (settings, by the users' names), ``required`` (settings that the site
-refuses a job without), ``gpus_per_node``, ``notes``.
+refuses a job without), ``gpus_per_node``, ``ucx`` (has it a transport for the site's network), ``notes``.
 
 ``dialect`` holds keyword fields of the batch system's class:
 
@@ -10,7 +10,8 @@ refuses a job without), ``gpus_per_node``, ``notes``.
   be given), ``cpus`` (may ``--cpus-per-task`` be given), ``array_limit`` (the most elements of an array).
 - PBS: ``gpus`` (the chunk's resource: ``ngpus``, ``gpus`` or ``none``), ``mpiprocs`` (may it be given),
   ``place`` (text), ``resources`` (text added to the chunk), ``launcher`` (argv words that start the ranks),
-  ``array_limit``.
+  ``array_limit``, ``select`` (is there ``-l select``; else totals are asked for), ``cpus_multiple_of`` (of the
+  cores of each GPU), ``direct_output`` (may ``-k doe`` be given).
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class PbsDialect(msgspec.Struct, forbid_unknown_fields=True):
     resources: Word | msgspec.UnsetType = msgspec.UNSET
     launcher: tuple[Word, ...] | msgspec.UnsetType = msgspec.UNSET
     array_limit: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+    select: bool | msgspec.UnsetType = msgspec.UNSET
+    cpus_multiple_of: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+    direct_output: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class SiteFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -64,6 +68,7 @@ class SiteFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     defaults: dict[str, Any] = {}
     required: tuple[str, ...] = ()
     gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    ucx: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -120,6 +125,7 @@ def read_site(text: str, name: str) -> Site:
         defaults=MappingProxyType(file.defaults),
         required=file.required,
         gpus_per_node=file.gpus_per_node,
+        ucx=file.ucx,
         notes=file.notes,
     )
 

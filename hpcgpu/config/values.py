@@ -6,19 +6,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
-from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.config.sizes import plain_number, read_bytes, read_host_limit, read_limit
 from hpcgpu.errors import ConfigError
+from hpcgpu.model import limit
+from hpcgpu.model.plain import MARKS, one_line, plain_number, read_flag, read_option, read_text
 from hpcgpu.model.settings import user_name
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.units import parse_duration_s
+from hpcgpu.units import format_bytes, meant, parse_duration_s
 
-FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-MARKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no shell line or batch directive carries these; a tab is fine
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SMALLEST_NODE_BYTES = 1 << 20  # as a node's memory; no Python starts in less
 CORES = ("all", "local")
 NIC_RULES = ("balanced", "nearest", "ucx")
 
@@ -41,12 +40,8 @@ def read_value(option: Field[Any], value: object, where: str) -> Any:  # noqa: A
         Not a value of this option: what was given, what is allowed, where it was set.
 
     """
-    if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's numbers too
-        value = int(value) if isinstance(value, Integral) else float(value)
-    try:
-        return READERS[option.metadata["kind"]](option, value)
-    except ConfigError as error:
-        raise ConfigError(f"{user_name(option)}: {error}; set by {where}") from error
+    read = READERS[option.metadata["kind"]]
+    return read_option(user_name(option), value, where, lambda plain: read(option, plain))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -99,6 +94,17 @@ def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
     return names
 
 
+def _node_bytes(_: Field[Any], value: object) -> int:
+    """Read the size of a node's memory. A number is bytes, as everywhere; sbatch's would be MiB."""
+    size = limit.read_size(value, "allowed: bytes as a number, or text such as '5GB', '512MiB'")
+    if size < _SMALLEST_NODE_BYTES:
+        raise ConfigError(
+            f"{value!r} is {format_bytes(size)}{meant(value)}; allowed: a size from 1 MiB such as '5GB', or nothing at "
+            "all for what the site gives"
+        )
+    return size
+
+
 def _duration(option: Field[Any], value: object) -> int:
     if not isinstance(value, (int, float, str)):
         raise ConfigError(f"{value!r} is not a duration; allowed: {option.metadata['example']}")
@@ -121,8 +127,12 @@ def _seconds(_: Field[Any], value: object) -> float:
 
 
 def _gpus(_: Field[Any], value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{value!r} is not text; allowed: 'sim:4' or 'sim:4x256MiB' (simulated GPUs on each node)")
+    if not isinstance(value, str) or re.fullmatch(r"[\d\s,]*", value):
+        count = value if re.fullmatch(r"\d+", str(value)) else 4
+        raise ConfigError(
+            f"{value!r} asks for GPUs that are there: give gpus_per_node={count}; gpus= is for simulated ones, "
+            "'sim:4' or 'sim:4x256MiB' (so many on each node)"
+        )
     parse_simulated(value)
     return value
 
@@ -134,21 +144,6 @@ def _choice(option: Field[Any], value: object) -> str:
     raise ConfigError(f"{value!r} is no choice; allowed: {', '.join(choices)}")
 
 
-def _text(_: Field[Any], value: object) -> str:
-    if hasattr(value, "__fspath__"):
-        value = value.__fspath__()
-    if not isinstance(value, str):
-        hint = f" (in quotes: '{value}')" if isinstance(value, int) and not isinstance(value, bool) else ""
-        raise ConfigError(f"{value!r} is not text; allowed: text of one line{hint}")
-    return _one_line(value)
-
-
-def _one_line(value: str, what: str = "text") -> str:
-    if not value.strip() or MARKS.search(value):
-        raise ConfigError(f"{value!r} is no {what}: it is empty, or has a newline or control character")
-    return value
-
-
 def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
     entries = _parts(value)
     if not isinstance(entries, Iterable) or isinstance(entries, (str, Mapping, bytes)):
@@ -156,7 +151,7 @@ def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
     found = tuple(entries)
     if wrong := [e for e in found if not isinstance(e, str)]:
         raise ConfigError(f"{wrong[0]!r} is not text; allowed: a list of texts of one line each")
-    return tuple(_one_line(e) for e in found)
+    return tuple(one_line(e) for e in found)
 
 
 def _lines(option: Field[Any], value: object) -> tuple[str, ...]:
@@ -181,11 +176,13 @@ def _parts(value: object) -> object:
         return [value]  # a shell line such as "{ module load cuda; }" or "[ -f x ] && . x"
 
 
-def _flag(_: Field[Any], value: object) -> bool:
-    found = FLAGS.get(value.strip().lower()) if isinstance(value, str) else value
-    if not isinstance(found, bool):
-        raise ConfigError(f"{value!r} is neither true nor false; allowed: True or False (as text: true, false)")
-    return found
+def _flag(option: Field[Any], value: object) -> bool:
+    if option.name == "security" and hasattr(value, "get_connection_args"):  # distributed's, without its import
+        raise ConfigError(
+            "a Security object is not taken: each cluster makes a certificate of its own, which Client(cluster) takes "
+            "from it; leave security out (TLS is on), or give security=False for none"
+        )
+    return read_flag(value)
 
 
 def _pairs(value: object, allowed: str) -> Mapping[Any, Any]:
@@ -213,7 +210,7 @@ def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
         number = plain_number(given)
         if not isinstance(name, str) or number is None or number < 0:
             raise ConfigError(f"{name!r}: {given!r} is not a number from 0; {allowed}")
-        found[_one_line(name, "name")] = number
+        found[one_line(name, "name")] = number
     return MappingProxyType(found)
 
 
@@ -235,14 +232,15 @@ READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
         "number": _number_from_0,
         "cores": _cores,
         "nics": _nics,
-        "bytes": read_bytes,
+        "bytes": _node_bytes,
         "duration": _duration,
         "seconds": _seconds,
-        "limit": read_limit,
-        "host-limit": read_host_limit,
+        "limit": lambda _, value: limit.read_limit(value),
+        "device-limit": lambda _, value: limit.read_device_limit(value),
+        "host-limit": lambda _, value: limit.read_host_limit(value),
         "gpus": _gpus,
         "choice": _choice,
-        "text": _text,
+        "text": lambda _, value: read_text(value),
         "texts": _texts,
         "lines": _lines,
         "flag": _flag,

@@ -7,37 +7,118 @@ import hmac
 import time
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import psutil
-from distributed import Nanny, Scheduler, Worker
+from dask.core import flatten
+from distributed import Client, Nanny, Scheduler, Worker
+from distributed.comm.core import CommClosedError
+from distributed.comm.registry import backends
+from distributed.comm.tcp import BaseTCPListener, TCPBackend, TCPListener, TLSBackend, TLSListener
 from distributed.core import error_message
 from distributed.http.routing import RoutingApplication
+from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
 from tornado.web import ErrorHandler
+
+from hpcgpu.model.backoff import Backoff
+from hpcgpu.supervise.rounds import Rounds
+
+_LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, which nobody changes
+
+
+class Handshakes(Protocol):
+    """What is told of connections whose peers have not shown yet who they are."""
+
+    def begin(self, stream: Any, address: str) -> None:  # noqa: ANN401
+        """Take note of one that was accepted."""
+
+    def done(self, stream: Any) -> None:  # noqa: ANN401
+        """Take note of one that has shown who it is."""
+
+    def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
+        """Take note of one that came to nothing."""
+
+
+class _Limited(BaseTCPListener):
+    """A listener that tells of its handshakes, TLS's and Dask's, which have no limit (tcp.py, _handle_stream)."""
+
+    handshakes: ClassVar[Handshakes]
+
+    def _handle_stream(self, stream: Any, address: Any) -> Any:  # noqa: ANN401
+        # at once: the coroutine begins when up to 128 connections have been accepted
+        self.handshakes.begin(stream, f"{self.prefix}{address[0]}")
+        return super()._handle_stream(stream, address)
+
+    async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:  # noqa: ANN401
+        stream = comm.stream
+        try:
+            await super().on_connection(comm, handshake_overrides)
+        except Exception as e:  # whatever the peer sent: it was no handshake
+            self.handshakes.fail(stream, e)
+            comm.abort()
+            raise CommClosedError(str(e)) from e
+        self.handshakes.done(stream)
+
+
+class _TcpListener(_Limited, TCPListener):
+    """Of ``tcp://``."""
+
+
+class _TlsListener(_Limited, TLSListener):
+    """Of ``tls://``; distributed's own says a line of each handshake that fails."""
+
+    async def _prepare_stream(self, stream: Any, address: Any) -> Any:  # noqa: ANN401
+        try:
+            await stream.wait_for_handshake()
+        except OSError as e:
+            self.handshakes.fail(stream, getattr(e, "real_error", None) or e)
+            return None
+        return stream
+
+
+class _TcpBackend(TCPBackend):
+    _listener_class = _TcpListener
+
+
+class _TlsBackend(TLSBackend):
+    _listener_class = _TlsListener
+
+
+def limit_handshakes(handshakes: Handshakes) -> None:
+    """Have the listeners that this process opens from now on tell of their handshakes."""
+    _Limited.handshakes = handshakes
+    backends["tcp"], backends["tls"] = _TcpBackend(), _TlsBackend()
 
 
 def guard_http(scheduler: Scheduler, secret: str) -> None:
     """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
 
+    A connection without such a request is one without a handshake.
+
     distributed's own ``http_prefix`` is no secret: ``/`` redirects to it and ``/sitemap.json`` lists it.
     Importing bokeh costs the scheduler 0.3 CPU s, which only those pay who look.
     """
-    app = scheduler.http_application
-    inner = app.find_handler
+    app, server = scheduler.http_application, scheduler.http_server
+    inner, handle_stream = app.find_handler, server.handle_stream
     loaded = False
+
+    def handle(stream: Any, address: Any) -> None:  # noqa: ANN401
+        _Limited.handshakes.begin(stream, f"http://{address[0]}")
+        handle_stream(stream, address)
 
     def find_handler(request: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         nonlocal loaded
         first = request.path.lstrip("/").split("/")[0]
         if not secret or not hmac.compare_digest(first.encode(), secret.encode()):
             return app.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
+        _Limited.handshakes.done(request.connection.stream)
         if not loaded:
             loaded = True
             _load_dashboard(scheduler, f"/{secret}")
         return inner(request, **kwargs)
 
-    app.find_handler = find_handler
+    app.find_handler, server.handle_stream = find_handler, handle
 
 
 def _load_dashboard(scheduler: Scheduler, prefix: str) -> None:
@@ -72,10 +153,22 @@ class MemoryManager(NannyMemoryManager):
 
     def __init__(self, nanny: Nanny, *, memory_limit: int, simulated_bytes: Callable[[], int]) -> None:
         self._simulated_bytes = simulated_bytes
+        self._rounds = Rounds("the look at a worker's memory", Backoff(_LOOK_S, _LOOK_S))
         super().__init__(nanny, memory_limit=memory_limit)
 
     def memory_monitor(self, nanny: Nanny) -> None:
-        """Terminate the worker only when its memory is over the limit without what is simulated."""
+        """Terminate the worker only when its memory is over the limit without what is simulated.
+
+        Called all the time, whatever it raises: tornado would say it each time.
+        """
+        try:
+            self._look(nanny)
+        except Exception as e:
+            self._rounds.failed(e)
+        else:
+            self._rounds.went_well()
+
+    def _look(self, nanny: Nanny) -> None:
         process = nanny.process and nanny.process.process
         if process is None:
             return
@@ -93,6 +186,13 @@ def exclude_simulated(worker: Worker, simulated_bytes: Callable[[], int]) -> Non
     worker.monitor.get_process_memory = lambda: max(0, measured() - simulated_bytes())
 
 
+def above_target(worker: Worker) -> int:
+    """Return by how much the worker's process is above what spilling brings it down to, as its memory manager says."""
+    manager = worker.memory_manager
+    part = manager.memory_target_fraction or manager.memory_spill_fraction
+    return int(worker.monitor.get_process_memory() - (manager.memory_limit or 0) * part)
+
+
 def read_with_handles(
     worker: Worker, context: Callable[..., AbstractContextManager[None]], lost: Container[Any]
 ) -> None:
@@ -107,7 +207,7 @@ def read_with_handles(
 
     @functools.wraps(execute)
     async def execute_with_handles(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with context():
+        with context(to_worker=False):  # but to a process, perhaps, of an executor of the user's
             return await execute(*args, **kwargs)
 
     @functools.wraps(get_data)
@@ -120,19 +220,38 @@ def read_with_handles(
     worker.handlers["get_data"] = get_data_with_handles
 
 
+@functools.cache
+def measure_device_shards() -> None:
+    """Let P2P rechunking work for arrays of a device, in this process.
+
+    distributed asks a memoryview for the size of each piece that it sends, which CuPy's arrays do not give either
+    (shuffle/_core.py, _mean_shard_size).
+    """
+    measure = shuffle._mean_shard_size
+
+    def measure_any(shards: Any) -> int:  # noqa: ANN401
+        try:
+            return measure(shards)
+        except TypeError:
+            found = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
+            return sum(found) // len(found) if found else 0
+
+    shuffle._mean_shard_size = measure_any
+
+
 def on_worker_exit(nanny: Nanny, code: int) -> None:
     """Tell the nanny that its worker ended; it unregisters and restarts as its state says."""
     nanny._on_worker_exit_sync(code)
 
 
-def fail_futures(scheduler: Scheduler, error: BaseException) -> None:
-    """Let every future that a client waits for end with this error.
+def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = False) -> None:
+    """Let every future that a client holds end with this error; or those alone whose tasks have not ended.
 
     A client that only loses its connection says "Client lost the connection to the scheduler", and not why.
     """
     facts = error_message(error)
     for task in list(scheduler.tasks.values()):
-        if task.who_wants:
+        if task.who_wants and not (waiting and task.state in ("memory", "erred")):
             message = {"op": "task-erred", "key": task.key, "exception": facts["exception"], "traceback": None}
             scheduler.report(message, ts=task)
 
@@ -154,3 +273,11 @@ def original_local_directory(nanny: Nanny) -> str | None:
     """Return the ``local_directory`` given to the nanny, before it made a folder in it."""
     directory: str | None = nanny._original_local_dir
     return directory
+
+
+def release_loop(client: Client) -> None:
+    """Let a client be no user of its loop any more: an asynchronous one stays one after its end (2026.8).
+
+    A loop that has users is not stopped with its cluster: its thread would stay.
+    """
+    client._loop_runner.stop()

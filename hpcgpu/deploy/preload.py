@@ -5,6 +5,7 @@ The worker itself must have the store, which the command line of ``dask worker``
     # spilling.py, where the workers' Python finds it
     from distributed import Worker
     from hpcgpu.spill import GpuSpillBuffer
+    from hpcgpu.spill.storage import parents
 
     class SpillingWorker(Worker):
         def __init__(self, *args, **kwargs):
@@ -21,12 +22,14 @@ A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from distributed import Worker
 
 from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.storage import parents
 
 _NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
 logger = logging.getLogger("distributed.worker.memory")
@@ -38,6 +41,14 @@ async def dask_setup(worker: Worker) -> None:
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read, which for a task's
     arguments is the event loop: the worker answers nobody meanwhile.
     """
+    if who := parents.changed_by(Path(worker.local_directory)):
+        logger.warning(
+            "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
+            "--local-directory below a folder that is yours alone",
+            worker.name,
+            worker.local_directory,
+            who,
+        )
     if not isinstance(worker.data, GpuSpillBuffer):
         logger.warning(
             "hpcgpu.deploy.preload changes nothing: worker %s has a %s for its data. Give it the spill store: "

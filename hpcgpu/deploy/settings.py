@@ -14,9 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from hpcgpu.config.doors import check_door
 from hpcgpu.config.layers import chosen_site, read_settings
+from hpcgpu.deploy import dask_memory
+from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
+from hpcgpu.host.home import expanded
 from hpcgpu.host.sites import find_site
+from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.settings import options, user_name
 
@@ -31,7 +36,7 @@ class Wanted:
     site: Site | None
 
 
-def read(given: Mapping[str, object], given_from: str, batch: str | None = None) -> Wanted:
+def read(given: Mapping[str, object], given_from: str, batch: str | None = None, door: str = "") -> Wanted:
     """Return settings and site from keywords or flags, environment, dask configuration and site file.
 
     Parameters
@@ -42,6 +47,8 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None)
         How to name the place of a given value: ``"option --{flag}"``.
     batch : str, optional
         The batch system to which a job is submitted, empty for the site's: dask-jobqueue's section for it counts, too.
+    door : str
+        One of :data:`hpcgpu.config.doors.DOORS`, or one that has a use for all options.
 
     Raises
     ------
@@ -66,9 +73,34 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None)
         given_from=given_from,
         jobqueue=jobqueue_section(system) if system else None,
     )
-    if (folder := settings.log_directory or "").startswith("~"):  # no shell and no batch system reads it
-        settings = replace(settings, log_directory=str(Path(folder).expanduser()))
-    return Wanted(settings, site)
+    check_door(door, settings, given, in_job=read_allocation(os.environ).batch != "local")
+    _check_ucx(settings)
+    if "dask" in sys.modules:  # else nobody of this process has a worker, and ranks look when they have imported it
+        dask_memory.check()
+    return Wanted(_expanded(settings), site)
+
+
+def _check_ucx(settings: Settings) -> None:
+    """Raise ConfigError where UCX cannot be; nothing has been submitted yet."""
+    if settings.protocol != "ucx":
+        return
+    from hpcgpu.deploy.network import protocols
+    from hpcgpu.host.discover import slingshot_interfaces
+
+    if not protocols.is_ucx_installed():
+        raise ConfigError(f"{settings.said('protocol')} {protocols.ucx_missing()}")
+    if found := slingshot_interfaces():
+        raise ConfigError(
+            f"{settings.said('protocol')}, but this machine's network is Slingshot ({', '.join(found)}), for which UCX "
+            "has no transport: leave protocol out, which gives tls on the nearest interface"
+        )
+
+
+def _expanded(settings: Settings) -> Settings:
+    """Return the settings with ``~`` as it is here, which no shell and no batch system reads."""
+    if not (folder := settings.log_directory or "").startswith("~"):
+        return settings
+    return replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
 
 
 def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
@@ -146,7 +178,7 @@ def _is_mentioned(words: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:
     own = os.environ.get("DASK_CONFIG", "~/.config/dask")
     homes = [os.environ.get("DASK_ROOT_CONFIG", "/etc/dask"), "~/.config/dask", own]
     homes += [f"{prefix}/etc/dask" for prefix in {sys.prefix, *python_site.PREFIXES}]
-    for home in [Path(h).expanduser() for h in homes]:
+    for home in [Path(os.path.expanduser(h)) for h in homes]:  # noqa: PTH111 - as dask: ~ stays where nobody has one
         files = [home] if home.is_file() else [*home.glob("*.y*ml"), *home.glob("*.json")]
         if any(word in path.read_text(errors="replace") for path in files for word in words):
             return True

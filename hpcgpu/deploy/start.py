@@ -11,24 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hpcgpu.config import document
+from hpcgpu.config import document, doors
 from hpcgpu.deploy import settings
-from hpcgpu.errors import LaunchError
-from hpcgpu.host import log, pids, process, session
+from hpcgpu.errors import LaunchError, SubmitError
+from hpcgpu.host import exit_file, launched, log, pids, process
 from hpcgpu.launch import mpirun, srun
-from hpcgpu.launch.environment import brought, read_allocation
+from hpcgpu.launch.environment import brought, read_allocation, render_memory
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
-from hpcgpu.model.allocation import JOB_NODES
+from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, Launch, command_words, is_mpirun, plan_launch
+from hpcgpu.plan.launcher import Found, Launch, check_allocation, command_words, is_mpirun, plan_launch
+from hpcgpu.plan.memory import is_memory_asked
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
 def agent_argv(run: RunDocument) -> tuple[str, ...]:
     """Return the command of one rank."""
-    return (run.settings.python or sys.executable, "-m", "hpcgpu.agent", document.render(run))
+    return process.python_argv("hpcgpu.agent", document.render(run), python=run.settings.python or "", users=True)
 
 
 def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
@@ -40,18 +41,18 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
         A setting is wrong.
 
     """
-    wanted = settings.read(given, given_from)
+    wanted = settings.read(given, given_from, door=doors.RUN)
     argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
     process.execute(argv, {**os.environ, **process.image_env(os.environ, preload(wanted.settings))})
 
 
 def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
-    """Start the ranks of a run in this allocation, or on this machine; does not return.
+    """Start the ranks of a run in this allocation; does not return.
 
     Raises
     ------
     ConfigError, LaunchError
-        A setting is wrong, or no launcher fits.
+        A setting is wrong, there is no allocation and no launcher was chosen, or none fits.
 
     """
     wanted = _wanted(given, given_from)
@@ -76,7 +77,7 @@ def launch_document(text: str) -> None:
 
 
 def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> str:
-    """Return the line that :func:`launch` runs, with ``hpcgpu run`` and what was typed for each rank."""
+    """Return the line that :func:`launch` runs, with ``hpcgpu run`` and the words ``typed`` for each rank."""
     wanted = _wanted(given, given_from)
     own = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
     planned = _plan((str(own), "run", *typed), wanted)
@@ -85,8 +86,9 @@ def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, 
 
 def _wanted(given: Mapping[str, object], given_from: str) -> Settings:
     """Return the settings of a run in this allocation."""
-    wanted = settings.read(given, given_from)
-    return settings.in_job(wanted.settings, wanted.site, read_allocation(os.environ).batch)
+    wanted, allocation = settings.read(given, given_from, door=doors.LAUNCH), read_allocation(os.environ)
+    check_allocation(allocation, chosen="launcher" in given)
+    return settings.in_job(wanted.settings, wanted.site, allocation.batch)
 
 
 def local_launch(run: RunDocument) -> Launch:
@@ -97,9 +99,9 @@ def local_launch(run: RunDocument) -> Launch:
     return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
-def node_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
-    return _plan(argv, Settings(ranks="node", rendezvous="file")).argv
+def node_launch(argv: tuple[str, ...]) -> Launch:
+    """Return what runs ``argv`` once on each node of this job; it needs no MPI."""
+    return _plan(argv, Settings(ranks="node", rendezvous="file"))
 
 
 def _execute(run: RunDocument) -> None:
@@ -110,9 +112,26 @@ def _execute(run: RunDocument) -> None:
     # a scheduler alone is one process, which needs no launcher
     launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
-    session.clear(launcher.session, os.environ)
-    own = {pids.LAUNCHER: pids.mark(os.getpid())}  # which the launcher is about to have
-    process.execute((program, *launcher.argv[1:]), {**os.environ, **own, **added, **dict(launcher.env)})
+    own = {pids.LAUNCHER: pids.mark(os.getpid())}  # the launcher's parent, which ends when it does
+    env = {**os.environ, **own, **added, **dict(launcher.env)}
+    if not launcher.starts_ranks:
+        process.execute((program, *launcher.argv[1:]), env)
+    path = str(exit_file.make())
+    told = document.render(replace(run, exit_file=path))  # the last word of a rank's command
+    if launcher.session:
+        env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
+    launched.launch((program, *launcher.argv[1:-1], told), env, path)
+
+
+def _session_folder(wanted: Settings, beside: Path) -> str:
+    """Make a private folder for a launcher's files; it goes, and ``beside`` with it, when both processes have ended."""
+    from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.spill.storage.scratch import Scratch
+
+    scratch = Scratch.make(wanted.local_directory, "launch", trusted=wanted.trust_local_directory)
+    os.set_inheritable(scratch.lock, True)  # the launcher has it, too, and what this process becomes
+    remover.start(str(scratch.lock_path), str(beside))
+    return str(scratch.path)
 
 
 def _plan(
@@ -135,8 +154,26 @@ def _plan(
         extra=wanted.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
     )
-    each = ("env", *variables, *argv) if variables and world.nodes > 1 else argv
+    told = (*(variables if world.nodes > 1 else ()), *(f"{k}={v}" for k, v in memory_env(wanted, allocation, shape)))
+    each = ("env", *told, *argv) if told else argv
     return plan_launch(each, wanted, allocation, _find(wanted, allocation), world)
+
+
+def memory_env(wanted: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
+    """Ask the batch system, where it has no variable for it, what it has granted; return it as one of ours."""
+    if not is_memory_asked(allocation, wanted, shape):
+        return ()
+    from hpcgpu.batch import pbs_memory  # all are imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.host import cgroup
+    from hpcgpu.host import run as programs
+
+    try:
+        granted = pbs_memory.read(programs.run_sync(pbs_memory.ask(allocation.job_id)))
+    except SubmitError as error:
+        if not wanted.memory_bytes and cgroup.memory_limit().source == ALL_OF_THE_NODE:
+            log.say(f"the job's memory is not known, its workers share all of their node's: {error}")
+        return ()
+    return ((JOB_MEMORY, render_memory(granted)),) if granted else ()
 
 
 def _pbs_hosts(wanted: Settings, shape: str) -> tuple[str, ...]:

@@ -38,8 +38,8 @@ _TEMPLATES = {
     "pbs.sh": (
         "pbs",
         _LAUNCH,
-        '"${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}"',
-        "qsub -v SCRIPT=my_script.py jobscripts/pbs.sh",
+        '"${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}" ${ARGS-}',
+        "qsub -v SCRIPT=my_script.py,ARGS='its arguments, split at blanks' jobscripts/pbs.sh",
     ),
     "mpirun.sh": (
         "local",

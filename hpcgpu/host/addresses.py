@@ -10,6 +10,7 @@ import psutil
 
 from hpcgpu.errors import LaunchError
 
+_LOOPBACK = "127.0.0.1"
 _FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104
 
 
@@ -44,6 +45,26 @@ def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[s
             f"no interface of this node has an address that others can reach ({', '.join(sorted(there))})"
         )
     return tuple(sorted(out, key=lambda a: ":" in a))
+
+
+def loopback() -> str:
+    """Return the address of this node's loopback.
+
+    Raises
+    ------
+    LaunchError
+        It has none, or one of IPv6 only.
+
+    """
+    with socket.socket() as sock:
+        try:
+            sock.bind((_LOOPBACK, 0))
+        except OSError as e:
+            raise LaunchError(
+                f"this node's loopback has no address {_LOOPBACK}, at which scheduler and dashboard listen ({e}); "
+                f"as root: ip link set lo up; ip addr add {_LOOPBACK}/8 dev lo"
+            ) from e
+    return _LOOPBACK
 
 
 def usable_interfaces() -> frozenset[str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from hpcgpu.model import CpuSet
+from hpcgpu.model import CpuSet, HostMemory
+from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
 _PROC = Path("/proc")
 _LIMITS = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
@@ -42,16 +43,16 @@ def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
     return CpuSet.parse(found[1]) if found else CpuSet()
 
 
-def memory_limit_bytes(proc: Path = _PROC) -> int:
-    """Return the host memory that this process may use, in bytes.
+def memory_limit(proc: Path = _PROC) -> HostMemory:
+    """Return the host memory that the kernel lets this process use.
 
     The least of all memory and of the limits of its own cgroup and of those above it, as far as
     they can be seen, in cgroup v1 and v2. Slurm and PBS limit a cgroup above the process's own.
     """
-    limits = [int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024]
+    limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     for kind, folder in _folders(proc):
-        limits += _limits(kind, folder)
-    return min(limits)
+        limits += [HostMemory(limit, f"cgroup {folder}") for limit in _limits(kind, folder)]
+    return min(limits, key=lambda m: m.nbytes)
 
 
 def memory_left(proc: Path = _PROC) -> float:

@@ -29,7 +29,10 @@ def topology() -> Topology:
     ``HWLOC_FSROOT`` is followed as hwloc does: the folder that stands for ``/``.
     """
     found, warnings = _machine()
-    found = replace(found, nics=sysfs.refine_nics(found.nics, network_files()))
+    try:
+        found = replace(found, nics=sysfs.refine_nics(found.nics, network_files()))
+    except ParseError as e:
+        warnings = (*warnings, f"states and rates of ports are not known: {e}")
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
     heapless = _nodes_without_pus() & {n.os_index for n in found.numa_nodes}
     found = gpus.set_aside(found, CpuSet(heapless), "other")
@@ -51,7 +54,7 @@ def _placed_by_nccl(found: Topology) -> Topology:
 
 
 def _nowhere(found: Topology) -> tuple[str, ...]:
-    lost = tuple(dict.fromkeys(g.pci for g in found.gpus if g.numa_node is None))
+    lost = tuple(dict.fromkeys(g.pci for g in found.gpus if g.numa_node is None and g.can_run))
     if not lost or found.source == _AFFINITY:
         return ()
     return (f"no NUMA node is known for the GPU at {', '.join(lost)}: its workers get an even share of the cores",)
@@ -124,6 +127,16 @@ def _run_lstopo(program: str) -> str:
         said = " ".join(done.stderr.split())
         raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {said}", evidence=done.stderr)
     return done.stdout
+
+
+def slingshot_interfaces() -> tuple[str, ...]:
+    """Return the interfaces of this host, a login node perhaps, that are on Slingshot."""
+    found = []
+    for device in _sys().glob("class/net/*/device"):
+        vendor, number = (_text(device / name).strip().removeprefix("0x") for name in ("vendor", "device"))
+        if pci.is_slingshot(vendor, number):
+            found.append(device.parent.name)
+    return tuple(sorted(found))
 
 
 def _sys() -> Path:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable
+
+_NOWHERE = (OSError, ValueError, AttributeError)  # it is gone or full; closed; not there (``2>&-``)
 
 
 def say(text: str) -> None:
@@ -20,7 +23,7 @@ def say_of(node: str, lines: Iterable[str]) -> None:
 
 def write(text: str) -> None:
     """Write something at once."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+    with contextlib.suppress(*_NOWHERE):
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -28,5 +31,36 @@ def write(text: str) -> None:
 def flush() -> None:
     """Write what was printed."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(*_NOWHERE):
             stream.flush()
+
+
+def is_terminal() -> bool:
+    """Tell whether people see lines that change in place."""
+    with contextlib.suppress(*_NOWHERE):
+        return sys.stderr.isatty()
+    return False
+
+
+def open_missing() -> None:
+    """Open what a program of ours was started without (``>&-``), so that no other file gets its number."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, fd) if null != fd else os.set_inheritable(fd, True)
+            if null != fd:
+                os.close(null)
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: PTH123, SIM115
+
+
+def finish() -> None:
+    """Write what was printed, and drop what cannot be: Python ends with exit code 120 where it could not write it."""
+    for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except _NOWHERE:
+            with contextlib.suppress(*_NOWHERE):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+                stream.flush()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcgpu.model import CpuSet, Gpu
 from hpcgpu.topology import pci
+from hpcgpu.topology.text import one_line
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
@@ -127,5 +128,5 @@ def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:  # noqa: ANN401
 
 
 def _text(value: str | bytes) -> str:
-    """nvidia-ml-py returned bytes before version 12."""
-    return value.decode() if isinstance(value, bytes) else value
+    """Return NVML's text: nvidia-ml-py returned bytes before version 12."""
+    return one_line(value.decode() if isinstance(value, bytes) else value)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 from collections.abc import Iterator
+from typing import NamedTuple
 
 # The variable by which ranks know the process that launched them.
 LAUNCHER = "HPCGPU_LAUNCHER"
@@ -35,6 +36,11 @@ def find(named: str) -> tuple[int, int] | None:
     return (pid, started) if start_time(pid) == started else None
 
 
+def is_over(named: str) -> bool:
+    """Tell whether it is a process of this host that has ended."""
+    return named.partition(" ")[0] == os.uname().nodename and find(named) is None
+
+
 @contextlib.contextmanager
 def watched(pid: int, started: int) -> Iterator[int | None]:
     """Hand out what becomes readable at its end, or None when it has ended; its pid cannot change hands inside."""
@@ -49,8 +55,59 @@ def watched(pid: int, started: int) -> Iterator[int | None]:
         os.close(pidfd)
 
 
-def wait_for_end(pid: int, started: int) -> None:
-    """Return when the process has ended."""
+def wait_for_end(pid: int, started: int, limit_s: float | None = None) -> None:
+    """Return when the process has ended, or ``limit_s`` seconds are over."""
     with watched(pid, started) as pidfd:
         if pidfd is not None:
-            select.select([pidfd], [], [])
+            select.select([pidfd], [], [], limit_s)
+
+
+class Process(NamedTuple):
+    """A process of this user on this host.
+
+    Attributes
+    ----------
+    state : str
+        The kernel's letter: ``R``, ``S``, ``D``, ``T`` ... (proc(5)).
+    title : str
+        Of its first thread, 15 characters at most.
+    environ : dict
+        As it was started with.
+
+    """
+
+    pid: int
+    parent: int
+    started: int
+    state: str
+    title: str
+    environ: dict[str, str]
+
+
+def own() -> Iterator[Process]:
+    """Yield the processes of this user on this host that can be looked into."""
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        try:
+            if os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
+                yield _read(int(name))
+        except OSError:
+            continue  # it has just ended, or is closed to us
+
+
+def title(pid: int) -> str:
+    """Return what a process calls itself; empty: it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+            return f.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def _read(pid: int) -> Process:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+        head, _, tail = f.read().rpartition(")")
+    with open(f"/proc/{pid}/environ", "rb") as f:  # noqa: PTH123
+        words = f.read().decode(errors="surrogateescape").split("\0")
+    fields = tail.split()
+    environ = dict(word.split("=", 1) for word in words if "=" in word)
+    return Process(pid, int(fields[1]), int(fields[19]), fields[0], head.partition("(")[2], environ)

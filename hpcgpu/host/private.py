@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcgpu.errors import HpcGpuError
 
 
 def make_folder(path: Path) -> Path:
-    """Make the folder with mode 0700, or check that an existing one is ours and closed to others.
+    """Make the folder and those above it that are missing, mode 0700; check that an existing one is ours alone.
 
     Raises
     ------
@@ -18,12 +19,19 @@ def make_folder(path: Path) -> Path:
         It belongs to somebody else, is a link, or others may enter it.
 
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():
+        make_folder(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         raise HpcGpuError(f"{path} must be a folder of yours with mode 0700: chmod 700 it, or remove it")
     return path
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Make a file of mode 0600 in the place of what is there, be it a link or a FIFO; return it open for writing."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
 def write(path: Path, text: str) -> None:
@@ -47,7 +55,8 @@ def read(path: Path) -> str:
         There is no such file, or it is a link.
 
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as f:
+    # By an opener, since os.fdopen leaves the descriptor open when it is that of a folder.
+    with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:  # noqa: PTH123
         facts = os.fstat(f.fileno())
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
             raise HpcGpuError(f"{path} holds a secret, but it is not yours alone: owner or mode was changed")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import gc
 import importlib
 import os
+import resource
 import signal
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import log
+from hpcgpu.host import log, pids
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_OPEN_FILES = 1 << 19
 # What must stand in the environment before a rank's image starts: distributed's nanny sets the same for its
 # workers (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at import unless told not to.
 _IMAGE_ENV = {
@@ -28,25 +32,42 @@ _IMAGE_ENV = {
 }
 _OURS = "HPCGPU_IMAGE_ENV"
 _PRELOAD = "LD_PRELOAD"
+_THREADS = "OMP_NUM_THREADS"
 
 
 def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
-    """Return the variables to add for a rank; what is set already stays as it is.
+    """Return the variables to add for a rank; what the user has set stays as it is.
 
-    ``preload`` is a library that ld.so is to load before all others, and before those that the user has preloaded.
+    PBS sets OMP_NUM_THREADS itself, to the cores of the whole job on its node, which each worker would then take
+    (NCPUS, OpenPBS 23.06.06): that is replaced. ``preload`` is a library that ld.so is to load before all others, and
+    before those that the user has preloaded.
     """
     if _OURS in environ:
         return {}
-    added = {name: value for name, value in _IMAGE_ENV.items() if name not in environ}
+    of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
+    added = {name: value for name, value in _IMAGE_ENV.items() if name not in environ or name == of_pbs}
     if preload:
         added[_PRELOAD] = ":".join(filter(None, (preload, environ.get(_PRELOAD))))
-    return {**added, _OURS: ",".join(added)}
+    ours = (f"{name}={environ[name]}" if name == of_pbs else name for name in added)
+    return {**added, _OURS: ",".join(ours)}
+
+
+def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what :func:`image_env` has replaced, for people, but for what the user's ``workers`` have otherwise."""
+    found = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
+    return tuple(
+        f"{name}={old} is the batch system's, for the whole job: each worker has {_IMAGE_ENV[name]} (env= changes it)"
+        for name, is_old, old in found
+        if is_old and old != _IMAGE_ENV[name] and name not in workers
+    )
 
 
 def user_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment as the user has it, without what :func:`image_env` added."""
-    ours = {_OURS, *environ.get(_OURS, "").split(",")}
+    before = {name: old for name, _, old in (e.partition("=") for e in environ.get(_OURS, "").split(","))}
+    ours = {_OURS, *before}
     theirs = {name: value for name, value in environ.items() if name not in ours}
+    theirs |= {name: old for name, old in before.items() if old}
     if _PRELOAD in ours and (rest := environ.get(_PRELOAD, "").partition(":")[2]):
         theirs[_PRELOAD] = rest
     return theirs
@@ -66,6 +87,24 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         os.execve(argv[0], argv, dict(env))
     except OSError as e:
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
+
+
+def python_argv(module: str, *words: str, python: str = "", users: bool = False) -> tuple[str, ...]:
+    """Return the command of a program of ours, which takes no modules from the current folder (``-P``).
+
+    Parameters
+    ----------
+    module, words : str
+        The program and its arguments.
+    python : str
+        Empty: this one.
+    users : bool
+        It runs the user's code, whose modules may lie in the current folder: they are found there, unless everybody
+        may write to it, as to ``/tmp``. Whoever puts a ``dask.py`` there would run code as the user.
+
+    """
+    safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)  # noqa: PTH116
+    return (python or sys.executable, *safe, "-m", module, *words)
 
 
 @contextlib.contextmanager
@@ -110,9 +149,38 @@ def hide_gpus(protocol: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def allow_open_files() -> None:
+    """Raise this process's limit of open descriptors to what it may have.
+
+    1024 is common, and as many connections fill it. Not more than systemd's own hard limit: some programs close
+    every descriptor there may be, and a container may have 2^30.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+
+
 def set_title(title: str) -> None:
     """Name this thread for ps and top (15 characters are kept)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
+
+
+@contextlib.contextmanager
+def titled(title: str) -> Iterator[None]:
+    """Have this title for a while, for others to see (:func:`hpcgpu.host.pids.own`)."""
+    before = pids.title(os.getpid())
+    set_title(title)
+    try:
+        yield
+    finally:
+        set_title(before)
+
+
+def retitle(title: str) -> None:
+    """Name the first thread of this process, from any of its threads."""
+    with open("/proc/self/comm", "w", encoding="utf-8") as f:  # noqa: PTH123
+        f.write(title)
 
 
 def reseed() -> None:
@@ -130,6 +198,21 @@ def call(entry: str, *args: object) -> int:
     module, _, name = entry.partition(":")
     function = getattr(importlib.import_module(module), name)
     return int(function(*args) or 0)
+
+
+def refused(error: BaseException) -> str:
+    """Return what to say of an error that is the kernel's refusal of another process or thread; empty: it is another.
+
+    fork(2) says EAGAIN; of a thread Python has words alone (3.11 to 3.14).
+    """
+    if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):
+        return ""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limit = "any number" if most == resource.RLIM_INFINITY else most
+    return (
+        f"no further process or thread can be started on {os.uname().nodename} ({error}): this user may have {limit} "
+        "(ulimit -u), and a job or container as many as its cgroup says (pids.max)"
+    )
 
 
 def alive(pid: int) -> bool:

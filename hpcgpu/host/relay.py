@@ -7,10 +7,14 @@ Each frame is a connection's number, a length, and so many bytes; no bytes end t
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import struct
 import sys
 from collections.abc import Awaitable, Callable
+
+from hpcgpu.supervise import tasks
 
 _HEAD = struct.Struct("!II")
 _CHUNK_BYTES = 1 << 16
@@ -38,7 +42,7 @@ class Mux:
         self._reader, self._writer, self._connect = reader, writer, connect
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.StreamWriter] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._pumps = tasks.Group()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a connection that was accepted here, until it ends."""
@@ -47,13 +51,13 @@ class Mux:
         await self._pump(number, reader)
 
     async def run(self) -> None:
-        """Hand out what comes from the other end, until the pipe ends."""
+        """Hand out what comes from the other end, until the pipe ends; then all connections have ended."""
         try:
-            while True:
-                number, length = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-                data = await self._reader.readexactly(length)
-                await self._take(number, data)
-        except (asyncio.IncompleteReadError, ConnectionError):
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    number, length = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+                    await self._take(number, await self._reader.readexactly(length))
+        finally:  # whatever ended it: nobody shall wait for an answer
             for writer in self._open.values():
                 writer.close()
 
@@ -66,27 +70,27 @@ class Mux:
             except OSError:
                 self._send(number, b"")
                 return
-            task = asyncio.create_task(self._pump(number, reader))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            pump = functools.partial(self._pump, number, reader)
+            self._pumps.start(pump, f"the relay's connection {number}", tasks.say_only)  # it ends in any case
         writer = self._open[number]
         if not data:
             writer.close()
             del self._open[number]
             return
         writer.write(data)
-        await writer.drain()
+        with contextlib.suppress(ConnectionError):  # this one has ended, which its pump sees; the others go on
+            await writer.drain()
 
     async def _pump(self, number: int, reader: asyncio.StreamReader) -> None:
         try:
-            while data := await reader.read(_CHUNK_BYTES):
-                self._send(number, data)
-                await self._writer.drain()
-        except ConnectionError:
-            pass
-        self._send(number, b"")
-        if writer := self._open.pop(number, None):
-            writer.close()
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_CHUNK_BYTES):
+                    self._send(number, data)
+                    await self._writer.drain()
+        finally:
+            self._send(number, b"")
+            if writer := self._open.pop(number, None):
+                writer.close()
 
     def _send(self, number: int, data: bytes) -> None:
         self._writer.write(_HEAD.pack(number, len(data)) + data)

@@ -81,7 +81,7 @@ def end(started: Started, grace_s: float = 10.0) -> None:
     for sig in (signal.SIGTERM, signal.SIGKILL):
         with pids.watched(started.pid, started.start_time) as pidfd:
             if pidfd is None:
-                return
+                break
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, sig)
             select.select([pidfd], [], [], grace_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.host.home import expanded
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -24,7 +25,7 @@ def folders() -> tuple[Path, ...]:
 
     The package's own lie in its ``data`` when it was installed from a wheel, and beside it in a checkout.
     """
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111 - where there is no home, too
     return (config / "hpcgpu" / "sites", _PACKAGE / "data" / "site_configs", _PACKAGE.parent / "site_configs")
 
 
@@ -52,8 +53,7 @@ def find_site(name: str) -> SiteText:
 
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
-        path = Path(name).expanduser()
-        shown = name
+        path, shown = expanded(name, f"site={name!r}"), name
     else:
         known = known_sites()
         if name not in known:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpcgpu.model import Allocation, RankFacts
-from hpcgpu.model.allocation import JOB_NODES, JOB_RESTARTS
+from hpcgpu.model import Allocation, HostMemory, RankFacts
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the
 # SLURM_* variables are there too, and are those of mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
@@ -32,6 +32,12 @@ _LAUNCHES = {
     "PALS mpiexec": ("PALS_APID",),
     "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
 }
+# What is set, by which option, and the variable that counts what it is for.
+_SLURM_MEMORY = (
+    ("SLURM_MEM_PER_NODE", "--mem", ""),
+    ("SLURM_MEM_PER_CPU", "--mem-per-cpu", "SLURM_CPUS_ON_NODE"),
+    ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
@@ -64,11 +70,19 @@ def read_launch(environ: Mapping[str, str]) -> str:
     return ".".join(environ[name] for name in names if name in environ).replace("/", "_")
 
 
-def read_allocation(environ: Mapping[str, str]) -> Allocation:
-    """Return the job around the process with this environment."""
+def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
+    """Return the job around the process with this environment.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment.
+    host : str
+        This node's own name, which tells its memory where PBS has granted more of one node than of another.
+
+    """
     rank = read_rank(environ)
     if "SLURM_JOB_ID" in environ:
-        memory_mib = _int(environ, "SLURM_MEM_PER_NODE")
         return Allocation(
             batch="slurm",
             job_id=_slurm_id(environ),
@@ -76,19 +90,52 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
             node_count=_int(environ, "SLURM_JOB_NUM_NODES") or 1,
             node_name=environ.get("SLURMD_NODENAME", ""),
             gpus_per_node=_int(environ, "SLURM_GPUS_PER_NODE"),
-            memory_per_node_bytes=memory_mib << 20 if memory_mib else None,
+            memory=_slurm_memory(environ),
             rank=rank,
         )
     if "PBS_JOBID" in environ:
         return Allocation(
             batch="pbs",
             job_id=environ["PBS_JOBID"],
-            # PBS has no variables for these: the job's script and hpcgpu launch count
+            # PBS has no variables for these: the job's script counts, hpcgpu launch counts and asks
             restart_count=_int(environ, JOB_RESTARTS) or 0,
             node_count=_int(environ, JOB_NODES) or 1,
+            memory=_pbs_memory(environ, host),
             rank=rank,
         )
     return Allocation(job_id=environ.get("HPCGPU_JOB_ID", ""), rank=rank)
+
+
+def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
+    """Return what this step, or this job, may use of its node, whether or not a cgroup holds it to that.
+
+    One of the three at most is set ("mutually exclusive", srun(1)), in MiB; ``--mem=0``, all of the node, sets none,
+    and a step with an option of its own has that (22.05.8).
+    """
+    for name, option, counted in _SLURM_MEMORY:
+        each, count = _int(environ, name), _int(environ, counted) if counted else 1
+        if each and count:
+            times = f" with {counted}={count}" if counted else ""
+            return HostMemory(each * count << 20, f"{option} of the job: {name}={each}{times}")
+    return None
+
+
+def render_memory(granted: Mapping[str, int]) -> str:
+    """Return the bytes that a job of PBS is granted of each host as ``JOB_MEMORY`` has them; empty for none."""
+    if len(set(granted.values())) < 2:
+        return "".join(map(str, set(granted.values())))
+    return ",".join(f"{host}={nbytes}" for host, nbytes in granted.items())
+
+
+def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
+    """Return what is granted of this host.
+
+    PBS may know a host by another name than its own: of one that is not found, it is the least of all.
+    """
+    said = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
+    granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in said if nbytes.isdigit()}
+    nbytes = granted.get(host.partition(".")[0], min(filter(None, granted.values()), default=0))
+    return HostMemory(nbytes, f"mem= of PBS job {environ['PBS_JOBID']}") if nbytes else None
 
 
 def _slurm_id(environ: Mapping[str, str]) -> str:

@@ -26,10 +26,11 @@ _SURVIVE = {
 # Open MPI's daemons start others of their kind, and hand it on.
 REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 
-# The folder that a killed one leaves among temporary files. A later one of the same pid cannot start beside it: "The
-# PMIx server's listener thread failed to start", exit code 213. Pids come again, soon in a container that is restarted.
-# A daemon on another node, of which nobody knows the pid before, fails in the same way. Open MPI 4.1.4 has other names.
-SESSION = {"openmpi-5": "ompi.{pid}"}
+# What says where it makes a folder of its own, `ompi.PID`, on the node where it is started; by default, and on other
+# nodes, among temporary files. It is to lie with what goes however a run ends: one that is killed leaves it, and a
+# later one of the same pid cannot start beside it: "The PMIx server's listener thread failed to start", exit code 213.
+# Pids come again, soon in a container that is restarted. Open MPI 4.1.4 has other names.
+SESSION = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")}
 
 
 def read_flavour(text: str) -> str:

@@ -18,10 +18,15 @@ def command(argv: tuple[str, ...], world: World, mpi_type: str) -> tuple[str, ..
     rank dies, ``--no-kill`` when a node does and the job was submitted with ``--no-kill`` too (without it Slurm ends
     the step of such a job), and nothing is bound: workers bind themselves.
     """
+    # The job's own --ntasks-per-node, without the scheduler's rank, would be warned of at the head of each log: "can't
+    # honor --ntasks-per-node set to 4 which doesn't match the requested tasks 5". On several nodes it is what they
+    # have at least, and Slurm says nothing.
+    here = (f"--ntasks-per-node={world.size}",) if world.nodes == 1 else ()
     return (
         "srun",
         f"--nodes={world.nodes}",
         f"--ntasks={world.size}",
+        *here,
         "--overcommit",
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation as Allocation
+    from hpcgpu.model.allocation import HostMemory as HostMemory
     from hpcgpu.model.allocation import RankFacts as RankFacts
     from hpcgpu.model.command import Command as Command
     from hpcgpu.model.command import Result as Result
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hpcgpu.model.job import JobStatus as JobStatus
     from hpcgpu.model.layout import Layout as Layout
     from hpcgpu.model.layout import NodeLayout as NodeLayout
+    from hpcgpu.model.offer import Offer as Offer
+    from hpcgpu.model.patience import Patience as Patience
     from hpcgpu.model.settings import Settings as Settings
     from hpcgpu.model.site import Site as Site
     from hpcgpu.model.topology import Gpu as Gpu
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Allocation": "allocation",
+    "HostMemory": "allocation",
     "RankFacts": "allocation",
     "Command": "command",
     "Result": "command",
@@ -45,6 +49,8 @@ _HOMES = {
     "JobStatus": "job",
     "Layout": "layout",
     "NodeLayout": "layout",
+    "Offer": "offer",
+    "Patience": "patience",
     "Settings": "settings",
     "Site": "site",
     "Gpu": "topology",

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Variables of ours in a job of PBS, which has none for it: its nodes, and how often it was started again.
-JOB_NODES, JOB_RESTARTS = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS"
+# Variables of ours in a job of PBS, which has none for it: its nodes, how often it was started again, and the memory
+# that it was granted.
+JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_JOB_MEMORY"
+
+
+# The source of a limit that is none: nobody limits this job.
+ALL_OF_THE_NODE = "all of this node"
+# The source where nobody knows: a machine of a file that tells no sizes.
+NOT_TOLD = "the file tells no memory size"
 
 
 class RankFacts(NamedTuple):
@@ -34,6 +41,18 @@ class RankFacts(NamedTuple):
     mpi_type: str = ""
 
 
+class HostMemory(NamedTuple):
+    """Host memory that a job may use on one node, and what says so, in words."""
+
+    nbytes: int
+    source: str
+
+    @property
+    def known(self) -> bool:
+        """False where no source tells a size."""
+        return self.source != NOT_TOLD
+
+
 class Allocation(NamedTuple):
     """The job around this process.
 
@@ -44,6 +63,8 @@ class Allocation(NamedTuple):
     job_id : str
         As the batch system's commands take it, of the element where the job is one of an array: ``123_4``,
         ``123[4].server``; without a batch system what ``HPCGPU_JOB_ID`` says.
+    memory : HostMemory or None
+        What the batch system grants of this node; None: all of it, or it does not say.
 
     """
 
@@ -53,5 +74,5 @@ class Allocation(NamedTuple):
     node_count: int = 1
     node_name: str = ""
     gpus_per_node: int | None = None
-    memory_per_node_bytes: int | None = None
+    memory: HostMemory | None = None
     rank: RankFacts = RankFacts()

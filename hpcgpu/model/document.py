@@ -27,6 +27,9 @@ class RunDocument:
         What tells this launch from any other, where its ranks meet by files; empty until ``hpcgpu launch`` starts
         them, and where another launcher does.
 
+    exit_file : str
+        Where rank 0 writes its exit code when it has ended; empty where whatever started it returns that itself.
+
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -34,4 +37,5 @@ class RunDocument:
     script: tuple[str, ...] = ()
     meeting: str = ""
     launch: str = ""
+    exit_file: str = ""
     version: int = VERSION

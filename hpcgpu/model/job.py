@@ -33,7 +33,11 @@ class JobState(enum.Enum):
 class JobStatus:
     """State of one job; ``native`` and ``reason`` keep the batch system's own words.
 
-    ``starts`` is when a pending job is expected to start, as the batch system writes it; empty: not known.
+    ``starts`` is when a pending job is expected to start, as the batch system writes it; empty: not known. ``advice``
+    is what to ask for instead, of one that waits for more than it may have, or than there is: ``fewer nodes=``. A
+    running job is on ``hosts``, as far as the batch system says so, as was one that ended with a node. ``trouble`` is
+    what is wrong with one of them, ``node2 is down``, also of a job that waits to be started again on others, or that a
+    job is on its way out, ``in state COMPLETING``.
     """
 
     state: JobState
@@ -41,6 +45,9 @@ class JobStatus:
     reason: str = ""
     exit_code: int | None = None
     starts: str = ""
+    advice: str = ""
+    hosts: tuple[str, ...] = ()
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

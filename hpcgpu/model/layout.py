@@ -31,6 +31,11 @@ class NodeLayout(NamedTuple):
         return self.ranks[0]
 
     @property
+    def worker_count(self) -> int:
+        """Workers of all its ranks."""
+        return sum(map(len, self.workers))
+
+    @property
     def idle(self) -> tuple[int, ...]:
         """Ranks without a worker, rank 0 (the scheduler) apart."""
         return tuple(r for r, w in zip(self.ranks, self.workers, strict=True) if not w and r != 0)
@@ -44,7 +49,7 @@ class Layout(NamedTuple):
     @property
     def worker_count(self) -> int:
         """Workers of all nodes."""
-        return sum(len(w) for n in self.nodes for w in n.workers)
+        return sum(n.worker_count for n in self.nodes)
 
     def node_of(self, rank: int) -> NodeLayout:
         """Return the node on which ``rank`` runs."""

@@ -3,6 +3,7 @@
 ``config`` reads values by ``kind``, the classes and the command line take their options from here.
 The name users type is the field's name, or ``user_name`` where the field carries a unit.
 """
+# ruff: noqa: RUF009 - option() returns a field
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
+
+from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
 
 # Options that set up RMM and cuDF, with dask-cuda's names.
 RMM = (
@@ -25,7 +28,7 @@ RMM = (
 CUDF = ("enable_cudf_spill", "cudf_spill_stats")
 # Options that are about a worker, not about ranks and jobs, beyond those that Dask's own workers have.
 WORKER = (
-    *("gpus", "workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics", "env"),
+    *("gpus", "workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics", "env", "trust_local_directory"),
     *("device_memory_limit", "jit_unspill", *RMM, *CUDF),
 )
 # Those that Dask's own workers have, too.
@@ -126,25 +129,25 @@ class Settings:
     respect_launcher: bool = option(
         False, "flag", "keep each worker inside its own rank's mask; otherwise the masks of a node's ranks together"
     )
-    device_memory_limit: float | int = option(
-        0.8, "limit", "where spilling from the GPU begins: bytes, or a fraction of its memory; 0 = never"
+    device_memory_limit: Limit = option(
+        DEVICE, "device-limit", "where spilling from the GPU begins: bytes, or a fraction of its memory; 0 = never"
     )
-    memory_limit: float | int | None = option(
-        None, "host-limit", "host memory of one worker; its share of the node if unset, 0 = no limit"
+    memory_limit: Limit = option(
+        SHARE, "host-limit", "host memory of one worker; its share of the node if unset, 0 = no limit"
     )
     jit_unspill: bool = option(
         False, "flag", "spill single objects, restore them at first use", aliases=("enable_jit_unspill",)
     )
-    rmm_pool_size: float | int | None = option(
-        None, "limit", "pool of the RAPIDS Memory Manager: bytes, or a fraction of the GPU's memory; 0 = none"
+    rmm_pool_size: Limit = option(
+        NO_LIMIT, "limit", "pool of the RAPIDS Memory Manager: bytes, or a fraction of the GPU's memory; 0 = none"
     )
-    rmm_maximum_pool_size: float | int | None = option(
-        None, "limit", "size to which that pool may grow (with rmm_async: all that may be allocated)"
+    rmm_maximum_pool_size: Limit = option(
+        NO_LIMIT, "limit", "size to which that pool may grow (with rmm_async: all that may be allocated)"
     )
     rmm_managed_memory: bool = option(False, "flag", "RMM takes managed (unified) memory")
     rmm_async: bool = option(False, "flag", "RMM takes CUDA's asynchronous allocator")
-    rmm_release_threshold: float | int | None = option(
-        None, "limit", "size above which unused memory of rmm_async goes back to the GPU; 0 = it stays"
+    rmm_release_threshold: Limit = option(
+        NO_LIMIT, "limit", "size above which unused memory of rmm_async goes back to the GPU; 0 = it stays"
     )
     rmm_allocator_external_lib_list: tuple[str, ...] = option(
         (), "texts", "libraries that allocate through RMM: cupy, torch", aliases=("set_rmm_allocator_for_libs",)
@@ -154,7 +157,10 @@ class Settings:
     enable_cudf_spill: bool = option(False, "flag", "cuDF spills its own objects; the store leaves them alone")
     cudf_spill_stats: int = option(0, "number", "level of cuDF's statistics of its spilling; 0 = none")
     local_directory: str | None = option(
-        None, "text", "fast local folder for spilled data, with ~ and $VARIABLES of its node"
+        None, "text", "fast local folder for spilled data and all files of a run, with ~ and $VARIABLES of its node"
+    )
+    trust_local_directory: bool = option(
+        False, "flag", "take local_directory also where others can change a folder above it, and so run code as you"
     )
     protocol: str | None = option(None, "choice", "tls unless said otherwise", choices=("tcp", "tls", "ucx"))
     security: bool | None = option(None, "flag", "False turns TLS off")
@@ -166,7 +172,12 @@ class Settings:
     client_grace_s: float = option(
         30.0, "seconds", "how long the job outlives a client that fell silent", user_name="client_grace"
     )
-    death_timeout_s: float = option(60.0, "seconds", "how long ranks wait for each other", user_name="death_timeout")
+    death_timeout_s: float = option(
+        60.0,
+        "seconds",
+        "how long ranks wait for each other, and a run for workers that have all paused",
+        user_name="death_timeout",
+    )
     dashboard: bool = option(True, "flag", "the scheduler's dashboard, on loopback behind a secret")
     resources: Mapping[str, float] = option(MappingProxyType({}), "numbers", "Dask resources of each worker")
     allocator: str = option(
@@ -190,8 +201,9 @@ class Settings:
         return min(self.drain_s, (self.walltime_s or 0) / 4)
 
     def said(self, name: str) -> str:
-        """Return what was given for an option, and where, for messages."""
-        return f"{name}={getattr(self, name)!r} (set by {self.where(name)})"
+        """Return what was given for an option, by the name users type, and where, for messages."""
+        (value,) = (getattr(self, f.name) for f in options() if user_name(f) == name)
+        return f"{name}={value!r} (set by {self.where(name)})"
 
     def where(self, name: str) -> str:
         """Return where the option, by the name users type, was set; ``default`` if nowhere."""

@@ -6,9 +6,10 @@ import re
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.units import parse_bytes
+from hpcgpu.units import format_bytes, meant, parse_bytes
 
 DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
+_SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
 _TEXT = re.compile(r"sim:(\d{1,4})(?:x(.+))?")
 
 
@@ -38,4 +39,6 @@ def parse_simulated(text: str) -> SimulatedGpus:
         raise ConfigError(f"{text!r}: {error}") from error
     if int(found[1]) < 1 or memory < 1:
         raise ConfigError(f"{text!r} is no GPU, or one without memory; {allowed}")
+    if memory < _SMALLEST_BARE and found[2] and (words := meant(found[2])):
+        raise ConfigError(f"{text!r} is GPUs of {format_bytes(memory)}{words}; {allowed}")
     return SimulatedGpus(int(found[1]), memory)

@@ -21,6 +21,8 @@ class Site:
         Settings, by the users' names; anything the user says wins.
     required : tuple of str
         Settings that the site refuses a job without.
+    ucx : bool
+        Whether UCX has a transport for the site's network.
 
     """
 
@@ -30,4 +32,5 @@ class Site:
     defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     required: tuple[str, ...] = ()
     gpus_per_node: int | None = None
+    ucx: bool = True
     notes: tuple[str, ...] = ()

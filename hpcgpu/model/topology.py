@@ -57,6 +57,11 @@ class Gpu:
     memory_bytes: int = 0
     mig: str = ""
 
+    @property
+    def can_run(self) -> bool:
+        """True for what CUDA programs run on, and for simulated GPUs; a board's display chip may be AMD's."""
+        return self.vendor in ("nvidia", "simulated")
+
 
 @dataclass(frozen=True, slots=True)
 class Nic:
@@ -65,7 +70,7 @@ class Nic:
     Attributes
     ----------
     kind : str
-        ``infiniband``, ``roce``, ``slingshot``, ``opa`` or ``ethernet``.
+        ``infiniband``, ``roce``, ``slingshot``, ``opa``, ``efa``, ``usnic`` or ``ethernet``.
     state : str
         ``active``, ``down``, ``init`` or ``armed`` (no subnet manager yet), or ``unknown`` where the source
         does not say (hwloc, for plain interfaces).
@@ -73,8 +78,8 @@ class Nic:
         0: unknown.
     virtual : bool
         True for a virtual function (SR-IOV) of another card.
-    interface : str
-        The IP interface beside it (``ib0``, ``hsn1``); empty when there is none.
+    interface : str or None
+        The IP interface beside it (``ib0``, ``hsn1``); empty when there is none, None when the source does not say.
 
     """
 
@@ -85,7 +90,7 @@ class Nic:
     state: str = "active"
     rate_gbps: float = 0.0
     numa_node: int | None = None
-    interface: str = ""
+    interface: str | None = ""
     virtual: bool = False
 
     @property
@@ -101,7 +106,8 @@ class Topology:
     Attributes
     ----------
     numa_nodes : tuple of NumaNode
-        Those with PUs and DRAM: where workers' cores and pages are planned.
+        Those with DRAM, where workers' pages are planned. No PU is next to two of them; one whose PUs were left out
+        of a description has none.
     cores : tuple of CpuSet
         The PUs of each core.
     hops : tuple of (str, str, int)
@@ -114,6 +120,8 @@ class Topology:
         The machine's product name.
     l3 : tuple of CpuSet
         The PUs below each L3 cache; empty where nobody tells.
+    allowed, allowed_nodes : CpuSet or None
+        PUs and NUMA nodes that were granted to who described the node; None where nobody tells.
 
     """
 
@@ -127,3 +135,5 @@ class Topology:
     other_memory: tuple[NumaNode, ...] = ()
     name: str = ""
     l3: tuple[CpuSet, ...] = ()
+    allowed: CpuSet | None = None
+    allowed_nodes: CpuSet | None = None

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hpcgpu.model import JobState
+from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.job_facts import JobFacts
 
-# Between two questions: when a job has just lost its workers, when something is new, when all is old.
-_LOST_S, _NEW_S, _OLD_S = 1.0, 5.0, 60.0
-_OLDER = 6.0
+# The longest between two questions; it comes to that when nothing has changed for so many times as long.
+_OLD_S, _OLDER = 60.0, 6.0
 
 
 def ask_in_s(
-    now_s: float, asked_s: float | None, jobs: Sequence[JobFacts], acted: Collection[str] = ()
+    now_s: float,
+    asked_s: float | None,
+    jobs: Sequence[JobFacts],
+    acted: Collection[str] = (),
+    patience: Patience = Patience(),  # noqa: B008 - frozen
 ) -> float | None:
     """Return in how many seconds to ask about all these jobs; None when their workers tell all there is to know.
+
+    Once a job runs it is asked about, once: the batch system knows on which nodes, which it will not say later of a job
+    that it starts again because one of them was lost.
 
     Parameters
     ----------
@@ -25,17 +31,21 @@ def ask_in_s(
         Those that are there.
     acted : collection of str
         Ids of jobs that are being retired or cancelled right now.
+    patience : Patience
+        How soon to ask when something is new, and when a job has just lost its workers.
 
     """
-    unsettled = [j for j in jobs if not j.heard or j.leaving or j.id in acted or j.state is JobState.SUSPENDED]
+    unsettled = [
+        j for j in jobs if not j.heard or j.unasked or j.leaving or j.id in acted or j.state is JobState.SUSPENDED
+    ]
     if not unsettled:
         return None
     if asked_s is None:
         return 0.0
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
-    interval_s = min(_OLD_S, max(_NEW_S, (asked_s - changed_s) / _OLDER))
+    interval_s = min(_OLD_S, max(patience.ask_s, (asked_s - changed_s) / _OLDER))
     if any(_has_lost_workers_since(j, asked_s) for j in unsettled):
-        interval_s = _LOST_S
+        interval_s = patience.news_s
     return max(0.0, asked_s + interval_s - now_s)
 
 

@@ -83,8 +83,9 @@ def _plan(
     cores = _cores(topology, workers, masks, wanted)
     cpusets, rule = [c for c, _, _ in cores], wanted.memory_policy
     near, others = cpusets[: len(own)], cpusets[len(own) :]
+    homes, everything = [g.numa_node for g in own], wanted.cores == "all"
     memory = (
-        *plan_memory_nodes(topology, [g.numa_node for g in own], near, allowed_nodes, rule),
+        *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, everything=everything),
         *plan_memory_nodes_beside(topology, others, allowed_nodes, rule),
     )
     # each kind is balanced for itself: workers without a GPU leave the others' ports as they would be without them

@@ -52,11 +52,11 @@ def split_cores(
     homes: Sequence[int | None],
     rule: str | int = "all",
     reserved: int = 0,
+    beside: int = 0,
 ) -> CoreShares:
     """Return the cores of each worker.
 
-    With fewer cores than workers everybody has all of them: the kernel balances better over
-    shared cores than any fixed share of less than a core.
+    With fewer cores than workers everybody has all of them: the kernel balances these better than any fixed shares.
 
     Parameters
     ----------
@@ -70,7 +70,9 @@ def split_cores(
         ``all``: all cores, the same number for each within one. ``local``: only those of the worker's
         own NUMA node, divided among its workers. A number: so many for each.
     reserved : int
-        Cores that stay free: the farthest ones.
+        Cores that stay free. Under ``all`` they are given up by all workers alike, the farthest of each share first.
+    beside : int
+        Cores that stay free for others: the farthest ones.
 
     Raises
     ------
@@ -78,19 +80,21 @@ def split_cores(
         There are not so many cores.
 
     """
-    if isinstance(rule, int) and rule * len(homes) + reserved > len(cores):
-        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved, len(cores))
+    if isinstance(rule, int) and rule * len(homes) + reserved + beside > len(cores):
+        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + beside, len(cores))
     if len(cores) < len(homes):
         return CoreShares(tuple(tuple(cores) for _ in homes))
-    if len(homes) + reserved > len(cores):
-        _refuse(f"a core for each of {len(homes)} workers", reserved, len(cores))
+    if len(homes) + reserved + beside > len(cores):
+        _refuse(f"a core for each of {len(homes)} workers", reserved + beside, len(cores))
     packages = {n.os_index: n.package for n in topology.numa_nodes}
     places = _places(topology, cores, packages)
     shares = [_Share(_Place(h, packages[h]) if h in packages else _Place(None, None)) for h in homes]
-    note = _set_sizes(shares, places, rule, reserved)
+    given_up, note = _set_sizes(shares, places, rule, reserved, beside)
     free = list(range(len(cores)))
     for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
         free = _deal(free, shares, places, level)
+    for _ in range(given_up):
+        _give_up(shares, places)
     return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
 
 
@@ -121,7 +125,7 @@ def split_cores_beside(
         size, asked = min(threads, room // everyone), f"a core for each of {everyone} workers"
     if size < 1:
         _refuse(asked, reserved, len(cores))
-    found = split_cores(topology, cores, homes, rule, reserved + size * others) if homes else CoreShares(())
+    found = split_cores(topology, cores, homes, rule, reserved, size * others) if homes else CoreShares(())
     taken = {core for share in found.shares for core in share}
     node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
     free = [(node_of.get(min(core), -1), core) for core in cores if core not in taken]
@@ -148,19 +152,37 @@ def _refuse(what: str, reserved: int, there: int) -> None:
     )
 
 
-def _set_sizes(shares: Sequence[_Share], places: Sequence[_Place], rule: str | int, reserved: int) -> str:
-    """Give each share its size; return a note when the rule could not be kept."""
+def _set_sizes(
+    shares: Sequence[_Share], places: Sequence[_Place], rule: str | int, reserved: int, beside: int
+) -> tuple[int, str]:
+    """Give each share its size; return how many cores are given up then, and a note when the rule could not be kept."""
     if isinstance(rule, int):
         for share in shares:
             share.size = rule
-        return ""
+        return 0, ""
+    if rule == "local" and _set_local_sizes(shares, places, reserved + beside):
+        return 0, ""
+    _set_even_sizes(shares, places, beside)
     if rule == "local":
-        if _set_local_sizes(shares, places, reserved):
-            return ""
-        _set_even_sizes(shares, places, reserved)
-        return "cores='local' cannot be had: not every worker finds a core of its own, so they are an even share"
-    _set_even_sizes(shares, places, reserved)
-    return ""
+        return (
+            reserved,
+            "cores='local' cannot be had: not every worker finds a core of its own, so they are an even share",
+        )
+    return reserved, ""
+
+
+def _give_up(shares: Sequence[_Share], places: Sequence[_Place]) -> None:
+    """Take a core from one of the largest shares: the farthest one, of the NUMA node that it has fewest of."""
+
+    def cost(share: _Share, core: int) -> tuple[int, int, int]:
+        at, home = places[core], share.home
+        far = 2 if home.node is None or at.package != home.package else at.node != home.node
+        return far, -sum(places[c].node == at.node for c in share.cores), core
+
+    largest = max(len(s.cores) for s in shares)
+    found = [(cost(s, core), -i) for i, s in enumerate(shares) if len(s.cores) == largest for core in s.cores]
+    (_, _, core), last = max(found)
+    shares[-last].cores.remove(core)
 
 
 def _set_local_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved: int) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding import place_of
 from hpcgpu.plan.explain import worker_reasons
-from hpcgpu.plan.ports import DISTANCES, Ports, Why
+from hpcgpu.plan.ports import DISTANCES, SPARE, Ports
 
-_SPARE = Why("no worker needs it", "no worker needs them")
 Described = Mapping[str, Any]
 
 
@@ -39,12 +38,6 @@ def describe(
         "workers": [_worker(topology, ports, spec) for spec in specs],
         "nics": [_port(ports, nic, specs) for nic in ports.all],
     }
-
-
-def unused_ports(ports: Ports, specs: Sequence[WorkerSpec]) -> tuple[tuple[Nic, Why], ...]:
-    """Return the ports that no worker uses, each with the reason."""
-    used = {nic for spec in specs for nic in spec.binding.nics}
-    return tuple((nic, ports.why_not.get(nic, _SPARE)) for nic in ports.all if nic not in used)
 
 
 def _machine(topology: Topology, host: str) -> dict[str, Any]:
@@ -115,7 +108,7 @@ def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]
         "interface": nic.interface or None,
         "virtual": nic.virtual,
         "workers": users,
-        "why_not": None if users else ports.why_not.get(nic, _SPARE).one,
+        "why_not": None if users else ports.why_not.get(nic, SPARE).one,
     }
 
 

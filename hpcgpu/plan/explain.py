@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, WorkerSpec
+from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Topology, WorkerSpec
 from hpcgpu.units import format_bytes
 
-
-class BindingRow(NamedTuple):
-    """One worker, in words."""
-
-    worker: str
-    gpu: str
-    cores: str
-    memory: str
-    nic: str
-    shared: str
-    reasons: tuple[str, ...]
-
-
-def binding_table(specs: Sequence[WorkerSpec]) -> tuple[BindingRow, ...]:
-    """Return a row for each worker: what it is tied to, and why it is not as one would wish."""
-    return tuple(_row(s) for s in specs)
-
-
-def render_table(rows: Sequence[BindingRow]) -> str:
-    """Return the rows as aligned text; a worker's reasons stand below its row."""
-    columns = ("worker", "GPU", "cores", "memory nodes", "NIC", "cores shared")
-    return _aligned(columns, [(r[:-1], r.reasons) for r in rows])
+MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 
 
 def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) -> str:
@@ -37,14 +15,18 @@ def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) 
     columns = ("worker", "GPU", "cores planned", "cores now", "memory planned", "memory now", "threads", "NIC")
     rows = []
     for spec, now in zip(specs, actual, strict=True):
-        row = _row(spec)
+        binding = spec.binding
         memory = _memory(now.memory_policy or "unknown", now.memory_nodes)
-        cells = (row.worker, row.gpu, row.cores, str(now.cpuset), row.memory, memory, str(len(now.threads)), row.nic)
-        rows.append((cells, (*(f"NOT AS PLANNED: {d}" for d in differences(spec, now)), *row.reasons)))
-    return _aligned(columns, rows)
+        cells = (
+            *(spec.name, gpu_words(spec.gpu) if spec.gpu else "none", str(binding.cpuset), str(now.cpuset)),
+            *(memory_words(binding), memory, str(len(now.threads)), port_words(binding)),
+        )
+        rows.append((cells, (*(f"NOT AS PLANNED: {d}" for d in differences(spec, now)), *worker_reasons(spec))))
+    return aligned(columns, rows)
 
 
-def _aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
+def aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
+    """Return a table; what is to be said of a row stands below it."""
     cells = [columns, *(row for row, _ in rows)]
     widths = [max(len(c) for c in column) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
@@ -89,25 +71,34 @@ def _memory(policy: str, nodes: CpuSet) -> str:
     return f"{nodes} {policy}" if nodes else policy
 
 
-def _row(spec: WorkerSpec) -> BindingRow:
-    binding, gpu = spec.binding, spec.gpu
+def memory_words(binding: Binding) -> str:
+    """Return where a worker's pages go."""
+    return _memory(binding.memory_policy, binding.memory_nodes)
+
+
+def port_words(binding: Binding) -> str:
+    """Return the ports, as UCX names them, and the IP interface."""
     ports = [f"{nic.name}:{nic.port}" if nic.name != nic.interface else nic.name for nic in binding.nics]
     if binding.interface not in ("", *(n.name for n in binding.nics)):
         ports.append(f"({binding.interface})")
-    return BindingRow(
-        spec.name,
-        _gpu(gpu) if gpu else "none",
-        str(binding.cpuset),
-        _memory(binding.memory_policy, binding.memory_nodes),
-        " ".join(ports) or "-",
-        "yes" if binding.shared_cores else "no",
-        worker_reasons(spec),
-    )
+    return " ".join(ports) or "-"
 
 
-def _gpu(gpu: Gpu) -> str:
-    size = f" {format_bytes(gpu.memory_bytes)}" if gpu.memory_bytes else ""
-    return f"{gpu.pci} {gpu.model}{f' {gpu.mig}' if gpu.mig and gpu.mig not in gpu.model else ''}".rstrip() + size
+def gpu_words(gpu: Gpu, *, address: bool = True) -> str:
+    """Return address, model, slice and size; the maker where nobody tells the model."""
+    size = format_bytes(gpu.memory_bytes) if gpu.memory_bytes else ""
+    part = gpu.mig if gpu.mig not in gpu.model else ""
+    maker = MAKERS.get(gpu.vendor, gpu.vendor)
+    # NVIDIA's own names of older ones are without its name ("Tesla V100-SXM2-16GB")
+    own = gpu.model and (gpu.vendor == "nvidia" or maker.lower() in gpu.model.lower())
+    named = gpu.model if own else f"{maker} {gpu.model}"
+    return " ".join(filter(None, (gpu.pci if address else "", named.strip(), part, size)))
+
+
+def others_words(topology: Topology) -> str:
+    """Name the GPUs that are there and that no worker runs on; empty where there are none."""
+    others = [f"{g.pci} {gpu_words(g, address=False)}" for g in topology.gpus if not g.can_run]
+    return f"seen, not NVIDIA: no worker: {'; '.join(others)}" if others else ""
 
 
 def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:

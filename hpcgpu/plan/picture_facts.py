@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.plan.explain import MAKERS
 from hpcgpu.units import format_bytes
 
-_MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
 
 
@@ -122,7 +122,7 @@ def gpu_name(gpu: Gpu) -> str:
     model = gpu.model
     for word in _PREFIXES:
         model = model.removeprefix(word)
-    return " ".join(filter(None, (model or _MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
+    return " ".join(filter(None, (model or MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
 
 
 def counted(number: int, what: str) -> str:

@@ -22,6 +22,8 @@ _KINDS = {
     "roce": "RoCE",
     "slingshot": "Slingshot",
     "opa": "Omni-Path",
+    "efa": "EFA",
+    "usnic": "usNIC",
     "ethernet": "Ethernet",
 }
 _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
@@ -135,7 +137,7 @@ def _size(gpu: Gpu) -> str:
 def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     workers = node.of_port(nic)
     rate = f"{nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
-    beside = nic.interface if nic.interface != nic.name else ""
+    beside = nic.interface if nic.interface and nic.interface != nic.name else ""
     known = nic.state != "unknown"
     kind = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if known else "")
     rest = (beside, rate, "VF" if nic.virtual else "", "" if known else "state unknown")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Gpu, Nic, Topology
+from hpcgpu.model import Gpu, Nic, Topology, WorkerSpec
 
 # Of several fabrics in a node one carries the job: InfiniBand beside RoCE means that RoCE is for storage or
 # management (JUSUF: the port nearest to the GPU is the RoCE one). Plain Ethernet is left to the kernel's routes.
@@ -22,6 +22,13 @@ class Why(NamedTuple):
     many: str
 
 
+_ETHERNET = Why(*("plain Ethernet is left to the kernel's routes",) * 2)
+# What is an RDMA device and yet no fabric that a port is planned on.
+_UNDRIVEN = {
+    "efa": Why(*("EFA, which UCX's verbs do not drive: Dask's traffic takes the kernel's routes",) * 2),
+    "usnic": Why(*("usNIC, which UCX does not drive: Dask's traffic takes the kernel's routes",) * 2),
+}
+SPARE = Why("no worker needs it", "no worker needs them")
 _FULL = Why("it has its share of workers", "they have their share of workers")
 _STATES = {
     "down": Why("its port is down", "their ports are down"),
@@ -106,6 +113,12 @@ def label(nic: Nic) -> str:
     return nic.name if nic.port == 1 else f"{nic.name}:{nic.port}"
 
 
+def unused_ports(ports: Ports, specs: Sequence[WorkerSpec]) -> tuple[tuple[Nic, Why], ...]:
+    """Return the ports that no worker uses, each with the reason."""
+    used = {nic for spec in specs for nic in spec.binding.nics}
+    return tuple((nic, ports.why_not.get(nic, SPARE)) for nic in ports.all if nic not in used)
+
+
 def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
     out: set[Nic] = set()
     for name in names:
@@ -134,7 +147,7 @@ def _why_not(nics: tuple[Nic, ...], named: frozenset[Nic] | None) -> dict[Nic, W
     whole = any(not n.virtual for n in ports)
     for nic in active:
         if nic.kind not in FABRICS:
-            out[nic] = Why(*("plain Ethernet is left to the kernel's routes",) * 2)
+            out[nic] = _UNDRIVEN.get(nic.kind, _ETHERNET)
         elif nic.kind != kind:
             out[nic] = Why(f"it is {nic.kind} beside {kind}", f"they are {nic.kind} beside {kind}")
         elif nic.virtual and whole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
+from hpcgpu.model.limit import GPU_MEMORY, Limit
 from hpcgpu.model.settings import RMM
 from hpcgpu.model.worker import Rapids
 from hpcgpu.units import format_bytes
@@ -58,17 +59,9 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
 
 
 def _rmm_bytes(settings: Settings, name: str, device_memory_bytes: int) -> int | None:
-    value = getattr(settings, name)
-    if not value:
-        return None
-    if isinstance(value, float):
-        if not device_memory_bytes:
-            raise ConfigError(
-                f"{settings.said(name)} is a fraction, but the size of this GPU's memory is not known (NVML does not "
-                f"answer): give it in bytes, such as {name}='30GB'"
-            )
-        value *= device_memory_bytes
-    return int(value) // _ALIGNED_BYTES * _ALIGNED_BYTES
+    limit: Limit = getattr(settings, name)
+    found = limit.bytes_of(device_memory_bytes, settings.said(name), GPU_MEMORY)
+    return found // _ALIGNED_BYTES * _ALIGNED_BYTES if limit else None
 
 
 def cudf_env(settings: Settings) -> tuple[tuple[str, str], ...]:

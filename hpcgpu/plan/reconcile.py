@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.model import JobState
+from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.asking import ask_in_s
 from hpcgpu.plan.job_facts import WAITING, JobFacts
 from hpcgpu.plan.phase import words
@@ -28,11 +28,13 @@ class Policy:
     start_limit_s : float
         A job that runs for so long without any worker is a ghost.
     missing_limit_s : float
-        A job without workers that the batch system has not listed for so long is gone.
+        A job without workers that the batch system has not listed for so long, or in trouble, is gone.
     leave_limit_s : float
         A job that is still there so long after it was to be gone is cancelled, again if need be.
     breaker : int
         So many jobs in a row that end before their first worker stop all submissions.
+    patience : Patience
+        With the batch system.
 
     """
 
@@ -43,6 +45,7 @@ class Policy:
     missing_limit_s: float = 60.0
     leave_limit_s: float = 60.0
     breaker: int = 3
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def lead_s(self) -> float:
@@ -52,11 +55,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Jobs in a row that ended before their first worker: how many, when the last was seen, and its end in words."""
+    """Jobs in a row that ended before their first worker: how many, when the last was seen, its end in words, and it.
+
+    Its log is the one to show, whatever else is forgotten at the same time.
+    """
 
     in_a_row: int = 0
     last_s: float = _NEVER_S
     last: str = ""
+    last_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +174,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
         lost=tuple(j.id for j in there if j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
-        next_s=ask_in_s(facts.now_s, facts.asked_s, there, acted),
+        next_s=ask_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
         wake_s=max(0.0, min(wakes) - facts.now_s) if wakes else None,
     )
 
@@ -185,11 +192,20 @@ def _sort(facts: Facts, policy: Policy) -> _Sorted:
             out.ghosts.append((job, words(job.status)))
         elif job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
             out.ghosts.append((job, f"ran for {policy.start_limit_s:g} s without a worker"))
+        elif (why := _in_trouble(facts, policy, job)) and not job.heard:
+            out.ghosts.append((job, why))
         elif facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s:
             out.outgoing.append(job)
         else:
             out.alive.append(job)
     return out
+
+
+def _in_trouble(facts: Facts, policy: Policy, job: JobFacts) -> str:
+    """Return what is wrong with it or its node, once it has been for long: it is said to run, and no worker comes."""
+    since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+    trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
+    return trouble if _answered(facts, since_s, policy.missing_limit_s) else ""
 
 
 def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
@@ -214,7 +230,7 @@ def _failures(facts: Facts, jobs: _Sorted) -> Failures:
     if not failed:
         return failures
     job, why = failed[-1]
-    return Failures(failures.in_a_row + len(failed), facts.now_s, f"job {job.id}: {why}")
+    return Failures(failures.in_a_row + len(failed), facts.now_s, f"job {job.id}: {why}", job.id)
 
 
 def _give_up(failures: Failures, policy: Policy) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hpcgpu.errors import ConfigError
@@ -31,6 +32,54 @@ def workers_per_node(settings: Settings) -> int:
 
     """
     return _gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
+
+
+def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
+    """Return how many workers have so many cores and so much memory together, as dask-jobqueue's users ask for them.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the cluster.
+    cores, memory_bytes : number
+        Of all workers; 0 asks for nothing.
+    most : bool
+        Return how many have at most so much, not at least.
+
+    Raises
+    ------
+    ConfigError
+        Nobody said how much of it one worker has.
+
+    """
+    counts = []
+    if cores:
+        counts.append(cores / _cores_of_one(settings))
+    if memory_bytes:
+        counts.append(memory_bytes / _memory_of_one(settings))
+    return math.floor(min(counts)) if most else math.ceil(max(counts))
+
+
+def _cores_of_one(settings: Settings) -> float:
+    if settings.cores_per_gpu:
+        return settings.cores_per_gpu / settings.workers_per_gpu
+    if settings.where("nthreads") != "default":
+        return settings.nthreads
+    raise ConfigError(
+        "cores= of all workers: nobody said how many a worker has; give the cluster cores_per_gpu=, or say how many "
+        "workers, scale(n), or jobs, scale(jobs=n)"
+    )
+
+
+def _memory_of_one(settings: Settings) -> float:
+    if settings.memory_limit.nbytes:
+        return settings.memory_limit.nbytes
+    if settings.memory_bytes:
+        return settings.memory_bytes / workers_per_node(settings)
+    raise ConfigError(
+        "memory= of all workers: nobody said how much a worker has; give the cluster memory= (of each node) or "
+        "memory_limit= (of each worker), or say how many workers, scale(n), or jobs, scale(jobs=n)"
+    )
 
 
 def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:

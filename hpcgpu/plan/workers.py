@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.model import Binding, CpuSet, Gpu, NodeLayout, Settings, Topology, WorkerSpec
+from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.plan.member_name import member_worker_name
-from hpcgpu.plan.memory import plan_device_memory_limit_bytes, plan_memory_limit_bytes, strict_room_bytes
+from hpcgpu.plan.memory import (
+    memory_reason,
+    plan_memory_limit_bytes,
+    strict_room_bytes,
+)
 from hpcgpu.plan.network import nccl_env, ucx_env
 from hpcgpu.plan.rapids import cudf_env, plan_rapids
 from hpcgpu.units import format_bytes
@@ -28,8 +32,10 @@ class NodeFacts:
         The granted GPUs, or the simulated ones; a slice of a divided GPU counts as one.
     allowed, allowed_nodes : CpuSet
         PUs and NUMA nodes that the job may use.
-    memory_bytes : int
-        Host memory that the job may use.
+    memory : HostMemory
+        What these workers may use together.
+    in_job : bool
+        The process is in a job of a batch system, which may have other jobs on the node.
     environ : mapping
         The rank's environment.
     scratch : str
@@ -48,13 +54,14 @@ class NodeFacts:
     gpus: tuple[Gpu, ...]
     allowed: CpuSet
     allowed_nodes: CpuSet
-    memory_bytes: int
+    memory: HostMemory
     environ: Mapping[str, str]
     scratch: str
     masks: Mapping[int, CpuSet] = field(default_factory=dict)
     interfaces: frozenset[str] | None = None
     job_id: str = ""
     restart_count: int = 0
+    in_job: bool = False
 
 
 def plan_workers(
@@ -93,6 +100,7 @@ def plan_workers(
     )
     bindings = tuple(_reachable(b, node.interfaces) for b in bindings)
     limits = _memory_limits(settings, node, gpus, bindings)
+    bindings = tuple(_explained(settings, node, b, limit) for b, limit in zip(bindings, limits, strict=True))
     common = nccl_env([b for b in bindings if b.gpus])
     names = _names(node, shares, before)
     specs = [
@@ -142,7 +150,7 @@ def device_limits_lowered(settings: Settings, specs: Sequence[WorkerSpec]) -> tu
     """Say that there are GPUs with less memory than ``device_memory_limit`` asks to fill."""
     asked = settings.device_memory_limit
     sizes = {s.device_memory_bytes for s in specs if s.gpu is not None and s.device_memory_bytes}
-    if isinstance(asked, float) or not sizes or min(sizes) >= asked:
+    if not sizes or min(sizes) >= asked.nbytes:
         return ()
     return (
         f"{settings.said('device_memory_limit')} is lowered to {format_bytes(min(sizes))}, all that a worker has of "
@@ -163,13 +171,13 @@ def _memory_limits(
 ) -> list[int | None]:
     """Return the host memory of each worker; under ``bind`` never more than its NUMA nodes have for it."""
     simulated_bytes = sum(g.memory_bytes for g in gpus if g.vendor == "simulated")
-    limit = plan_memory_limit_bytes(settings.memory_limit, node.memory_bytes, max(len(bindings), 1), simulated_bytes)
+    limit = plan_memory_limit_bytes(settings.memory_limit, node.memory, max(len(bindings), 1), simulated_bytes)
     rooms = strict_room_bytes(node.topology, [b.memory_nodes for b in bindings])
     out: list[int | None] = []
     for binding, room in zip(bindings, rooms, strict=True):
         if limit is None or binding.memory_policy != "bind" or not room or limit <= room:
             out.append(limit)
-        elif settings.memory_limit is None:
+        elif settings.memory_limit.is_share:
             out.append(room)
         else:
             raise ConfigError(
@@ -180,6 +188,15 @@ def _memory_limits(
     return out
 
 
+def _explained(settings: Settings, node: NodeFacts, binding: Binding, limit: int | None) -> Binding:
+    """Add why the worker's memory is limited as it is."""
+    if not settings.memory_limit.is_share or (limit is None and node.memory.known):
+        return binding
+    others = node.in_job and node.allowed < CpuSet(pu for core in node.topology.cores for pu in core)
+    why = memory_reason(limit, node.memory, others=others)
+    return replace(binding, reasons=(*binding.reasons, why)) if why else binding
+
+
 def _spec(
     settings: Settings,
     node: NodeFacts,
@@ -188,7 +205,7 @@ def _spec(
     common: Sequence[tuple[str, str]],
     name: str,
 ) -> WorkerSpec:
-    gpu = binding.gpus[0] if binding.gpus else None
+    gpu, asked = binding.gpus[0] if binding.gpus else None, settings.device_memory_limit
     size = gpu.memory_bytes // settings.workers_per_gpu if gpu else 0
     cudf = cudf_env(settings) if gpu else ()
     planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ()), *cudf])
@@ -201,7 +218,7 @@ def _spec(
         binding=binding,
         nthreads=settings.nthreads,
         memory_limit_bytes=limit,
-        device_memory_limit_bytes=plan_device_memory_limit_bytes(settings.device_memory_limit, size) if gpu else 0,
+        device_memory_limit_bytes=asked.of_device(size, settings.said("device_memory_limit")) if gpu else 0,
         device_memory_bytes=size,
         simulated=gpu is not None and gpu.vendor == "simulated",
         jit_unspill=settings.jit_unspill,
@@ -226,7 +243,8 @@ def _cuda_env(gpus: Sequence[Gpu]) -> tuple[tuple[str, str], ...]:
         return (("CUDA_VISIBLE_DEVICES", ""),)
     if gpus[0].vendor == "simulated":
         return ()
-    return (
-        ("CUDA_VISIBLE_DEVICES", ",".join(g.uuid for g in gpus if g.uuid)),
-        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
-    )
+    order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    # Files may not tell UUIDs. Without its own a worker would see no GPU, or another's first.
+    if not all(g.uuid for g in gpus):
+        return (order,)
+    return (("CUDA_VISIBLE_DEVICES", ",".join(g.uuid for g in gpus)), order)

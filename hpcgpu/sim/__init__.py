@@ -3,11 +3,11 @@
 ``hpcgpu.sim.dask.register()`` makes the arrays known to dask; workers of hpcgpu have done so.
 """
 
-from hpcgpu.sim.array import RandomState as RandomState
 from hpcgpu.sim.array import SimArray as SimArray
-from hpcgpu.sim.array import asarray as asarray
 from hpcgpu.sim.gpu import OutOfMemoryError as OutOfMemoryError
 from hpcgpu.sim.gpu import SimGpu as SimGpu
+from hpcgpu.sim.gpu import asarray as asarray
 from hpcgpu.sim.gpu import current_gpu as current_gpu
 from hpcgpu.sim.gpu import read_usage_bytes as read_usage_bytes
 from hpcgpu.sim.gpu import set_current_gpu as set_current_gpu
+from hpcgpu.sim.random import RandomState as RandomState

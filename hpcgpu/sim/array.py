@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
-
-from hpcgpu.sim.gpu import Allocation, SimGpu, current_gpu
 
 _IMPLICIT = (
     "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
@@ -25,17 +23,46 @@ _UPLOADS = {np.array, np.asarray, np.asanyarray}
 _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
 
 
+class Gpu(Protocol):
+    """What an array asks of its GPU: :class:`hpcgpu.sim.SimGpu`."""
+
+    def asarray(self, x: Any) -> SimArray:  # noqa: ANN401
+        """Copy from the host."""
+
+    def to_host(self, host: np.ndarray, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
+        """Copy to the host."""
+
+    def allocation_of(self, result: np.ndarray) -> Buffer:
+        """Return the buffer in which an array lies; one that a computation has just made is taken into account."""
+
+
+class Buffer(Protocol):
+    """The buffer in which an array lies."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """Whose memory it is."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+
+
+class Memory(np.ndarray):
+    """Memory in which arrays lie that are views of none."""
+
+
 class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array on a simulated GPU; made by :meth:`SimGpu.asarray` and by computing with others."""
 
     __slots__ = ("__weakref__", "_allocation", "_host")
     __array_priority__ = 100
 
-    def __init__(self, host: np.ndarray, allocation: Allocation) -> None:
+    def __init__(self, host: np.ndarray, allocation: Buffer) -> None:
         self._host, self._allocation = host, allocation
 
     @property
-    def __hpcgpu_device__(self) -> SimGpu:
+    def __hpcgpu_device__(self) -> Gpu:
         """The device, as the spill store looks for it."""
         return self._allocation.gpu
 
@@ -62,6 +89,14 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return self._host.nbytes
+
+    @property
+    def base(self) -> SimArray | None:
+        """The array of which it is a view; None if it is none. As CuPy's, also when it has come back to the device."""
+        base = self._host.base
+        while base is not None and type(base) is not np.ndarray:  # Memory, or as in hpcgpu.sim.gpu._root
+            base = getattr(base, "base", None)
+        return None if base is None else SimArray(base, self._allocation)
 
     @property
     def real(self) -> Any:  # noqa: ANN401 - an array of the device
@@ -166,7 +201,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return method
 
     def __reduce__(self) -> tuple[Callable[[np.ndarray], SimArray], tuple[np.ndarray]]:
-        return asarray, (self.get(order="A"),)
+        return self._allocation.gpu.asarray, (self.get(order="A"),)  # the GPU becomes the one of where it is read
 
     def __copy__(self) -> SimArray:
         return self.copy()
@@ -223,26 +258,3 @@ def _got(value: Any) -> Any:  # noqa: ANN401
 def _decides(x: Any) -> bool:  # noqa: ANN401
     """Tell whether an argument is of a class, such as dask's arrays, that knows what to do with device arrays."""
     return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))
-
-
-def asarray(x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
-    """Copy to the simulated GPU of the process that calls: ``x.map_blocks(hpcgpu.sim.asarray)``."""
-    return current_gpu().asarray(x)
-
-
-class RandomState:
-    """Random numbers made on the device, for ``da.random.RandomState(seed, RandomState=hpcgpu.sim.RandomState)``."""
-
-    def __init__(self, seed: Any = None) -> None:  # noqa: ANN401 - what numpy takes
-        self._numpy = np.random.RandomState(seed)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name.startswith("_"):
-            raise AttributeError(name)
-        draw = getattr(self._numpy, name)
-
-        def on_device(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            drawn = draw(*args, **kwargs)
-            return current_gpu().adopt(drawn) if isinstance(drawn, np.ndarray) else drawn
-
-        return on_device

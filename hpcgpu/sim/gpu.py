@@ -10,14 +10,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from hpcgpu.model.simulated import DEFAULT_BYTES
-
-if TYPE_CHECKING:
-    from hpcgpu.sim.array import SimArray
+from hpcgpu.sim.array import Memory, SimArray
 
 _COUNTER_BYTES = 8
 _NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of what CuPy has kernels for (cupy/_core/_dtype.pyx)
@@ -108,8 +106,6 @@ class SimGpu:
             The device has no room for it.
 
         """
-        from hpcgpu.sim.array import SimArray
-
         if isinstance(x, SimArray) and x._allocation.gpu is self:
             return x
         host = x.get() if isinstance(x, SimArray) else np.asarray(x)
@@ -125,8 +121,6 @@ class SimGpu:
 
     def adopt(self, result: np.ndarray) -> SimArray:
         """Take over an array that a computation on the device has made; nothing is copied."""
-        from hpcgpu.sim.array import SimArray
-
         return SimArray(result, self.allocation_of(result))
 
     def allocation_of(self, result: np.ndarray) -> Allocation:
@@ -149,20 +143,21 @@ class SimGpu:
         raw = _bytes_of(root)
         start = _address(root)
         views = []
-        for array in arrays:
-            a = array._host
+        for a in (array._host for array in arrays):
             views.append(View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0))
         copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
         np.copyto(copy, raw)
         self._count("d2h", root.nbytes)
         return copy, views
 
+    def pack_each(self, groups: Sequence[Sequence[SimArray]], empty: Any = None) -> list[tuple[np.ndarray, list[View]]]:  # noqa: ANN401
+        """Copy several buffers to the host, one after the other."""
+        return [self.pack(arrays, empty) for arrays in groups]
+
     def unpack(self, root: np.ndarray, views: Sequence[View]) -> list[SimArray]:
         """Copy a packed buffer to the device, once, and return its arrays."""
-        from hpcgpu.sim.array import SimArray
-
         allocation = self._allocate(root.nbytes)
-        device = np.empty(root.nbytes, np.uint8)
+        device = Memory(root.nbytes, np.uint8)
         np.copyto(device, root)
         self._count("h2d", root.nbytes)
         self._register(device, allocation)
@@ -298,3 +293,8 @@ def set_current_gpu(gpu: SimGpu) -> None:
     """Make this GPU the process's own."""
     global _current  # noqa: PLW0603
     _current = gpu
+
+
+def asarray(x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
+    """Copy to the simulated GPU of the process that calls: ``x.map_blocks(hpcgpu.sim.asarray)``."""
+    return current_gpu().asarray(x)

@@ -3,4 +3,19 @@
 Any distributed worker can have it: ``Worker(data=(hpcgpu.spill.GpuSpillBuffer, {"memory_limit": "8GB"}))``.
 """
 
-from hpcgpu.spill.store import GpuSpillBuffer as GpuSpillBuffer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcgpu.spill.store.buffer import GpuSpillBuffer as GpuSpillBuffer
+
+__all__ = ["GpuSpillBuffer"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name == "GpuSpillBuffer":  # brings numpy, which those who want a folder do without
+        from hpcgpu.spill.store.buffer import GpuSpillBuffer
+
+        return GpuSpillBuffer
+    raise AttributeError(f"module 'hpcgpu.spill' has no attribute {name!r}")

@@ -9,7 +9,9 @@ from hpcgpu.topology import hwloc_xml, nccl_xml, safe_xml
 MAX_BYTES = 8 * 2**20
 """The largest file that is read; recorded ones are below 1 MiB. A caller reads at most one byte more."""
 
-_ALLOWED = "hwloc's XML (lstopo --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
+_ALLOWED = (
+    "hwloc's XML (lstopo --disallowed --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
+)
 
 
 def read(text: str) -> Topology:

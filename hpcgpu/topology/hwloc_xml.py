@@ -6,19 +6,28 @@ so general: 2.x refuses version 3, and 3.x refuses version 1.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci, safe_xml
+from hpcgpu.topology.hwloc_numa import Placed, read_numa_nodes
 
 # OS devices: version 1 and 2 number the kinds, version 3 has a bit for each, and OpenFabrics is also a network.
 _NET, _OPENFABRICS = 2, 3
 _NET_BIT, _OPENFABRICS_BIT = 16, 32
-# A GPU's own memory and high-bandwidth memory beside DRAM are no place for a worker's heap.
-_OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
+_PORT_STATE = re.compile(r"Port([0-9]{1,3})State", re.ASCII)
+_NOTHING = (
+    "hwloc XML without a core, a PU, or a NUMA node with PUs: no node to plan for; expected what lstopo --of xml "
+    "writes without --filter, --only and --no-... options"
+)
+_LEFT_OUT = (
+    "NUMA nodes {} are left out of this file, and the places of GPUs next to them: lstopo --disallowed --of xml writes "
+    "all of them"
+)
+_NO_CORES = "neither cores nor PUs are described: each PU of the NUMA nodes counts as a core"
 
 
 def read(text: str) -> Topology:
@@ -35,45 +44,82 @@ def read(text: str) -> Topology:
         raise ParseError(f"not hwloc XML: it begins with <{root.tag}>, not <topology>", evidence=text[:400])
     try:
         topology = _topology(root)
-    except ValueError as e:
-        raise ParseError(f"hwloc XML with a value that cannot be read: {e}", evidence=text[:400]) from e
+    except safe_xml.Misread as e:
+        raise safe_xml.misread(text, root, e) from e
+    if not topology.cores:
+        raise ParseError(_NOTHING, evidence=text[:400])
     if not topology.numa_nodes:
-        raise ParseError("hwloc XML without a NUMA node, a machine or a PU: no node to plan for", evidence=text[:400])
+        raise ParseError(
+            "hwloc XML without a NUMA node that has memory and PUs: no node to plan for", evidence=text[:400]
+        )
     return topology
 
 
 def _topology(root: ET.Element) -> Topology:
     objects = list(_walk(root, ()))
-    facts = [_infos(o) for o, _ in objects if o.get("type") == "Machine"]
-    numa, other = _numa_nodes([o for o, _ in objects], any(f.get("Architecture", "")[:5] == "ppc64" for f in facts))
-    kinds = {kind: [_cpus(o) for o, _ in objects if o.get("type") == kind] for kind in ("Core", "PU")}
-    cores = [c for c in kinds["Core"] or kinds["PU"] if c]
-    gpus: list[Gpu] = []
-    nics: list[Nic] = []
-    chains: dict[str, tuple[str, ...]] = {}
-    version3 = root.get("version", "").startswith("3")
-    for device, parents in objects:
-        if device.get("type") != "PCIDev" or not device.get("pci_busid"):
-            continue
-        address = pci.address(device.get("pci_busid", ""))
-        chains[address] = tuple(_bridge(p) for p in parents if p.get("type") == "Bridge")
-        near = pci.home(_nodes_above(parents), numa)
-        gpus += _gpu(device, address, near)
-        nics += _nics(device, address, near, version3)
-    gpus.sort(key=lambda g: g.pci)
-    nics.sort(key=lambda n: (n.pci, n.name, n.port))
+    machines = [o for o, _ in objects if o.get("type") == "Machine"]
+    facts = [_infos(o) for o in machines]
+    is_power = any(f.get("Architecture", "")[:5] == "ppc64" for f in facts)
+    numa, other = read_numa_nodes(root, objects, is_power=is_power)
+    cores, warnings = _cores([o for o, _ in objects], numa)
+    gpus, nics, chains = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
     return Topology(
         tuple(numa),
-        tuple(sorted(cores, key=min)),
+        cores,
         tuple(gpus),
         tuple(nics),
         pci.hops(chains, gpus, nics),
-        source=f"hwloc XML v{root.get('version', '1.0')}",
-        warnings=() if chains else (pci.NO_PCI,),
+        source=f"hwloc XML v{safe_xml.word(root, 'version') or '1.0'}",
+        warnings=(*warnings, *_left_out(machines, objects), *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
-        name=next((name for f in facts if (name := f.get("DMIProductName") or f.get("PlatformModel"))), "").strip(),
+        name=next((name for f in facts if (name := f.get("DMIProductName") or f.get("PlatformModel"))), ""),
         l3=tuple(sorted({_cpus(o) for o, _ in objects if _is_l3(o)} - {CpuSet()}, key=min)),
+        allowed=_allowed(machines, "allowed_cpuset"),
+        allowed_nodes=_allowed(machines, "allowed_nodeset"),
     )
+
+
+def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
+    for kind in ("Core", "PU"):
+        if found := {_cpus(o) for o in objects if o.get("type") == kind} - {CpuSet()}:
+            return tuple(sorted(found, key=min)), ()
+    pus = sorted(CpuSet().union(*(n.cpuset for n in numa)))
+    return tuple(CpuSet([pu]) for pu in pus), (_NO_CORES,) if pus else ()
+
+
+def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
+    """Return what the process that wrote the file was granted; None where the file does not say."""
+    told = next((m for m in machines if m.get(name)), None)
+    return None if told is None else safe_xml.cpuset(told, name)
+
+
+def _devices(
+    objects: Sequence[Placed], numa: Sequence[NumaNode], *, version3: bool
+) -> tuple[list[Gpu], list[Nic], dict[str, tuple[str, ...]]]:
+    """Return GPUs, ports, and the bridges above each PCI function."""
+    gpus: list[Gpu] = []
+    nics: list[Nic] = []
+    chains: dict[str, tuple[str, ...]] = {}
+    described = _described(objects)
+    for device, parents in objects:
+        if device.get("type") != "PCIDev" or not device.get("pci_busid"):
+            continue
+        address = safe_xml.read(device, "pci_busid", pci.address, "a PCI address such as 0000:06:00.0")
+        chains[address] = tuple(_bridge(p) for p in parents if p.get("type") == "Bridge")
+        nodes = _nodes_above(parents)
+        near = pci.home(nodes, numa) if nodes <= described else None
+        gpus += _gpu(device, address, near)
+        nics += _nics(device, address, near, version3)
+    return sorted(gpus, key=lambda g: g.pci), sorted(nics, key=lambda n: (n.pci, n.name, n.port)), chains
+
+
+def _described(objects: Sequence[Placed]) -> CpuSet:
+    return CpuSet(safe_xml.whole(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
+
+
+def _left_out(machines: Sequence[ET.Element], objects: Sequence[Placed]) -> tuple[str, ...]:
+    missing = CpuSet(CpuSet().union(*(safe_xml.cpuset(m, "complete_nodeset") for m in machines)) - _described(objects))
+    return (_LEFT_OUT.format(missing),) if missing else ()
 
 
 def _is_l3(node: ET.Element) -> bool:
@@ -81,41 +127,14 @@ def _is_l3(node: ET.Element) -> bool:
     return node.get("type") == "L3Cache" or (node.get("type") == "Cache" and node.get("depth") == "3")
 
 
-def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[tuple[ET.Element, tuple[ET.Element, ...]]]:
+def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]:
     for child in node.findall("object"):
         yield child, parents
         yield from _walk(child, (*parents, child))
 
 
 def _cpus(node: ET.Element) -> CpuSet:
-    return safe_xml.mask(node.get("cpuset") or "0x0")
-
-
-def _numa_nodes(objects: list[ET.Element], is_power: bool) -> tuple[list[NumaNode], list[NumaNode]]:
-    """Return the DRAM nodes with PUs, and the other ones.
-
-    A version 1 file of a machine with one node may name none. Where all memory is of the fast kind
-    (Xeon Max without DIMMs) it is what there is.
-    """
-    # "Socket" until hwloc 1.10.
-    packages = [(int(o.get("os_index", "0")), _cpus(o)) for o in objects if o.get("type") in ("Package", "Socket")]
-    named = [o for o in objects if o.get("type") == "NUMANode"]
-    out: dict[int, NumaNode] = {}
-    for o in named or [o for o in objects if o.get("type") == "Machine"]:
-        cpus = _cpus(o)
-        index = int(o.get("os_index", "0")) if named else 0
-        package = next((i for i, p in packages if p & cpus), 0)
-        subtype = (o.get("subtype") or "").lower()
-        kind = next((kind for word, kind in _OTHER_MEMORY.items() if subtype.startswith(word)), "dram")
-        if kind == "dram" and not cpus:  # hwloc 1 and sysfs show the memory of POWER9's GPUs as nodes without PUs
-            kind = "gpu" if is_power else "other"
-        out[index] = NumaNode(index, cpus, int(o.get("local_memory", "0")), package, kind)
-    nodes = [out[i] for i in sorted(out)]
-    heap = "dram" if any(n.kind == "dram" for n in nodes) else "hbm"
-    return (
-        [replace(n, kind="dram") for n in nodes if n.kind == heap and n.cpuset],
-        [n for n in nodes if n.kind != heap or not n.cpuset],
-    )
+    return safe_xml.cpuset(node, "cpuset")
 
 
 def _bridge(node: ET.Element) -> str:
@@ -123,8 +142,12 @@ def _bridge(node: ET.Element) -> str:
 
 
 def _nodes_above(parents: tuple[ET.Element, ...]) -> CpuSet:
-    """Return the NUMA nodes of the nearest ancestor that has any: I/O hangs below what it is near to."""
-    sets = (safe_xml.mask(p.get("nodeset") or "0x0") for p in reversed(parents))
+    """Return the NUMA nodes of the nearest ancestor that has any: I/O hangs below what it is near to.
+
+    ``complete_nodeset`` has those, too, that were not granted. They may be missing in the file, and what is near to
+    them hangs higher up then.
+    """
+    sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
     return next((s for s in sets if s), CpuSet())
 
 
@@ -136,7 +159,21 @@ def _ids(device: ET.Element) -> tuple[str, str, str]:
 
 
 def _infos(node: ET.Element) -> dict[str, str]:
-    return {i.get("name", ""): i.get("value", "") for i in node.findall("info")}
+    return {i.get("name", ""): safe_xml.word(i, "value") for i in node.findall("info")}
+
+
+def _number(node: ET.Element, name: str, convert: Callable[[str], int] = int, absent: str = "0") -> int:
+    """Return an info that is a number, ``absent`` where there is none."""
+    info = next((i for i in node.findall("info") if i.get("name") == name and i.get("value")), None)
+    return convert(absent) if info is None else safe_xml.read(info, "value", convert, "a whole number")
+
+
+def _kib(text: str) -> int:
+    return int(text.removesuffix("KiB"))  # hwloc 3 writes the unit too ("16671616KiB")
+
+
+def _hexadecimal(text: str) -> int:
+    return int(text, 16)
 
 
 def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
@@ -144,13 +181,12 @@ def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
     name = pci.gpu_vendor(klass, vendor)
     if not name:
         return []
-    facts = _infos(device)
+    facts, size = _infos(device), 0
     for osdev in device.findall("object"):
         facts |= _infos(osdev)
-    # In KiB; hwloc 3 writes the unit too ("16671616KiB").
-    size = int(facts.get("CUDAGlobalMemorySize", "0").removesuffix("KiB")) * 1024
+        size = _number(osdev, "CUDAGlobalMemorySize", _kib) * 1024 or size
     model = facts.get("GPUModel") or facts.get("PCIDevice", "")
-    return [Gpu(address, facts.get("NVIDIAUUID", ""), model.strip(), name, near, size)]
+    return [Gpu(address, facts.get("NVIDIAUUID", ""), model, name, near, size)]
 
 
 def _nics(device: ET.Element, address: str, near: int | None, version3: bool) -> list[Nic]:
@@ -158,7 +194,7 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
     rdma: list[ET.Element] = []
     nets: list[ET.Element] = []
     for osdev in device.findall("object"):
-        kind = int(osdev.get("osdev_type", "-1") if osdev.get("type") == "OSDev" else "-1")
+        kind = safe_xml.whole(osdev, "osdev_type", "-1") if osdev.get("type") == "OSDev" else -1
         if kind > 0 and kind & _OPENFABRICS_BIT if version3 else kind == _OPENFABRICS:
             rdma.append(osdev)
         elif kind > 0 and kind & _NET_BIT if version3 else kind == _NET:
@@ -166,27 +202,28 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
     virtual = pci.is_virtual(vendor, number)
     if pci.is_slingshot(vendor, number):
         # hwloc tells no state of an interface; the live machine's is added from /sys (topology.sysfs.refine_nics).
-        name = next((o.get("name", "") for o in rdma), "") or next((o.get("name", "") for o in nets), "")
-        interface = next((o.get("name", "") for o in nets if not o.get("name", "").startswith("cxi")), "")
+        name = next((safe_xml.word(o, "name") for o in (*rdma, *nets)), "")
+        interface = next((word for o in nets if not (word := safe_xml.word(o, "name")).startswith("cxi")), "")
         return [Nic(name, address, 1, "slingshot", "unknown", 0.0, near, interface)] if name else []
     if not rdma:
-        names = sorted((int(_infos(o).get("Port") or "1"), o.get("name", "")) for o in nets)
+        names = sorted((_number(o, "Port", absent="1"), safe_xml.word(o, "name")) for o in nets)
         return [Nic(name, address, port, "ethernet", "unknown", 0.0, near, name, virtual) for port, name in names]
     out = []
     for osdev in rdma:
         facts = _infos(osdev)
-        ports = [int(k[4:-5]) for k in facts if k.startswith("Port") and k.endswith("State")]
+        ports = [int(k[4:-5]) for k in facts if _PORT_STATE.fullmatch(k)]
         for port in sorted(ports) or [1]:
-            lid = int(facts.get(f"Port{port}LID") or "0", 16)
+            lid = _number(osdev, f"Port{port}LID", _hexadecimal)
             interface = _sibling(nets, port, len(ports))
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
             state = pci.port_state(facts.get(f"Port{port}State", ""))
-            out.append(Nic(osdev.get("name", ""), address, port, kind_name, state, 0.0, near, interface, virtual))
+            name = safe_xml.word(osdev, "name")
+            out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual))
     return out
 
 
 def _sibling(nets: list[ET.Element], port: int, ports: int) -> str:
     """Return the IP interface of a port: the function's only one, or the one that says the same port."""
-    same = [n for n in nets if int(_infos(n).get("Port") or "1") == port]
+    same = [n for n in nets if _number(n, "Port", absent="1") == port]
     chosen = same or (nets if ports <= 1 else [])
-    return chosen[0].get("name", "") if chosen else ""
+    return safe_xml.word(chosen[0], "name") if chosen else ""

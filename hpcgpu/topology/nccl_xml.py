@@ -2,13 +2,13 @@
 
 Virtual machines show a flat /sys; Azure, AWS and OCI ship such a file beside it. It tells where GPUs
 and network cards are, by PCI address and nesting. It does not tell which PUs share a core, packages,
-memory sizes, or NUMA nodes without a device.
+memory sizes, IP interfaces of RDMA ports, or NUMA nodes without a device.
 """
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -17,9 +17,11 @@ from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci, safe_xml
 
 _COARSE = (
-    "NCCL's topology XML tells neither which PUs share a core (each counts as a core), nor packages (each NUMA node "
-    "counts as one), nor memory sizes, nor NUMA nodes without a GPU or a network card"
+    "NCCL's topology XML tells neither which PUs share a core ({cores}), nor packages (each NUMA node counts as one), "
+    "nor memory sizes, nor IP interfaces of RDMA ports, nor NUMA nodes without a GPU or a network card"
 )
+_SINGLE = "each counts as a core"
+_PAIRED = "of a NUMA node's two runs, such as 0-11,48-59, the first of each count as one, and so on"
 _SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be told apart and count as one"
 # Shipped files write these for switches that the virtual machine does not show.
 _MADE_UP = ("0000", "ffff")
@@ -59,23 +61,25 @@ def read(text: str) -> Topology:
             "it can add the places of GPUs and network cards to the machine's own description",
             evidence=text[:400],
         )
-    warnings = [_COARSE]
+    warnings = []
     homes = {i: i for i, s in claims.items() if s}
     if sum(len(s) for s in claims.values()) > len(pus):
         homes = dict.fromkeys(claims, min(claims))
         claims = {min(claims): CpuSet(pus)}
         warnings.append(_SHARED)
+    cores, paired = _cores(claims.values())
+    warnings.insert(0, _COARSE.format(cores=_PAIRED if paired else _SINGLE))
     gpus = [Gpu(f.address, vendor=v, numa_node=homes.get(f.numaid)) for f in functions if (v := _gpu_vendor(f))]
     try:
         nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
-    except ValueError as e:
-        raise _unreadable(text, e) from e
+    except safe_xml.Misread as e:
+        raise safe_xml.misread(text, root, e) from e
     nameless = sorted({f.address for f in functions if _class(f).startswith("02")} - {n.pci for n in nics})
     if nameless:
         warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
     return Topology(
         tuple(NumaNode(i, s, 0, i) for i, s in sorted(claims.items()) if s),
-        tuple(CpuSet([i]) for i in sorted(pus)),
+        cores,
         tuple(sorted(gpus, key=lambda g: g.pci)),
         tuple(sorted(nics, key=lambda n: (n.pci, n.name, n.port))),
         pci.hops({f.address: f.switches for f in functions}, gpus, nics),
@@ -100,7 +104,7 @@ def locate(topology: Topology, text: str) -> Topology:
     """
     _, functions, claims = _parse(text)
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
-    lost = {d.pci for d in devices if d.numa_node is None}
+    lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}
     if not lost:
         return topology
     known = {f.address: f for f in functions}
@@ -142,24 +146,38 @@ def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet]]:
     functions: list[_Function] = []
     try:
         for cpu in root.findall("cpu"):
-            numaid = max(int(cpu.get("numaid") or -1), -1)
-            claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | safe_xml.mask(cpu.get("affinity") or ""))
+            numaid = max(safe_xml.whole(cpu, "numaid", "-1"), -1)
+            claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | safe_xml.cpuset(cpu, "affinity"))
             functions += _below(cpu, (), numaid)
-    except ValueError as e:
-        raise _unreadable(text, e) from e
+    except safe_xml.Misread as e:
+        raise safe_xml.misread(text, root, e) from e
     addresses = sorted(f.address for f in functions)
     if twice := next((a for a, b in pairwise(addresses) if a == b), ""):
         raise ParseError(f"NCCL topology XML with {twice} in two places", evidence=text[:400])
     return root, functions, claims
 
 
-def _unreadable(text: str, error: ValueError) -> ParseError:
-    return ParseError(f"NCCL topology XML with a value that cannot be read: {error}", evidence=text[:400])
+def _cores(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], bool]:
+    """Return the cores, and whether some are pairs: Linux numbers second hyperthreads after all cores (0-11,48-59)."""
+    out: list[CpuSet] = []
+    paired = False
+    for pus in map(sorted, masks):
+        first, second = pus[: len(pus) // 2], pus[len(pus) // 2 :]
+        if _is_run(first) and _is_run(second) and len(first) == len(second) and first[-1] + 1 < second[0]:
+            out += [CpuSet(pair) for pair in zip(first, second, strict=True)]
+            paired = True
+        else:
+            out += [CpuSet([pu]) for pu in pus]
+    return tuple(sorted(out, key=min)), paired
+
+
+def _is_run(pus: Sequence[int]) -> bool:
+    return bool(pus) and pus[-1] - pus[0] + 1 == len(pus)
 
 
 def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
     for child in node.findall("pci"):
-        address = pci.address(child.get("busid", ""))
+        address = safe_xml.read(child, "busid", pci.address, "a PCI address such as 0000:06:00.0")
         yield _Function(child, address, switches, numaid)
         yield from _below(child, (*switches, address), numaid)
 
@@ -187,15 +205,15 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
     virtual = pci.is_virtual(vendor, number)
     out = []
     for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
-        name, rate = net.get("name", ""), max(int(net.get("speed") or 0), 0) / 1000
-        told = int(net.get("port") or 1)
+        name, rate = safe_xml.word(net, "name"), max(safe_xml.whole(net, "speed"), 0) / 1000
+        told = safe_xml.whole(net, "port", "1")
         if told < 1:  # NCCL's socket transport: an interface, and its ports count from 0
             out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual))
             continue
         # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort).
         port = max(told - i, 1)
         kind = pci.nic_kind(klass, vendor, number)
-        out.append(Nic(name, function.address, port, kind, "unknown", rate, near, "", virtual))
+        out.append(Nic(name, function.address, port, kind, "unknown", rate, near, None, virtual))
     return out
 
 

@@ -21,7 +21,9 @@ _ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})
 _CASSINI = ("17db", "0501")
 _OMNI_PATH = ("8086", ("24f0", "24f1"))
 # RDMA devices that are no RoCE and that UCX's verbs transports do not drive: Cisco usNIC, AWS EFA.
-_NOT_ROCE = ("1137", "1d0f")
+_NOT_ROCE = {"1137": "usnic", "1d0f": "efa"}
+# Mellanox's before ConnectX-2 have 0c06, "InfiniBand" among the serial buses of the PCI Code and ID Assignment.
+_INFINIBAND = ("0207", "0c06")
 # hwloc does not say which functions are virtual (/sys does: physfn), the device numbers do: pci.ids.
 _VIRTUAL = {
     "15b3": ("1002", "1004", "1014", "1016", "1018", "101a", "101c", "101e"),
@@ -72,10 +74,10 @@ def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: in
     if klass == "0208" or (vendor, device[:4]) in [(_OMNI_PATH[0], d) for d in _OMNI_PATH[1]]:
         return "opa"
     if vendor in _NOT_ROCE:
-        return "ethernet"
+        return _NOT_ROCE[vendor]
     if link_layer:
         return "infiniband" if link_layer.lower() == "infiniband" else "roce"
-    return "infiniband" if klass == "0207" or (klass == "0280" and lid) else "roce"
+    return "infiniband" if klass in _INFINIBAND or (klass == "0280" and lid) else "roce"
 
 
 def is_virtual(vendor: str, device: str) -> bool:

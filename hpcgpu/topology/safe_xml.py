@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from typing import TypeVar
+from xml.parsers import expat
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet
+from hpcgpu.topology.text import one_line
 
 # Recorded files are at most 20 levels deep; readers below here may recurse.
 _MAX_DEPTH = 200
@@ -21,6 +25,15 @@ _DOCTYPE = re.compile(
     rf"""<!DOCTYPE\s+[^\s\[\]<>"']+(?:\s+(?:SYSTEM|PUBLIC\s+{_LITERAL})\s+{_LITERAL})?\s*>""", re.ASCII
 )
 _SKIPPED = (("<?", "?>"), ("<!--", "-->"))
+_T = TypeVar("_T")
+
+
+class Misread(ValueError):
+    """A value of an element cannot be read; :func:`misread` says so with its line."""
+
+    def __init__(self, element: ET.Element, name: str, expected: str) -> None:
+        super().__init__(expected)
+        self.element, self.name, self.expected = element, name, expected
 
 
 def root_name(text: str) -> str:
@@ -68,8 +81,11 @@ def parse(text: str, what: str) -> ET.Element:
     try:
         # A str is parsed as UTF-8 whatever its declaration says: no encoding can hide a declaration from root_name.
         root = ET.fromstring(text.removeprefix("\ufeff"))
-    except (ET.ParseError, UnicodeError) as e:
-        raise ParseError(f"not {what}, or cut off: {e}", evidence=text[:400]) from e
+    except ET.ParseError as e:
+        at = f"line {e.position[0]} of {text.count(chr(10)) + 1}"
+        raise ParseError(f"not {what}, or cut off: {expat.ErrorString(e.code)}, {at}", evidence=text[:400]) from e
+    except UnicodeError as e:
+        raise ParseError(f"not {what}: it has characters that are no text", evidence=text[:400]) from e
     level, depth = [root], 0
     while level:
         depth += 1
@@ -77,6 +93,68 @@ def parse(text: str, what: str) -> ET.Element:
             raise ParseError(f"not {what}: elements are nested more than {_MAX_DEPTH} deep", evidence=text[:400])
         level = [child for element in level for child in element]
     return root
+
+
+def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
+    """Return the element's attribute, converted; ``absent`` stands for one that is missing or empty.
+
+    Raises
+    ------
+    Misread
+        ``convert`` raised a ValueError.
+
+    """
+    try:
+        return convert(element.get(name) or absent)
+    except ValueError as e:
+        raise Misread(element, name, expected) from e
+
+
+def whole(element: ET.Element, name: str, absent: str = "0") -> int:
+    """Return an attribute that is a whole number."""
+    return read(element, name, _whole, "a whole number", absent)
+
+
+def cpuset(element: ET.Element, name: str) -> CpuSet:
+    """Return an attribute that is a mask; empty where it is missing."""
+    return read(element, name, mask, "a mask such as 0x00000001,0x0000ffff", "0x0")
+
+
+def word(element: ET.Element, name: str) -> str:
+    """Return an attribute as one line of text: names come from firmware, and are printed on terminals."""
+    return one_line(element.get(name) or "")
+
+
+def misread(text: str, root: ET.Element, error: Misread) -> ParseError:
+    """Return the error of a value: in which line it is, what it is, what was expected."""
+    element = error.element
+    given = one_line(element.get(error.name) or "")
+    had = f"{error.name}={given[:40]!r}" if error.name in element.attrib else f"no {error.name}"
+    at = _line_of(text, next(i for i, e in enumerate(root.iter()) if e is element))
+    kind = element.get("type") or element.get("name") or ""
+    what = f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>"
+    return ParseError(f"line {at}: {one_line(what)} has {had}; expected {error.expected}", evidence=text[:400])
+
+
+def _line_of(text: str, position: int) -> int:
+    """Return the line of the element at this position in the order of the document."""
+    left, line = position, 0
+    parser = expat.ParserCreate()
+
+    def start(_name: str, _attributes: dict[str, str]) -> None:
+        nonlocal left, line
+        line = parser.CurrentLineNumber if left == 0 else line
+        left -= 1
+
+    parser.StartElementHandler = start
+    parser.Parse(text.removeprefix("\ufeff"), True)
+    return line
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,19}", text.strip(), re.ASCII):
+        raise ValueError(text[:40])
+    return int(text)
 
 
 def mask(text: str) -> CpuSet:

@@ -8,13 +8,16 @@ topology, and beside hwloc the source of what hwloc does not tell: link layer, r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
+from hpcgpu.topology.text import one_line
 
+_T = TypeVar("_T")
 _PCI = "bus/pci/devices/"
 _CPU = re.compile(r"devices/system/cpu/cpu(\d+)/topology/physical_package_id")
 # index3 is the L3 of every CPU that has one: 0 and 1 are the L1's of data and instructions, 2 the L2.
@@ -34,13 +37,10 @@ def read(files: Mapping[str, str]) -> Topology:
         No CPU is described, or a number cannot be read.
 
     """
-    try:
-        cores, packages = _cores(files)
-        numa, other = _numa_nodes(files, cores, packages)
-        gpus, chains = _pci(files, numa)
-        nics = _nics(files, numa)
-    except ValueError as e:
-        raise ParseError(f"/sys with a value that cannot be read: {e}") from e
+    cores, packages = _cores(files)
+    numa, other = _numa_nodes(files, cores, packages)
+    gpus, chains = _pci(files, numa)
+    nics = _nics(files, numa)
     return Topology(
         tuple(numa),
         tuple(sorted(cores, key=min)),
@@ -50,18 +50,25 @@ def read(files: Mapping[str, str]) -> Topology:
         source="sysfs",
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
-        name=files.get("class/dmi/id/product_name", "").strip(),
-        l3=tuple(sorted({CpuSet.parse(t) for p, t in files.items() if _L3.fullmatch(p)}, key=min)),
+        name=one_line(files.get("class/dmi/id/product_name", "")),
+        l3=tuple(sorted({_list(files, p) for p in files if _L3.fullmatch(p)} - {CpuSet()}, key=min)),
     )
 
 
 def refine_nics(nics: tuple[Nic, ...], files: Mapping[str, str]) -> tuple[Nic, ...]:
-    """Return the NICs with state, link layer and rate as the kernel tells them now."""
+    """Return the NICs with state, link layer and rate as the kernel tells them now.
+
+    Raises
+    ------
+    ParseError
+        A number cannot be read.
+
+    """
     known = {(n.name, n.port): n for n in _nics(files, ())}
     by_interface = {n.interface: n for n in known.values() if n.interface}
     out = []
     for nic in nics:
-        now = known.get((nic.name, nic.port)) or by_interface.get(nic.interface)
+        now = known.get((nic.name, nic.port)) or by_interface.get(nic.interface or "")
         if now is not None:
             nic = replace(
                 nic,
@@ -78,13 +85,13 @@ def refine_nics(nics: tuple[Nic, ...], files: Mapping[str, str]) -> tuple[Nic, .
 def _cores(files: Mapping[str, str]) -> tuple[set[CpuSet], dict[int, int]]:
     cores: set[CpuSet] = set()
     packages: dict[int, int] = {}
-    for path, text in files.items():
+    for path in files:
         if found := _CPU.fullmatch(path):
             cpu, folder = int(found[1]), path.rpartition("/")[0]
             # core_cpus_list since Linux 5.3, thread_siblings_list before.
-            siblings = files.get(f"{folder}/core_cpus_list") or files.get(f"{folder}/thread_siblings_list") or str(cpu)
-            cores.add(CpuSet.parse(siblings))
-            packages[cpu] = max(int(text), 0)
+            siblings = _list(files, f"{folder}/core_cpus_list") or _list(files, f"{folder}/thread_siblings_list")
+            cores.add(siblings or CpuSet([cpu]))
+            packages[cpu] = max(_number(files, path), 0)
     if not cores:
         raise ParseError("/sys/devices/system/cpu describes no CPU; is /sys mounted here?")
     return cores, packages
@@ -95,9 +102,9 @@ def _numa_nodes(
 ) -> tuple[list[NumaNode], list[NumaNode]]:
     """Return the nodes with PUs, and the others."""
     out: list[NumaNode] = []
-    for path, text in files.items():
+    for path in files:
         if found := _NODE.fullmatch(path):
-            cpus = CpuSet.parse(text)
+            cpus = _list(files, path)
             total = _TOTAL.search(files.get(path.replace("cpulist", "meminfo"), ""))
             size = int(total[1]) * 1024 if total else 0
             package = packages.get(min(cpus), 0) if cpus else 0
@@ -108,13 +115,29 @@ def _numa_nodes(
     return [n for n in out if n.cpuset], [n for n in out if not n.cpuset]
 
 
+def _value(files: Mapping[str, str], path: str, convert: Callable[[str], _T], expected: str, absent: str) -> _T:
+    text = files.get(path, "").strip()
+    try:
+        return convert(text or absent)
+    except ValueError as e:
+        raise ParseError(f"/sys/{path} is {text[:40]!r}; expected {expected}", evidence=text) from e
+
+
+def _number(files: Mapping[str, str], path: str, absent: int = 0) -> int:
+    return _value(files, path, int, "a whole number", str(absent))
+
+
+def _list(files: Mapping[str, str], path: str) -> CpuSet:
+    return _value(files, path, CpuSet.parse, "a list such as 0-7,16", "")
+
+
 def _word(files: Mapping[str, str], path: str) -> str:
     """Return a hexadecimal word without its 0x."""
     return files.get(path, "").strip().lower().removeprefix("0x")
 
 
 def _near(files: Mapping[str, str], address: str, numa: list[NumaNode] | tuple[NumaNode, ...]) -> int | None:
-    node = int(files.get(f"{_PCI}{address}/numa_node", "").strip() or -1)
+    node = _number(files, f"{_PCI}{address}/numa_node", -1)
     return pci.home(CpuSet([node] if node >= 0 else []), numa) if numa else None
 
 
@@ -146,7 +169,7 @@ def _nics(files: Mapping[str, str], numa: list[NumaNode] | tuple[NumaNode, ...])
     nets: dict[str, list[tuple[str, int]]] = {}
     for path, target in files.items():
         if path.startswith("class/net/") and path.count("/") == 2 and (device := _device_of(target)):
-            port = int(files.get(f"{path}/dev_port", "").strip() or 0) + 1
+            port = _number(files, f"{path}/dev_port") + 1
             nets.setdefault(device, []).append((path.rpartition("/")[2], port))
     out: list[Nic] = []
     for path in files:
@@ -171,7 +194,7 @@ def _plain(
     for name, port in interfaces:
         up = files.get(f"class/net/{name}/operstate", "").strip()
         state = {"": "unknown", "unknown": "unknown", "up": "active"}.get(up, "down")
-        rate = max(float(files.get(f"class/net/{name}/speed", "").strip() or 0), 0.0) / 1000
+        rate = max(_value(files, f"class/net/{name}/speed", float, "a number", "0"), 0.0) / 1000
         out.append(Nic(name, address, port, kind, state, rate, near, name, _is_virtual(files, device)))
     return out
 
@@ -192,13 +215,13 @@ def _port(
     folder = f"class/infiniband/{name}/ports/{port}"
     klass = _word(files, f"{_PCI}{device}/class")[:4]
     layer = files.get(f"{folder}/link_layer", "").strip()
-    lid = int(_word(files, f"{folder}/lid") or "0", 16)
+    lid = _value(files, f"{folder}/lid", lambda text: int(text, 16), "a hexadecimal number", "0")
     kind = pci.nic_kind(
         klass, _word(files, f"{_PCI}{device}/vendor"), _word(files, f"{_PCI}{device}/device"), layer, lid
     )
     # "4: ACTIVE"; "200 Gb/sec (4X HDR)"
     state = pci.port_state(files.get(f"{folder}/state", "").partition(":")[0].strip())
-    rate = float(files.get(f"{folder}/rate", "").partition(" ")[0].strip() or 0)
+    rate = _value(files, f"{folder}/rate", lambda text: float(text.partition(" ")[0]), "a rate in Gb/sec", "0")
     ports = sum(p.startswith(f"class/infiniband/{name}/ports/") and p.endswith("/state") for p in files)
     siblings = sorted(n for n, p in nets if p == port) or (sorted(n for n, _ in nets) if ports == 1 else [])
     interface = siblings[0] if siblings else ""

@@ -6,6 +6,9 @@ from typing import Any
 
 from distributed.deploy.adaptive import Adaptive
 
+from hpcgpu.model.backoff import Backoff
+from hpcgpu.supervise.rounds import Rounds
+
 # distributed looks each second and gives up after three: a job that waited an hour for its nodes would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12
@@ -21,9 +24,19 @@ class JobAdaptive(Adaptive):
     def __init__(self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(cluster, interval=interval, wait_count=wait_count, **kwargs)
         self._fewer = 0
+        every_s = self.interval or 0.0
+        self._rounds = Rounds("the look for how many workers there is work for", Backoff(every_s, every_s))
 
     async def adapt(self) -> None:
-        """Look once; called by distributed in intervals."""
+        """Look once; called by distributed in intervals, whatever is raised: it would say it each time."""
+        try:
+            await self._adapt()
+        except Exception as e:
+            self._rounds.failed(e)
+        else:
+            self._rounds.went_well()
+
+    async def _adapt(self) -> None:
         target, wanted = await self.safe_target(), self.cluster.wanted_workers
         self._fewer = self._fewer + 1 if target < wanted else 0
         if target > wanted or self._fewer >= self.wait_count:

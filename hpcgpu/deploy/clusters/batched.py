@@ -22,7 +22,8 @@ from hpcgpu.deploy.network.lease import keep_touched
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host.run import end
-from hpcgpu.model import RunDocument, Started
+from hpcgpu.model import JobState, RunDocument, Started
+from hpcgpu.spill.storage import parents
 
 
 class BatchGPUCluster(GPUCluster):
@@ -73,7 +74,7 @@ class BatchGPUCluster(GPUCluster):
         return wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch)
 
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
-        return BatchJob(*plan_job(run, self._wanted.site, self.batch), self._log)
+        return BatchJob(*plan_job(run, self._wanted.site, self.batch), self._log, self.patience)
 
     async def _start_job(self) -> None:
         if self._attached is None:
@@ -134,7 +135,7 @@ class BatchGPUCluster(GPUCluster):
                 "scheduler is beside the process that made it (scheduler='here')"
             )
         self._written = run.record
-        self._touching = asyncio.create_task(keep_touched(folder, self.settings.client_grace_s))
+        self._touching = keep_touched(folder, self.settings.client_grace_s)
         self._job = SubmittedJob(heads[0], run.record.system, self._log)
         await self._job.check()
         await self._connect()
@@ -147,8 +148,8 @@ class BatchGPUCluster(GPUCluster):
 
     async def _detach(self) -> None:
         folder = self._folder
-        if folder is None or self._job is None or self.status not in (Status.starting, Status.running):
-            raise ConfigError(f"the cluster is {self.status.name}: only one that starts or runs can be detached")
+        assert folder
+        assert self._job
         if not isinstance(self._job, SubmittedJob):
             raise ConfigError("scheduler='here': the scheduler dies with this process, so it cannot be detached")
         lease_file.detach(folder)
@@ -164,6 +165,13 @@ class BatchGPUCluster(GPUCluster):
         else:
             await self._close()
 
+    def _closed_words(self) -> str:
+        ended = self._job and self._job.status and self._job.status.state is JobState.ENDED
+        if not self._keep_job or self._end or ended:
+            return super()._closed_words()
+        attach = f"{type(self).__name__}.attach({self.job_id!r})"
+        return f"{'closed' if self._attached else 'detached'}: job {self.job_id} goes on, {attach} takes it up"
+
     async def _close(self) -> None:
         await super()._close()
         if self._guard:
@@ -178,4 +186,4 @@ def _make_log_folder(path: str | None) -> None:
     """
     if path and "%" not in path:
         with contextlib.suppress(OSError):
-            Path(path).mkdir(parents=True, exist_ok=True)
+            parents.make(Path(path))

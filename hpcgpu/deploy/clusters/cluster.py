@@ -8,11 +8,13 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from distributed import Client
 from distributed.core import Status
 
+from hpcgpu.config import doors, numpydoc
+from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.clusters.connection import ConnectedCluster
 from hpcgpu.deploy.jobs import record
@@ -25,7 +27,8 @@ from hpcgpu.deploy.report import bindings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import RunDocument
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.plan.phase import End
+from hpcgpu.supervise import tasks
 
 
 class GPUCluster(ConnectedCluster):
@@ -33,14 +36,14 @@ class GPUCluster(ConnectedCluster):
 
     Parameters
     ----------
+    **given
+        The options.
     asynchronous : bool
         True inside a running event loop: ``async with``, or ``await`` the object.
     loop : IOLoop, optional
         As of distributed's clusters.
     quiet : bool
         Print nothing while waiting.
-    **given
-        The options of :class:`hpcgpu.model.Settings`; ``hpcgpu run --help`` lists them.
 
     Raises
     ------
@@ -53,14 +56,16 @@ class GPUCluster(ConnectedCluster):
 
     """
 
+    door: ClassVar[str] = ""  # of config.doors: which options it refuses
     _supports_scaling = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
-        """Give the class a signature with every option, for help() and completion."""
+        """Give the class a signature and a docstring with every option that it takes, for help() and completion."""
         super().__init_subclass__(**kwargs)
         own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        given = [inspect.Parameter(user_name(f), inspect.Parameter.KEYWORD_ONLY, default=None) for f in options()]
-        cls.__signature__ = inspect.Signature([*given, *own])
+        refused = doors.unused(cls.door)
+        cls.__signature__ = inspect.Signature([*numpydoc.parameters(refused), *own])
+        cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(self, *, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any) -> None:  # noqa: ANN401
         self._make(self._read(given), asynchronous=asynchronous, loop=loop, quiet=quiet)
@@ -69,15 +74,20 @@ class GPUCluster(ConnectedCluster):
     def _make(self, wanted: Wanted, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:  # noqa: ANN401
         self._wanted = wanted
         super().__init__(wanted.settings, asynchronous=asynchronous, loop=loop, quiet=quiet)
-        self._touching: asyncio.Task[None] | None = None
+        self._touching: tasks.Loop | None = None
         self._starting: asyncio.Task[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._keep_job = False
 
     def _begin(self) -> None:
         """Start, unless that is for who awaits the object."""
         if not self.asynchronous:
             self._loop_runner.start()
-            self.sync(self._start)
+            try:
+                self.sync(self._start)
+            except BaseException:
+                self._loop_runner.stop()
+                raise
 
     def _read(self, given: dict[str, Any]) -> Wanted:
         return wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}")
@@ -93,6 +103,8 @@ class GPUCluster(ConnectedCluster):
     def explain(self) -> str:
         """Return the settings with where each was set, what was submitted, and the way to the dashboard."""
         text = f"{wanted_settings.explain(self.settings)}\n{self.job_script()}"
+        if (state := self._state) and not self._stalled:
+            return f"{text}\nthis cluster is {state}\n"
         if facts := self._contact:
             text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
         return f"{text}{way}\n" if (way := self._dashboard_way) else text
@@ -106,6 +118,7 @@ class GPUCluster(ConnectedCluster):
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
+        self._must_run()
         return self.sync(self._ask, bindings)
 
     def memory(self) -> Any:  # noqa: ANN401
@@ -117,6 +130,7 @@ class GPUCluster(ConnectedCluster):
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
+        self._must_run()
         return self.sync(self._ask, memory)
 
     def trim_memory(self) -> Any:  # noqa: ANN401
@@ -128,30 +142,15 @@ class GPUCluster(ConnectedCluster):
             Bytes given back, by worker; an awaitable of it where the cluster is asynchronous.
 
         """
+        self._must_run()
         return self.sync(self._ask, trim_memory)
 
     async def _ask(self, question: Callable[[Client], Any]) -> Any:  # noqa: ANN401
         async with Client(self, asynchronous=True, set_as_default=False) as client:
-            return await question(client)
-
-    @property
-    def dashboard_link(self) -> str:
-        """Empty, since distributed prints it and the address holds a secret; see :meth:`dashboard_url`."""
-        return ""
-
-    def dashboard_url(self) -> str:
-        """Return the dashboard's address on the loopback of the scheduler's node; it holds a secret.
-
-        Raises
-        ------
-        ConfigError
-            The cluster has no dashboard, or is not running.
-
-        """
-        if not self._dashboard_way:
-            raise ConfigError("this cluster has no dashboard (dashboard=False), or it does not run")
-        assert self._contact
-        return f"http://127.0.0.1:{self._contact.dashboard_port}/{self._contact.dashboard_secret}/status"
+            try:
+                return await question(client)
+            finally:
+                compat.release_loop(client)
 
     def __await__(self) -> Any:  # noqa: ANN401
         async def started() -> Self:
@@ -178,16 +177,19 @@ class GPUCluster(ConnectedCluster):
             raise
 
     async def _start_job(self) -> None:
-        folder = self._folder = contacts.make_folder(record.home())
+        folder = self._folder = self._make_folder()
         touch(folder)  # from before the submission: who finds no sign of life ends the job
-        self._touching = asyncio.create_task(keep_touched(folder, self.settings.client_grace_s))
+        self._touching = keep_touched(folder, self.settings.client_grace_s)
         run = RunDocument(settings=self.settings, shape="gang", meeting=str(folder))
         self._job = await asyncio.to_thread(self._make_job, run, folder)  # it may look for launchers
         await self._submit(self._job, run, folder)
         await self._connect()
 
+    def _make_folder(self) -> Path:
+        """Make the folder through which this process and the scheduler find each other: where all nodes see it."""
+        return contacts.make_folder(record.home())
+
     async def _submit(self, job: Job, run: RunDocument, folder: Path) -> None:
-        """Have the job start."""
         await job.submit()
 
     def detach(self) -> Any:  # noqa: ANN401
@@ -201,19 +203,47 @@ class GPUCluster(ConnectedCluster):
             The scheduler cannot be told; nothing has changed.
 
         """
-        return self.sync(self._detach)
+        if self._job is None or self.status != Status.starting:
+            self._must_run()
+        detached = self.sync(self._detach)
+        if not self.asynchronous:
+            self._loop_runner.stop()
+        return detached
 
     async def _detach(self) -> None:
         raise ConfigError("the processes of a local cluster die with this one: it cannot be detached")
 
+    def close(self, timeout: float | None = None) -> Any:  # noqa: ANN401
+        """Close the cluster: its job ends, and so does the thread of its event loop."""
+        closed = super().close(timeout)
+        if not self.asynchronous:
+            self._loop_runner.stop()
+        return closed
+
     def shutdown(self) -> Any:  # noqa: ANN401
-        """End the job, also where :meth:`close` would leave it running."""
+        """End the job, also where :meth:`close` would leave it running.
+
+        Raises
+        ------
+        JobError
+            This object has left the job already.
+
+        """
+        if self._end is End.LEFT:
+            raise JobError(f"this {type(self).__name__} is {self._state}")
         self._keep_job = False
         return self.close()
 
     async def _close(self) -> None:
         if self.status == Status.closed:
             return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close_once())
+        await asyncio.shield(self._closing)  # several may wait for it, and some not for long
+
+    async def _close_once(self) -> None:
+        self.status = Status.closing
+        self._changed.set()  # nobody waits for more workers
         self._progress.end()
         for task in (self._touching, self._returning):
             if task:
@@ -223,13 +253,28 @@ class GPUCluster(ConnectedCluster):
         elif self._holder:
             await self._holder.goodbye()
         await super()._close()
-        if self._way:
-            await self._way.close()
-        if not self._keep_job:
-            await self._end_job()
+        self.status = Status.closing  # as long as the job is there
+        try:
+            if self._way:
+                await self._way.close()
+            self._over(End.LEFT, self._closed_words())
+            if not self._keep_job:
+                await self._end_job()
+                self._end = End.CLOSED
+        finally:
+            self.status = Status.closed
+
+    def _closed_words(self) -> str:
+        """Return what becomes of this object."""
+        if self._end is End.LOST:
+            return f"closed; it was {self._end_words}"
+        return "closed"
 
     async def _end_job(self) -> None:
+        await self._end_jobs()
+        if self._folder:  # a guard needs it as long as one may be there
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _end_jobs(self) -> None:
         if self._job:
             await self._job.end()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from distributed.core import Status
 
 from hpcgpu.deploy.clusters.adaptive import JobAdaptive
 from hpcgpu.deploy.clusters.batched import BatchGPUCluster
+from hpcgpu.deploy.clusters.scaling import bounds, check_scale, workers_with
 from hpcgpu.deploy.clusters.steering import Steering
 from hpcgpu.deploy.jobs import record
 from hpcgpu.deploy.jobs.crew import Crew
@@ -26,11 +25,11 @@ from hpcgpu.deploy.jobs.submit import plan_job
 from hpcgpu.deploy.jobs.table import JobRow, Jobs, today
 from hpcgpu.deploy.processes.silence import Listener
 from hpcgpu.deploy.start import local_launch
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model import RunDocument
 from hpcgpu.plan.job_facts import JobFacts
 from hpcgpu.plan.member_name import read_member_name
-from hpcgpu.plan.phase import JobView, Phase, describe, describe_gone, summary_line
+from hpcgpu.plan.phase import JobView, Phase, describe, describe_after, describe_gone
 from hpcgpu.plan.reconcile import Policy
 from hpcgpu.plan.request import workers_per_node
 
@@ -41,7 +40,6 @@ class ElasticCluster(BatchGPUCluster):
     _fleet: Fleet | None = None
     _listener: Listener | None = None
     _steering: Steering | None = None
-    _changed: asyncio.Event
 
     @property
     def _supports_scaling(self) -> bool:  # type: ignore[override]
@@ -53,6 +51,10 @@ class ElasticCluster(BatchGPUCluster):
         return self._expected + (self._fleet.wanted * self._fleet.expected if self._fleet else 0)
 
     @property
+    def _requested_workers(self) -> int:
+        return self._expected + (len(self._fleet.members) * self._fleet.expected if self._fleet else 0)
+
+    @property
     def _expected(self) -> int:
         here = self.settings.shape == "elastic" and self.settings.scheduler == "here"
         return 0 if here else self.settings.nodes * workers_per_node(self.settings)
@@ -61,18 +63,24 @@ class ElasticCluster(BatchGPUCluster):
     def jobs(self) -> Jobs:
         """The cluster's jobs and what each is doing, and the last few that are gone; it prints as a table."""
         rows = [] if self._job is None else [self._head(self._job)]
-        if fleet := self._fleet:
-            rows += [
-                JobRow(describe(self._counted(member.facts), today()), "workers", 1, member.recorded.log)
-                for member in fleet.members
-            ]
-        gone = [
+        rows += [
+            JobRow(self._view(member.facts), "workers", 1, member.recorded.log)
+            for member in (self._fleet.members if self._fleet else ())
+        ]
+        gone = [row for row in rows if self._end and row.view.phase is Phase.GONE]
+        gone += [
             JobRow(describe_gone(job.recorded.id, job.why, job.at, today()), "workers", 1, job.recorded.log)
             for job in self._gone()
         ]
-        return Jobs(tuple(rows), tuple(gone))
+        return Jobs(tuple(row for row in rows if row not in gone), tuple(gone))
 
-    def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
+    def scale(
+        self,
+        n: int | None = None,
+        jobs: int | None = None,
+        memory: int | str | None = None,
+        cores: float | None = None,
+    ) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
         """Have ``n`` workers, or so many jobs beside the first one; what is missing has been submitted on return.
 
         Parameters
@@ -81,6 +89,9 @@ class ElasticCluster(BatchGPUCluster):
             Workers, those of the first job included; rounded up to whole jobs.
         jobs : int, optional
             One-node jobs that come and go, in place of ``n``.
+        memory, cores : number or str, optional
+            As of dask-jobqueue: what all workers have together, in place of ``n``. A worker has ``cores_per_gpu``
+            (or ``nthreads``) and ``memory_limit`` (or its part of ``memory``).
 
         Raises
         ------
@@ -90,25 +101,26 @@ class ElasticCluster(BatchGPUCluster):
             The batch system refused, in its own words.
 
         """
+        self._must_run()
         self._elastic()
-        given = jobs if n is None else n
-        if (n is not None and jobs is not None) or not isinstance(given, Integral) or given < 0:
-            raise ConfigError(f"scale(n={n!r}, jobs={jobs!r}); give one of them, 0 or more: workers, or jobs")
+        check_scale(n, jobs, cores, memory)
         assert self._steering
-        return self.sync(self._steering.scale, given if n is None else self._jobs_for(n))
+        if jobs is None:
+            jobs = self._jobs_for(workers_with(self.settings, cores, memory) if n is None else n)
+        return self.sync(self._steering.scale, int(jobs))
 
-    def adapt(self, *_: Any, minimum_jobs: int | None = None, maximum_jobs: int | None = None, **options: Any) -> Any:  # noqa: ANN401
+    def adapt(self, *_: Any, **options: Any) -> Any:  # noqa: ANN401
         """Have as many workers as there is work for.
 
         Parameters
         ----------
         *_ : object
             Ignored; distributed's clusters take a class here.
-        minimum_jobs, maximum_jobs : int, optional
-            Jobs that come and go, in place of ``minimum`` and ``maximum``, which are workers.
         **options
-            ``minimum``, ``maximum``, ``interval``, ``wait_count``, ``target_duration`` as of distributed's Adaptive,
-            but slower by default: a job that goes waits in the queue again.
+            ``minimum``, ``maximum``: workers; or ``minimum_jobs``, ``maximum_jobs``: jobs that come and go; or
+            ``minimum_cores``, ``minimum_memory`` and so on: see :meth:`scale`.
+            ``interval``, ``wait_count``, ``target_duration`` as of distributed's Adaptive, but slower by default:
+            a job that goes waits in the queue again.
 
         Raises
         ------
@@ -116,16 +128,9 @@ class ElasticCluster(BatchGPUCluster):
             The cluster is one job of fixed size, or more are asked for at least than at most.
 
         """
+        self._must_run()
         fleet = self._elastic()
-        for name, jobs in (("minimum", minimum_jobs), ("maximum", maximum_jobs)):
-            if jobs is not None:
-                options[name] = self._expected + jobs * fleet.expected
-        low, high = options.get("minimum") or 0, options.get("maximum")
-        high = math.inf if high is None else high
-        if not 0 <= low <= high:
-            raise ConfigError(
-                f"adapt: minimum {low}, maximum {high}; give 0 or more, and a maximum that is not below it"
-            )
+        options = bounds(self.settings, self._expected, fleet.expected, options)
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
@@ -133,40 +138,12 @@ class ElasticCluster(BatchGPUCluster):
         assert self._steering
         await self._steering.scale(self._jobs_for(workers), adapting=True)
 
-    def wait_for_workers(self, n: int, timeout: float | None = None) -> Any:  # noqa: ANN401
-        """Wait until ``n`` workers are there, and show what their jobs do meanwhile.
+    @property
+    def _given_up(self) -> HpcGpuError | None:
+        return super()._given_up or (self._steering.given_up if self._steering else None)
 
-        Raises
-        ------
-        JobError, SubmitError
-            They will not come: the reason, and the end of the last job's log.
-        TimeoutError
-            They have not come within ``timeout`` seconds; the message says what their jobs do.
-
-        """
-        return self.sync(self._wait_for_workers, n, timeout)
-
-    async def _wait_for_workers(self, n: int, timeout: float | None) -> None:
-        progress = self._progress
-        try:
-            async with asyncio.timeout(timeout):
-                while len(self.scheduler_info["workers"]) < n:
-                    if self._fleet and self._fleet.error:
-                        raise self._fleet.error
-                    progress.show(self._line(n))
-                    self._changed.clear()
-                    await self._changed.wait()
-            await self._show_notes()
-            progress.show(self._line(n))
-        except TimeoutError:
-            raise TimeoutError(f"not {n} workers within {timeout:g} s: {self._line(n)}") from None
-        finally:
-            progress.end()
-
-    def _line(self, wanted: int) -> str:
-        hosts = {facts["host"] for facts in self.scheduler_info["workers"].values()}
-        views = [row.view for row in self.jobs.rows if row.has != "scheduler"]
-        return summary_line(views, len(self.scheduler_info["workers"]), wanted, len(hosts))
+    def _views(self) -> list[JobView]:
+        return [row.view for row in self.jobs.rows if row.has != "scheduler"]
 
     def _ready_line(self) -> str:
         if self._expected:
@@ -191,8 +168,11 @@ class ElasticCluster(BatchGPUCluster):
 
     def _head(self, job: Job) -> JobRow:
         """Return what is known of the first job."""
+        has, nodes = ("scheduler, workers", self.settings.nodes) if self._expected else ("scheduler", 0)
+        if self._end:
+            return JobRow(describe_after(job.id, job.status, self._end), has, nodes, job.log)
         if not self._expected:
-            return JobRow(JobView(job.id, Phase.UP, "UP"), "scheduler", 0, job.log)
+            return JobRow(JobView(job.id, Phase.UP, "UP"), has, nodes, job.log)
         there = len(self.scheduler_info["workers"]) - sum(len(p.addresses) for p in self._present().values())
         if self._returning and not self._returning.done():
             there = 0  # they are those of a scheduler that does not answer
@@ -206,12 +186,16 @@ class ElasticCluster(BatchGPUCluster):
             started_s=0.0 if was_full else None,
             was_full=was_full,
         )
-        return JobRow(describe(facts, today()), "scheduler, workers", self.settings.nodes, job.log)
+        return JobRow(describe(facts, today()), has, nodes, job.log)
 
-    def _counted(self, job: JobFacts) -> JobFacts:
+    def _view(self, job: JobFacts) -> JobView:
         """Return a job with the workers of this moment: the fleet looks a little later, for many of them at once."""
+        if self._end:
+            return describe_after(job.id, job.status, self._end)
         here = self._present().get(job.id, Present())
-        return job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent)
+        return describe(
+            job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent), today()
+        )
 
     @property
     def _submitting(self) -> bool:
@@ -232,13 +216,12 @@ class ElasticCluster(BatchGPUCluster):
         return tuple(job for job in written.jobs if job.kind == "member"), written.gone
 
     async def _start_job(self) -> None:
-        self._changed = asyncio.Event()
         await super()._start_job()
         if self.settings.shape == "elastic":
             assert self._written
             fleet = self._fleet = self._make_fleet(self._written)
             self._listener = Listener(lambda: self.scheduler_comm, fleet.workers_changed)
-            self._steering = Steering(lambda: self.scheduler_comm, fleet)
+            self._steering = Steering(lambda: self.scheduler_comm, fleet, self._changed.set)
             await self._steering.started()
 
     def _make_fleet(self, written: Record) -> Fleet:
@@ -246,7 +229,7 @@ class ElasticCluster(BatchGPUCluster):
         settings = self.settings
         run = RunDocument(settings=settings, shape="member", meeting=str(self._folder))
         spec, _, _ = plan_job(run, self._wanted.site, self.batch)
-        policy = Policy(walltime_s=settings.walltime_s, drain_s=settings.drain_s)
+        policy = Policy(walltime_s=settings.walltime_s, drain_s=settings.drain_s, patience=self.patience)
         crew = Crew(
             present=self._present,
             retire=self._retire,
@@ -281,15 +264,23 @@ class ElasticCluster(BatchGPUCluster):
         super()._update_worker_status(op, msg)
         if self._fleet:
             self._fleet.workers_changed()
-            self._changed.set()
+
+    def _lost(self, why: str) -> None:
+        self._stop()
+        super()._lost(why)
 
     async def _close(self) -> None:
+        self._stop()
+        await super()._close()
+
+    def _stop(self) -> None:
         for part in (self._steering, self._listener, self._fleet):
             if part:
                 part.stop()
-        await super()._close()
 
-    async def _end_job(self) -> None:
-        if self._fleet:
-            await self._fleet.close()
-        await super()._end_job()
+    async def _end_jobs(self) -> None:
+        try:
+            if self._fleet:
+                await self._fleet.close()
+        finally:
+            await super()._end_jobs()

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hpcgpu.config import doors
 from hpcgpu.config.foreign import read_local_cuda
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.clusters.cluster import GPUCluster
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.local import LocalJob
+from hpcgpu.deploy.network import contact as contacts
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import local_launch, preload
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import remover
 from hpcgpu.model import RunDocument
+from hpcgpu.spill.storage.scratch import Scratch
 
 
 class LocalGPUCluster(GPUCluster):
@@ -31,24 +35,32 @@ class LocalGPUCluster(GPUCluster):
 
     """
 
+    door = doors.LOCAL
     waits_in_queue = False
 
     def _read(self, given: dict[str, Any]) -> Wanted:
         ours, self._environ = read_local_cuda(given)
-        wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}")
-        # a file of the user's may say them for jobs; who gives them here expects what cannot be
-        for name, only in (("nodes", 1), ("shape", "gang"), ("scheduler", "job")):
-            if given.get(name) is not None and getattr(wanted.settings, name) != only:
-                raise ConfigError(
-                    f"{wanted.settings.said(name)}: this cluster is the GPUs of one machine; leave it out, or take a "
-                    "class of a batch system"
-                )
-        return wanted
+        return wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}", door=self.door)
+
+    _scratch: Scratch | None = None
 
     def _make_job(self, run: RunDocument, folder: Path) -> Job:
-        logs = Path(run.settings.log_directory or folder)
         environ = {**wanted_settings.dask_environ(), **self._environ}
-        return LocalJob(local_launch(run), environ, logs, preload(run.settings))
+        settings = run.settings
+        return LocalJob(local_launch(run), environ, folder, settings.log_directory, preload(settings))
+
+    def _make_folder(self) -> Path:
+        """Make it among temporary files: the kernel frees its lock when this process ends, and then it is removed."""
+        wanted = self.settings
+        self._scratch = Scratch.make(wanted.local_directory, "client", trusted=wanted.trust_local_directory)
+        remover.start(str(self._scratch.lock_path))
+        return contacts.make_folder(self._scratch.path)
+
+    async def _end_job(self) -> None:
+        await super()._end_job()
+        if self._scratch:
+            self._scratch.remove()
+            self._scratch = None
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401
         """Refuse: there are no more GPUs."""

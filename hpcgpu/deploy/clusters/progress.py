@@ -1,9 +1,8 @@
-"""One line about what is being waited for: it changes in place on a terminal, elsewhere each change is a line."""
+"""What a cluster says, on standard error: results of the script that made it go to standard output."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from datetime import datetime
 
 from hpcgpu.host import log
 
@@ -12,34 +11,44 @@ _ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """What a cluster shows while it waits.
+    """One line about what is waited for, which changes in place on a terminal; elsewhere each change is a line.
 
     Parameters
     ----------
-    say : callable
-        Takes a line where there is no terminal.
+    lines : list
+        Takes each line that is said, with its time: the cluster's logs.
     quiet : bool
         Show nothing.
 
     """
 
-    def __init__(self, say: Callable[[str], None], quiet: bool = False) -> None:
-        self._say, self._quiet = say, quiet
+    def __init__(self, lines: list[tuple[datetime, str]], quiet: bool = False) -> None:
+        self._lines, self._quiet = lines, quiet
         self._shown = ""
-        self._live = sys.stderr.isatty()
+        self._live = log.is_terminal()
 
     def show(self, text: str) -> None:
         """Show what is true now."""
         if self._quiet or text == self._shown:
             return
         self._shown = text
+        self._record(text)
         if self._live:
             log.write(f"{_ERASE}hpcgpu: {text}")
         else:
-            self._say(text)
+            log.say(text)
+
+    def say(self, text: str) -> None:
+        """Say something else, on a line of its own."""
+        self._record(text)
+        self.end()
+        log.say(text)
 
     def end(self) -> None:
         """Leave what is shown, and go to a line of its own."""
         if self._live and self._shown:
             log.write("\n")
         self._shown = ""
+
+    def _record(self, text: str) -> None:
+        self._lines.append((datetime.now(), text))  # noqa: DTZ005 - as distributed does

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import Any, Self
 
+from hpcgpu.config import doors, numpydoc
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.start import agent_argv, preload
-from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
 from hpcgpu.model import RunDocument
 from hpcgpu.model.world import SCRIPT_ADDRESS
@@ -25,7 +27,7 @@ class GPURunner:
     Parameters
     ----------
     **given
-        The options of :class:`hpcgpu.model.Settings`; ``hpcgpu run --help`` lists them.
+        The options.
 
     Raises
     ------
@@ -44,6 +46,9 @@ class GPURunner:
     ...     print(client.submit(sum, [1, 2]).result())
 
     """
+
+    __doc__ = numpydoc.documented(__doc__ or "", without=doors.unused(doors.RUNNER))
+    __signature__ = inspect.Signature(numpydoc.parameters(doors.unused(doors.RUNNER)))
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401
         if SCRIPT_ADDRESS not in os.environ:
@@ -68,11 +73,11 @@ class GPURunner:
         self.close()
 
     def __repr__(self) -> str:
-        return f"GPURunner({self.scheduler_address})"
+        return f"GPURunner({self.scheduler_address if self.status.name == 'running' else 'closed'})"
 
 
 def _become_rank(given: dict[str, Any]) -> None:
-    wanted = wanted_settings.read(given, "keyword {name} of GPURunner").settings
+    wanted = wanted_settings.read(given, "keyword {name} of GPURunner", door=doors.RUNNER).settings
     script = tuple(sys.orig_argv[1:])
     if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
         raise LaunchError(
@@ -85,7 +90,5 @@ def _become_rank(given: dict[str, Any]) -> None:
             "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and can be started "
             "once only: import it below, or start the script by 'hpcgpu run'"
         )
-    if wanted.python:
-        raise ConfigError(f"{wanted.said('python')}: GPURunner's ranks have the Python that runs the script")
     run = RunDocument(settings=wanted, script=script)
     process.execute(agent_argv(run), {**os.environ, **process.image_env(os.environ, preload(wanted))})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import HpcGpuError, JobError
+from hpcgpu.supervise import tasks
 
 _AGAIN_S = 0.5
 
@@ -23,19 +25,45 @@ class Steering:
         Returns the connection pool to the scheduler of now.
     fleet : Fleet
         Acts while this object steers. Without a scheduler nobody does.
+    changed : callable
+        Called when it is not known any more who steers.
 
     """
 
-    def __init__(self, scheduler: Callable[[], Any], fleet: Fleet) -> None:
-        self._scheduler, self._fleet = scheduler, fleet
+    def __init__(self, scheduler: Callable[[], Any], fleet: Fleet, changed: Callable[[], object]) -> None:
+        self._scheduler, self._fleet, self._changed = scheduler, fleet, changed
         self._comm: Any = None
-        self._told = asyncio.Event()
-        self._answers: set[asyncio.Task[None]] = set()
-        self._task = asyncio.create_task(self._keep())
+        self._is_told = False
+        self._news = asyncio.Event()
+        self._answers = tasks.Group()
+        what = "the connection that says who steers this cluster's jobs"
+        self._holding = tasks.keep(self._hold, what, changed=self._lose)
+
+    @property
+    def given_up(self) -> HpcGpuError | None:
+        """Why no more workers come, for those who wait for them; None when they may."""
+        trouble = self._fleet.trouble or self._trouble
+        return self._fleet.error or (JobError(trouble) if trouble else None)
+
+    @property
+    def _trouble(self) -> str:
+        """Why it cannot be known who steers; empty when it can."""
+        return "" if self._is_told else self._holding.trouble
 
     async def started(self) -> None:
-        """Wait until it is known who steers."""
-        await self._told.wait()
+        """Wait until it is known who steers.
+
+        Raises
+        ------
+        JobError
+            It cannot be known.
+
+        """
+        while not self._is_told:
+            if self._trouble:
+                raise JobError(self._trouble)
+            self._news.clear()
+            await self._news.wait()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
         """Want so many jobs, here or where the jobs are steered; what must be has been submitted on return."""
@@ -51,30 +79,38 @@ class Steering:
 
     def stop(self) -> None:
         """Leave it to others."""
-        for task in (self._task, *self._answers):
-            task.cancel()
+        self._holding.cancel()
+        self._answers.cancel()
         if self._comm:
             self._comm.abort()
 
-    async def _keep(self) -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                self._comm = await self._scheduler().live_comm()
-                await self._comm.write({"op": "hpcgpu_helm"})
-                while True:
-                    await self._hear(await self._comm.read())
-            self._told.clear()
-            self._fleet.steers = False
-            await asyncio.sleep(_AGAIN_S)
+    def _lose(self) -> None:
+        """Know nobody who steers; the scheduler, too, is to count on this end no more."""
+        self._is_told = self._fleet.steers = False
+        if self._comm:
+            self._comm.abort()
+        self._news.set()
+        self._changed()
+
+    async def _hold(self) -> None:
+        """Be told by a scheduler until the connection ends."""
+        with contextlib.suppress(OSError):
+            self._comm = await self._scheduler().live_comm()
+            await self._comm.write({"op": "hpcgpu_helm"})
+            while True:
+                await self._hear(await self._comm.read())
+        self._lose()
+        await asyncio.sleep(_AGAIN_S)
 
     async def _hear(self, message: dict[str, Any]) -> None:
         if message["op"] == "scale":
-            task = asyncio.create_task(self._answer(message["number"], message["jobs"], message["adapting"]))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            answer = functools.partial(self._answer, message["number"], message["jobs"], message["adapting"])
+            # who asked waits for an answer: the scheduler gives one when the connection ends
+            self._answers.start(answer, "the answer to who scales this cluster", lambda _: self._lose())
             return
         self._fleet.take(message["wanted"], steers=message["op"] == "steer")
-        self._told.set()
+        self._is_told = True
+        self._news.set()
         if self._fleet.steers and message["wanted"] is None:
             await self._comm.write({"op": "wanted", "jobs": self._fleet.wanted})
 

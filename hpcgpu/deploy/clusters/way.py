@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,14 @@ from hpcgpu.deploy.network.reach import reach
 from hpcgpu.deploy.network.trust import security
 from hpcgpu.deploy.network.tunnel import Tunnel
 from hpcgpu.errors import JobError, LaunchError, TrustError
-from hpcgpu.model import JobState
+from hpcgpu.host import process
+from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.asking import ask_in_s
 from hpcgpu.plan.job_facts import JobFacts
 from hpcgpu.plan.phase import describe
 
+# The batch system is asked seldom, the files of the job are looked at all the time.
 _POLL_S = 0.1
-# A batch system serves everybody: it is asked every few seconds, sooner when there is a sign of news. The files of
-# the job are looked at all the time.
-ASK_S = 5.0
-_NEWS_S = 1.0
 _MOMENT_S = 10.0
 _REACH_S = 10.0
 _MISSING_S = 30.0
@@ -49,6 +46,8 @@ class Way:
         Workers of the job.
     progress : Progress
         Shows what the job is doing.
+    patience : Patience
+        With the batch system.
     python : str
         The Python on the job's nodes; empty for this one.
 
@@ -59,10 +58,12 @@ class Way:
 
     """
 
-    def __init__(self, folder: Path, job: Job, expected: int, progress: Progress, python: str = "") -> None:
+    def __init__(
+        self, folder: Path, job: Job, expected: int, progress: Progress, patience: Patience, python: str = ""
+    ) -> None:
         self.contact: Contact | None = None
-        self._expected, self._progress = expected, progress
-        self._folder, self._job, self._python = folder, job, python or sys.executable
+        self._expected, self._progress, self._patience = expected, progress, patience
+        self._folder, self._job, self._python = folder, job, python
         self._tunnel: Tunnel | None = None
         self._over_since_s: float | None = None
         self._known_s = 0.0
@@ -150,8 +151,8 @@ class Way:
         """
         loop = asyncio.get_running_loop()
         asked_s, contact = loop.time(), contacts.read(self._folder)
-        while (since_s := loop.time() - asked_s) < ASK_S and contacts.read(self._folder) == contact:
-            if (attempt and attempt.done()) or (since_s >= _NEWS_S and self._has_just_ended()):
+        while (since_s := loop.time() - asked_s) < self._patience.ask_s and contacts.read(self._folder) == contact:
+            if (attempt and attempt.done()) or (since_s >= self._patience.news_s and self._has_just_ended()):
                 return
             await asyncio.sleep(_POLL_S)
 
@@ -170,8 +171,8 @@ class Way:
         asked_s, first = loop.time(), True
         job = JobFacts(id=self._job.id, submitted_s=asked_s, expected=self._expected)
         while (found := contacts.read(self._folder)) is None:
-            soon = (first or self._has_just_ended()) and loop.time() - asked_s >= _NEWS_S
-            if soon or ask_in_s(loop.time(), asked_s, [job]) == 0:
+            soon = (first or self._has_just_ended()) and loop.time() - asked_s >= self._patience.news_s
+            if soon or ask_in_s(loop.time(), asked_s, [job], patience=self._patience) == 0:
                 asked_s, first = loop.time(), False
                 job = job.listed(await self._job.check(), loop.time())
             self._show(job.registered(contacts.read_progress(self._folder), loop.time()))
@@ -190,7 +191,8 @@ class Way:
         except LaunchError as e:
             direct = e
         protocol, _, place = facts.addresses[0].partition("://")
-        argv = self._job.onto(facts.node, (self._python, "-m", "hpcgpu.host.relay", place.rpartition(":")[2]))
+        relay = process.python_argv("hpcgpu.host.relay", place.rpartition(":")[2], python=self._python)
+        argv = self._job.onto(facts.node, relay)
         self._tunnel = await Tunnel.open(argv)
         try:
             return (await reach([f"{protocol}://{self._tunnel.address}"], self.security, _REACH_S, "client")).address

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.batch.text import requested
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
-from hpcgpu.model import JobSpec, JobState, JobStatus
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
+from hpcgpu.plan.offer import shortfalls
 
-# After each of these waits the job is looked for and, but for the last, submitted again.
-_PAUSES_S = (1.0, 2.0, 4.0, 4.0)
 _TIMED_OUT, _NOT_THERE = 124, 127
 _ELSEWHERE = "jobs are submitted from a login node of a cluster; on this machine alone it is LocalGPUCluster"
 # States that a job does not leave by itself when nobody wants it any more.
@@ -21,7 +22,12 @@ WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
 
 
 async def submit(
-    system: BatchSystem, spec: JobSpec, script: str, tell: Callable[[str], None], known: Collection[str] = ()
+    system: BatchSystem,
+    spec: JobSpec,
+    script: str,
+    tell: Callable[[str], None],
+    patience: Patience,
+    known: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Submit a job or an array, and return the ids of its jobs.
 
@@ -31,7 +37,8 @@ async def submit(
         The batch system refused it, in its own words; what may pass was tried again.
 
     """
-    command, pauses_s = system.submit(script, spec), list(_PAUSES_S)
+    command = replace(system.submit(script, spec), timeout_s=patience.submission_s)
+    pauses_s = list(patience.retries_s)
     while True:
         result = await run(command)
         try:
@@ -42,7 +49,7 @@ async def submit(
             if e.over_limit:
                 raise
             if not e.transient:  # of a resource that it does not have, a batch system says no more than that
-                words = f"{e}\nIt was asked for {requested(script)}"
+                words = "\n".join((f"{e}\nIt was asked for {requested(script)}", *await beyond(system, spec)))
                 raise SubmitError(words, evidence=e.evidence, unsure=e.unsure) from None
             refusal = e
         found: tuple[str, ...] | None = None
@@ -116,14 +123,84 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
     return found
 
 
+async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
+    """Return what a job asks for and the batch system has not, as far as that is known."""
+    command = system.offers(spec)
+    return shortfalls(spec, system.read_offers(await run(command))) if command else ()
+
+
+async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus]) -> dict[str, JobStatus]:
+    """Return what was listed of jobs of this request, with those that can never run as stuck.
+
+    The reason for which they wait gives the suspicion, and what the batch system has the proof: a limit of a QOS may
+    be changed, and a node may come back.
+    """
+    suspect = {i: s for i, s in listed.items() if s.advice and s.state is JobState.PENDING}
+    if not suspect or not (why := "; ".join(await beyond(system, spec))):
+        return listed
+    stuck = {i: replace(s, state=JobState.STUCK, reason=f"{s.reason}: {why}") for i, s in suspect.items()}
+    return {**listed, **stuck}
+
+
+async def on_lost_nodes(
+    system: BatchSystem,
+    listed: dict[str, JobStatus],
+    heard: Collection[str] = (),
+    ran_on: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> dict[str, JobStatus]:
+    """Return what was listed, with what is wrong with the nodes of jobs, or was with those which they had last.
+
+    Parameters
+    ----------
+    system : BatchSystem
+        Has the nodes.
+    listed : dict
+        By job id.
+    heard : collection of str
+        Jobs whose workers say that all is well.
+    ran_on : mapping of str to sequence of str
+        Nodes of earlier answers: of a job that is to start again Slurm names none, or those that it has not lost.
+
+    """
+    ended = {i for i, s in listed.items() if s.state is JobState.ENDED}
+    on = {i: s.hosts or (() if i in ended else ran_on.get(i, ())) for i, s in listed.items() if i not in heard}
+    hosts = sorted({host for of_job in on.values() for host in of_job})
+    if not hosts or not (command := system.nodes(hosts)):
+        return listed
+    lost = system.read_nodes(await run(command))
+    troubles = {i: ", ".join(lost[host] for host in of_job if host in lost) for i, of_job in on.items()}
+    return listed | {i: replace(listed[i], trouble=words) for i, words in troubles.items() if words}
+
+
 async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
-    """End jobs, pending or running; those that are gone already are none the worse.
+    """End jobs, pending or running, all that can be; those that are gone or end already are none the worse.
 
     Raises
     ------
     SubmitError
-        The batch system did not do it, in its own words.
+        The batch system did not end some of them, in its own words; ``transient`` when it may yet.
 
     """
-    for command in system.cancel(ids):
-        system.read_cancel(await run(command))
+    refused = [e for e in await asyncio.gather(*(_refusal(system, command) for command in system.cancel(ids))) if e]
+    if refused:
+        words = dict.fromkeys(str(e).strip() for e in refused)
+        raise SubmitError(
+            "; ".join(words),
+            evidence="\n".join(e.evidence for e in refused),
+            transient=any(e.transient for e in refused),
+        )
+
+
+async def _refusal(system: BatchSystem, command: Command) -> SubmitError | None:
+    """Cancel, by force what is on nodes that do not answer; return why it was not done."""
+    forced: set[tuple[str, ...]] = set()
+    try:
+        while again := system.force(result := await run(command)):
+            if again.argv in forced:
+                return None
+            forced.add(again.argv)
+            system.read_cancel(await run(again))
+        system.read_cancel(result)
+    except SubmitError as e:
+        return e
+    return None

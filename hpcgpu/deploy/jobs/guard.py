@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def start(folder: Path, client: Process) -> Started:
     """Start the guard of a run; :func:`hpcgpu.host.run.end` ends it."""
-    from hpcgpu.host import run
+    from hpcgpu.host import process, run
     from hpcgpu.model import Command
 
-    argv = (sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid), str(client.start_time))
+    argv = process.python_argv("hpcgpu.deploy.jobs.guard", str(folder), str(client.pid), str(client.start_time))
     return run.start(Command(argv), log=str(folder / "guard.log"))
 
 
@@ -35,9 +35,23 @@ def main(folder: str, pid: str, start_time: str) -> None:
         import asyncio
         from pathlib import Path
 
-        from hpcgpu.deploy.jobs.runs import abandon
+        asyncio.run(_abandon(Path(folder)))
 
-        asyncio.run(abandon(Path(folder)))
+
+async def _abandon(folder: Path) -> None:
+    """End what is left, however often it must be tried: nobody else does."""
+    from hpcgpu.deploy.jobs.runs import abandon
+    from hpcgpu.supervise import tasks
+
+    async def once() -> bool:
+        try:
+            await abandon(folder)
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+        return True  # or somebody has stopped the run, and removed its folder
+
+    await tasks.keep(once, f"the end of the run in {folder}").finished()
 
 
 if __name__ == "__main__":

@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs.ask import WAITING, ask, cancel, look, submit
+from hpcgpu.deploy.jobs import ending
+from hpcgpu.deploy.jobs.ask import WAITING, ask, look, on_lost_nodes, proven, submit
 from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import JobError, SubmitError
-from hpcgpu.model import JobSpec, JobState, JobStatus
+from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
 
-_TAIL_LINES = 30
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
 _CANCEL_S = 20.0
 _POLL_S = 0.5
+# While slurmctld is away squeue says so after 40 s (22.05.8), and where SlurmctldTimeout is longer not within 60 s.
+_SILENCE_S = 3.0
+# A requeued job ends as others do: PBS takes 24 s for a qrerun, and a minute and more for output that nobody can take
+# (E, 23.06.06), Slurm as long as an epilogue takes.
+_LATE_S = 60.0
 
 
 class Job(Protocol):
@@ -72,8 +78,10 @@ class SubmittedJob:
     def __init__(self, recorded: RecordedJob, system: BatchSystem, say: Callable[[str], None]) -> None:
         self.recorded, self.script = recorded, ""
         self._status: JobStatus | None = None
+        self._ran_on: tuple[str, ...] = ()
         self._system, self._say = system, say
         self._said = ""
+        self._over_since_s: float | None = None
 
     @property
     def id(self) -> str:
@@ -101,24 +109,47 @@ class SubmittedJob:
     async def check(self) -> JobStatus | None:
         """Return how it is, None when nobody knows it; raise JobError when it has ended, or will never start."""
         try:
-            status = (await ask(self._system, [self.id])).get(self.id)
+            status = (await self._ask()).get(self.id)
         except SubmitError as e:
             self._tell(str(e))
             return JobStatus(JobState.UNKNOWN, "", "the batch system does not answer")
         if status is None:
             return None
         status = self._status = self.recorded.with_exit_code(status)
-        reason = f" ({status.reason})" if status.reason else ""
+        self._ran_on = status.hosts or self._ran_on
+        said = ", ".join(filter(None, (status.reason, status.trouble)))
+        reason = f" ({said})" if said else ""
         if status.state is JobState.ENDED:
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             log = Path(self.recorded.log)
             raise JobError(f"job {self.id} has ended: {status.native or 'gone'}{reason}{code}; {tail(log)}")
+        if status.state is JobState.RUNNING and self._over_for_s() > _LATE_S:
+            ended = f"job {self.id} has ended: {self._exit_words()} {_LATE_S:g} s ago"
+            still = f"though the batch system still has it in state {status.native}"
+            raise JobError(f"{ended}, {still}; {tail(Path(self.recorded.log))}")
         if status.state is JobState.STUCK:
+            advice = f" ({status.advice})" if status.advice else ""
             raise JobError(
-                f"job {self.id} will not start: {status.native}{reason}. Ask for what there is, or ask the site's "
-                "administrators about this job"
+                f"job {self.id} will not start: {status.native}{reason}. Ask for what there is{advice}, or ask the "
+                "site's administrators about this job"
             )
         return status
+
+    def _over_for_s(self) -> float:
+        """Return for how long its script has been seen to have ended: a requeued one is soon without that sign."""
+        now_s = asyncio.get_running_loop().time()
+        if not self.seems_over:
+            self._over_since_s = None
+        elif self._over_since_s is None:
+            self._over_since_s = now_s
+        return 0.0 if self._over_since_s is None else now_s - self._over_since_s
+
+    def _exit_words(self) -> str:
+        code = self.recorded.with_exit_code(JobStatus(JobState.ENDED, "")).exit_code
+        return "its script has ended" if code is None else f"its script has ended with exit code {code}"
+
+    async def _ask(self) -> dict[str, JobStatus]:
+        return await on_lost_nodes(self._system, await ask(self._system, [self.id]), ran_on={self.id: self._ran_on})
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that runs another one on a node of the job."""
@@ -135,33 +166,18 @@ class SubmittedJob:
         """
         if not self.id or await self._ends_within(_END_S):
             return
-        await self._cancel()
-        if not await self._ends_within(_CANCEL_S):
-            self._tell(f"has been cancelled, but is still there after {_CANCEL_S:g} s")
-
-    async def _cancel(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _CANCEL_S
-        while True:
-            try:
-                return await cancel(self._system, [self.id])
-            except SubmitError as e:
-                if not e.transient or loop.time() > deadline:
-                    raise SubmitError(
-                        f"job {self.id} may still be there: {e}. Its guard, a process here, goes on trying when this "
-                        f"process has ended, or 'hpcgpu stop {self.id}' does",
-                        evidence=e.evidence,
-                        transient=e.transient,
-                    ) from e
-                self._tell(str(e))
-            await asyncio.sleep(_POLL_S)
+        try:
+            await ending.close(self._system, [self.id], _CANCEL_S, self._tell)
+        except SubmitError:
+            if not self.seems_over:  # its script has ended, whatever the batch system will say of it
+                raise
 
     async def _ends_within(self, seconds: float) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
             try:
-                status = (await ask(self._system, [self.id])).get(self.id)
+                status = (await self._answer()).get(self.id)
             except SubmitError as e:
                 self._tell(str(e))
                 if self.seems_over:
@@ -174,6 +190,27 @@ class SubmittedJob:
             if loop.time() > deadline:
                 return False
             await asyncio.sleep(_POLL_S)
+
+    async def _answer(self) -> dict[str, JobStatus]:
+        """Ask about it; a batch system that is silent is not waited for once the job's script has ended.
+
+        Raises
+        ------
+        SubmitError
+            It said that it cannot answer, or nothing.
+
+        """
+        loop = asyncio.get_running_loop()
+        asking, end_s = asyncio.create_task(ask(self._system, [self.id])), loop.time() + _SILENCE_S
+        try:
+            while not asking.done():
+                await asyncio.wait([asking], timeout=_POLL_S)
+                if not asking.done() and loop.time() >= end_s and self.seems_over:
+                    raise SubmitError(f"{self._exit_words()}; the batch system does not answer")
+            return asking.result()
+        finally:
+            if asking.cancel():
+                await asyncio.wait([asking])
 
     def _tell(self, what: str) -> None:
         if what != self._said:
@@ -190,18 +227,24 @@ class BatchJob(SubmittedJob):
         From :func:`hpcgpu.deploy.jobs.submit.plan_job`.
     say : callable
         Takes a line for the user: what the job is doing.
+    patience : Patience
+        With the answer to its submission.
 
     """
 
-    def __init__(self, spec: JobSpec, script: str, system: BatchSystem, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: JobSpec, script: str, system: BatchSystem, say: Callable[[str], None], patience: Patience
+    ) -> None:
         super().__init__(RecordedJob(id="", log="", exit_file=spec.exit_file), system, say)
-        self.script, self._spec = script, spec
+        self.script, self._spec, self._patience = script, spec, patience
         self._unsure: SubmitError | None = None
 
     async def submit(self) -> None:
         """Submit it; a refusal that may pass is tried again, any other raises SubmitError in the system's words."""
+        for note in self._system.notes(self._spec):
+            self._tell(note)
         try:
-            job_id, *_ = await submit(self._system, self._spec, self.script, self._tell)
+            job_id, *_ = await submit(self._system, self._spec, self.script, self._tell, self._patience)
         except SubmitError as e:
             self._unsure = e if e.unsure else None
             raise
@@ -224,6 +267,9 @@ class BatchJob(SubmittedJob):
                 self._is(job_id)
         await super().end()
 
+    async def _ask(self) -> dict[str, JobStatus]:
+        return await proven(self._system, self._spec, await super()._ask())
+
     async def _lost(self, unsure: SubmitError) -> tuple[str, ...]:
         try:
             return await look(self._system, self._spec.name, self._spec.mark, ())
@@ -238,20 +284,3 @@ class BatchJob(SubmittedJob):
     def _is(self, job_id: str) -> None:
         log = str(Path(self._system.log(self._spec, job_id)).absolute())
         self.recorded = replace(self.recorded, id=job_id, log=log)
-
-
-def tail(log: Path) -> str:
-    """Return the end of a log with its path, for an error."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return (
-            f"its log {log} is not there: it had not begun, or its node could not write there (log_directory= takes a "
-            "folder that all nodes see)"
-        )
-    except OSError as e:
-        return f"its log {log} cannot be read ({e.strerror})"
-    if not lines:
-        return f"its log {log} is empty"
-    shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
-    return f"the end of its log {log}:\n{shown}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -15,9 +17,12 @@ from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document
 from hpcgpu.errors import HpcGpuError, ParseError
 from hpcgpu.host import pids, private
+from hpcgpu.host.home import own_folder
 from hpcgpu.model import JobState, JobStatus, RunDocument
 
 _RECORD = "record"
+# A client writes it within seconds, and a file server's clock may be some minutes behind.
+_UNWRITTEN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,7 @@ class Run:
 
 def home() -> Path:
     """Return the folder of all runs, on the file system that the nodes share."""
-    return Path.home() / ".hpcgpu" / "runs"
+    return own_folder("runs")
 
 
 def write(folder: Path, record: Record) -> None:
@@ -172,11 +177,20 @@ def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
     for folder in home.iterdir() if home.is_dir() else ():
         try:
             found.append(Run(folder, read(folder)))
-        except FileNotFoundError:  # a local cluster's, or one that is being made or removed
+        except FileNotFoundError:  # one that is being made or removed, or see sweep()
             continue
         except (OSError, HpcGpuError) as e:
             say(str(e))
     return tuple(sorted(found, key=lambda run: run.record.created))
+
+
+def sweep(home: Path, age_s: float = _UNWRITTEN_S) -> None:
+    """Remove the folders of runs that were never written down, for their clients died before."""
+    for folder in home.iterdir() if home.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # its client removes it now
+            newest = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
+            if not (folder / _RECORD).exists() and time.time() - newest > age_s:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def now() -> datetime:

@@ -16,12 +16,14 @@ from typing import TypeVar
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import record as records
 from hpcgpu.deploy.jobs.ask import WAITING, ask, cancel, look
+from hpcgpu.deploy.jobs.ending import end
 from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
 from hpcgpu.deploy.jobs.submit import mark_of
 from hpcgpu.deploy.network.lease_file import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
+from hpcgpu.spill.storage import scratch
 
 # What ends by itself, since its lease has ended, is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
 _BY_ITSELF_S = 5.0
@@ -130,6 +132,12 @@ async def _with_workers(seen: Seen) -> Seen:
     return replace(seen, workers=await count_workers(seen.run.folder))
 
 
+def sweep(home: Path) -> None:
+    """Remove what processes have left that died: runs that were never written down, and folders of this node."""
+    records.sweep(home)
+    scratch.sweep(scratch.home_of(None))
+
+
 def clean_up(seen: Iterable[Seen]) -> tuple[Seen, ...]:
     """Remove the folders of runs that are over, saying so; return the others."""
     there = []
@@ -220,16 +228,12 @@ async def finish(run: Run) -> None:
         It is still there after a minute.
 
     """
-    record, system = run.record, run.record.system
-    loop = asyncio.get_running_loop()
-    end, cancelled = loop.time() + _ENDING_S, False
-    while there := await still_there(record):
-        if not cancelled:
-            await _cancel(system, there)
-            cancelled = True
-        if loop.time() > end:
-            raise JobError(f"jobs {', '.join(there)} were cancelled {_ENDING_S:g} s ago, but are still there")
-        await asyncio.sleep(_ASK_S / 4)
+    there, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
+    while why and why.transient:  # a batch system that is away is waited for
+        there, why = await end(run.record.system, there, _ENDING_S, warn)
+    if there:
+        what = f"were cancelled {_ENDING_S:g} s ago, but are still there{f': {why}' if why else ''}"
+        raise JobError(f"jobs {', '.join(there)} {what}")
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
@@ -239,7 +243,11 @@ async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus
 
 
 async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
-    await _answered(lambda: cancel(system, wanted))
+    """Cancel jobs; what is refused for good is said, and seen by who looks whether they are there."""
+    try:
+        await _answered(lambda: cancel(system, wanted))
+    except SubmitError as e:
+        warn(str(e))
 
 
 async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -11,7 +11,7 @@ from hpcgpu.deploy.jobs.ask import look, submit
 from hpcgpu.deploy.jobs.crew import Crew
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import SubmitError
-from hpcgpu.model import JobSpec
+from hpcgpu.model import JobSpec, Patience
 
 
 class Submissions:
@@ -25,11 +25,13 @@ class Submissions:
         The request for one of them; each submission has an exit file of its own beside ``spec.exit_file``.
     crew : Crew
         Writes down that a submission is made: whoever is killed in the middle of it may have jobs that come later.
+    patience : Patience
+        With the answers.
 
     """
 
-    def __init__(self, system: BatchSystem, spec: JobSpec, crew: Crew) -> None:
-        self._system, self._spec, self._crew = system, spec, crew
+    def __init__(self, system: BatchSystem, spec: JobSpec, crew: Crew, patience: Patience) -> None:
+        self._system, self._spec, self._crew, self._patience = system, spec, crew, patience
         self._number = 0
         self._asking = self._unsure = False
 
@@ -92,16 +94,21 @@ class Submissions:
         exit_file = f"{self._spec.exit_file}-{self._number}"
         spec = replace(self._spec, count=count, exit_file=exit_file)
         self._asking = True
-        self._crew.write_down()
         try:
-            ids = await submit(self._system, spec, self._system.script(spec), self._crew.say, known)
+            self._crew.write_down()
+            ids = await self._answered(spec, known)
+        finally:
+            self._asking = False
+        return [self._record(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
+
+    async def _answered(self, spec: JobSpec, known: Collection[str]) -> Sequence[str]:
+        try:
+            script = self._system.script(spec)
+            return await submit(self._system, spec, script, self._crew.say, self._patience, known)
         except BaseException as e:
             # ended in the middle of it, by a close of the cluster: as when the answer was lost
             self._unsure |= e.unsure if isinstance(e, SubmitError) else True
             raise
-        finally:
-            self._asking = False
-        return [self._record(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
 
     def _record(self, job_id: str, spec: JobSpec, exit_file: str) -> RecordedJob:
         log = Path(self._system.log(spec, job_id)).absolute()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem, get
-from hpcgpu.config import document
+from hpcgpu.config import document, doors
 from hpcgpu.config.check import check_submission
 from hpcgpu.deploy import settings
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import log, process
 from hpcgpu.model import JobSpec, RunDocument, Site
 from hpcgpu.plan.request import plan_member, plan_request
 
@@ -25,7 +25,7 @@ def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, 
         A setting is wrong or missing, or nobody said which batch system.
 
     """
-    wanted = settings.read(given, given_from, batch or "")
+    wanted = settings.read(given, given_from, batch or "", doors.JOBSCRIPT if script else "")
     name = batch or (wanted.site.batch if wanted.site else "")
     if not name:
         raise ConfigError(
@@ -33,7 +33,10 @@ def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, 
         )
     shape, meeting = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")
     run_document = RunDocument(settings=wanted.settings, shape=shape, script=script, meeting=meeting)
-    return plan_job(run_document, wanted.site, name)[1]
+    spec, text, system = plan_job(run_document, wanted.site, name)
+    for note in system.notes(spec):
+        log.say(f"job {spec.name}: {note}")
+    return text
 
 
 def mark_of(folder: Path) -> str:
@@ -57,9 +60,9 @@ def plan_job(run: RunDocument, site: Site | None, batch: str) -> tuple[JobSpec, 
         )
     check_submission(run.settings, site)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
-    python = run.settings.python or sys.executable
     plan = plan_member if run.shape == "member" else plan_request
-    spec = plan(run.settings, (python, "-m", "hpcgpu", "launch", "--document", document.render(run)))
+    words = ("launch", "--document", document.render(run))
+    spec = plan(run.settings, process.python_argv("hpcgpu", *words, python=run.settings.python or ""))
     if run.meeting:  # PBS forgets a job with its end unless the site has switched its history on
         spec = replace(spec, exit_file=f"{run.meeting}/exit", mark=mark_of(Path(run.meeting)))
     system = get(batch, **(site.dialect if site else {}))

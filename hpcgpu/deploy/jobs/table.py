@@ -62,7 +62,7 @@ class Jobs:
         for row in (*self.rows, *self.gone):
             table.add_row(row.view.id, row.view.text, row.has, str(row.nodes), row.log)
         out = io.StringIO()
-        Console(file=out, width=160, color_system=None).print(table)
+        Console(file=out, width=160, color_system=None, force_jupyter=False).print(table)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
     __repr__ = __str__

@@ -97,9 +97,7 @@ def retract(folder: Path, *, forever: bool) -> None:
 
 def report_progress(folder: Path, workers: int) -> None:
     """Write how many workers have registered, for who waits for the contact; called by rank 0."""
-    part = folder / f".{_PROGRESS}"
-    part.write_text(str(workers))
-    part.replace(folder / _PROGRESS)
+    private.write(folder / _PROGRESS, str(workers))
 
 
 def read_progress(folder: Path) -> int:

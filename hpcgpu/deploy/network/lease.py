@@ -10,6 +10,9 @@ from typing import Any
 
 from hpcgpu.deploy.network.lease_file import is_detached, renew
 from hpcgpu.host import log
+from hpcgpu.model.backoff import Backoff
+from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import reason_of
 
 # Several signs fit into the shortest grace that makes sense; each is one small message.
 _SIGNS_PER_GRACE = 6
@@ -42,11 +45,13 @@ class Holder:
     ) -> None:
         self._scheduler, self._grace_s = scheduler, grace_s
         self._lost, self._is_given_up = lost, is_given_up
-        self._task = asyncio.create_task(self._renew())
+        self._heard_s, self._reason = asyncio.get_running_loop().time(), ""
+        every = Backoff(longest_s=interval_s(grace_s))
+        self._renewing = tasks.keep(self._renew, "the signs of life to the scheduler", backoff=every)
 
     def stop(self) -> None:
         """Give no more signs: others may."""
-        self._task.cancel()
+        self._renewing.cancel()
 
     async def goodbye(self) -> None:
         """Give the lease up: the job ends at once."""
@@ -68,20 +73,23 @@ class Holder:
             await self._scheduler.hpcgpu_lease(detach=True)
         self.stop()
 
-    async def _renew(self) -> None:
-        every_s = interval_s(self._grace_s)
+    async def _renew(self) -> bool:
+        """Give a sign, and wait until the next is due; return whether there have been none for too long."""
         loop = asyncio.get_running_loop()
-        heard, reason = loop.time(), ""
-        while loop.time() - heard < self._grace_s:
-            try:
-                if not await asyncio.to_thread(self._is_given_up):
-                    async with asyncio.timeout(self._grace_s):
-                        await self._scheduler.hpcgpu_lease()
-                heard = loop.time()
-            except (OSError, TimeoutError) as e:
-                reason = str(e) or type(e).__name__
-            await asyncio.sleep(every_s)
-        self._lost(reason)
+        if loop.time() - self._heard_s >= self._grace_s:
+            self._lost(self._reason)
+            return True
+        try:
+            if not await asyncio.to_thread(self._is_given_up):
+                async with asyncio.timeout(self._grace_s):
+                    await self._scheduler.hpcgpu_lease()
+            self._heard_s = loop.time()
+        except Exception as e:
+            self._reason = str(e) or reason_of(e)
+            if not isinstance(e, (OSError, TimeoutError)):
+                raise
+        await asyncio.sleep(interval_s(self._grace_s))
+        return False
 
 
 def interval_s(grace_s: float) -> float:
@@ -89,14 +97,19 @@ def interval_s(grace_s: float) -> float:
     return min(grace_s / _SIGNS_PER_GRACE, _LONGEST_S)
 
 
-async def keep_touched(folder: Path, grace_s: float) -> None:
+def keep_touched(folder: Path, grace_s: float) -> tasks.Loop:
     """Renew the lease that the client took before the submission, until it is gone."""
-    while True:
+    every_s = interval_s(grace_s)
+
+    async def touch() -> bool:
         try:
             if not await asyncio.to_thread(is_detached, folder):
                 await asyncio.to_thread(renew, folder)
         except FileNotFoundError:
-            return
+            return True
         except OSError as e:  # a file server that is away for a moment
             log.say(f"the lease in {folder} could not be renewed: {e}")
-        await asyncio.sleep(interval_s(grace_s))
+        await asyncio.sleep(every_s)
+        return False
+
+    return tasks.keep(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))

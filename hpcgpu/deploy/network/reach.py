@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distributed.comm import CommClosedError, connect
-from distributed.comm.addressing import get_address_host
+from distributed.comm.addressing import get_address_host, get_local_address_for
 from distributed.comm.core import FatalCommClosedError
 from distributed.security import Security
 
+from hpcgpu.deploy.network import protocols
 from hpcgpu.errors import LaunchError, TrustError
 
 # connect() tries a refused port again until its time is up: a dead address must not delay the next one.
@@ -92,6 +93,7 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
 
 async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Reached | _Failure:
     await asyncio.sleep(delay_s)
+    protocols.prepare(address)
     try:
         # connect() has no limit of its own for Dask's handshake, which comes after that of TLS
         async with asyncio.timeout(deadline_s):
@@ -104,9 +106,17 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
         return _Failure(f"it closed the connection, as it does to a certificate that it does not know: {e}", True)
     except OSError as e:
         return _Failure(str(e.__cause__ or e) or f"no answer within {deadline_s:g} s")
-    own = get_address_host(comm.local_address)
+    own_host = _own_host(comm.local_address, address)
     await comm.close()
-    return Reached(address, f"[{own}]" if ":" in own else own)
+    return Reached(address, own_host)
+
+
+def _own_host(local: str, peer: str) -> str:
+    """Return this host's address on the way to ``peer``; UCX's connections do not know it (distributed-ucxx 0.52)."""
+    if not local:
+        return str(get_local_address_for(peer)).partition("://")[2]
+    host = get_address_host(local)
+    return f"[{host}]" if ":" in host else host
 
 
 def _refusal(error: BaseException) -> _Failure:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import os
 import secrets
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +80,9 @@ def security(certificate: Certificate | None) -> Security:
 class ClusterSecurity(Security):
     """distributed's Security, with the TLS contexts made once in a process, and with sockets of :mod:`tls_socket`.
 
-    Each takes 3 ms and writes the key to a temporary folder; a leader would make two for each of its nannies.
+    Each takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files, and
+    distributed's (2026.8.0) lie in a temporary folder, which stays when the process is killed just then. Ours are in
+    memory alone.
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
@@ -88,6 +93,10 @@ class ClusterSecurity(Security):
         """Return what listen() takes."""
         return self._once("listen", lambda: super(ClusterSecurity, self).get_listen_args(role))
 
+    def _get_tls_context(self, tls: dict[str, Any], purpose: ssl.Purpose) -> Any:  # noqa: ANN401 - distributed's
+        with _in_memory(tls["cert"]) as cert, _in_memory(tls["key"]) as key:
+            return super()._get_tls_context({**tls, "cert": cert, "key": key}, purpose)
+
     def _once(self, way: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         key = (self.tls_worker_cert, self.tls_worker_key, way)
         if key not in _arguments:
@@ -97,6 +106,15 @@ class ClusterSecurity(Security):
             except (OSError, ValueError) as e:  # OpenSSL's too; its words hold nothing of the key
                 raise TrustError(f"the certificate of this cluster, or its key, cannot be used: {e}") from e
         return dict(_arguments[key])
+
+
+@contextmanager
+def _in_memory(text: str) -> Iterator[str]:
+    """Give the path of a file that lies in no folder."""
+    with os.fdopen(os.memfd_create("hpcgpu-tls"), "w") as f:
+        f.write(text)
+        f.flush()
+        yield f"/proc/self/fd/{f.fileno()}"
 
 
 _arguments: dict[tuple[str, str, str], dict[str, Any]] = {}

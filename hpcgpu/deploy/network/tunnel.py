@@ -7,6 +7,7 @@ import contextlib
 from typing import Self
 
 from hpcgpu.host.relay import Mux
+from hpcgpu.supervise import tasks
 
 _HOST = "127.0.0.1"
 _ENDING_S = 5.0
@@ -39,7 +40,8 @@ class Tunnel:
         assert process.stdout
         mux = Mux(process.stdout, process.stdin)
         server = await asyncio.start_server(mux.carry, _HOST, 0)
-        return cls(process, server, asyncio.create_task(mux.run()))
+        # it closes all connections when it ends, however: their users look for the scheduler again
+        return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.say_only))
 
     async def failure(self) -> str:
         """Return what the relay said when it has ended; empty while it runs."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcgpu.errors import JobError
 
-_GONE = "the process that steers this cluster's jobs has ended in the middle of this; another one steers now: try again"
+_NOBODY = "no process steers this cluster's jobs: the last one has ended, or has lost its connection; try again"
 
 
 class Helm:
@@ -24,34 +24,39 @@ class Helm:
         self._comms: list[Any] = []
         self._wanted: int | None = None
         self._numbers = itertools.count()
-        self._asked: dict[int, tuple[Any, asyncio.Future[bytes]]] = {}
+        self._asked: dict[int, tuple[Any, asyncio.Future[bytes | None]]] = {}
 
     async def serve(self, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
         """Hold an object's connection (``hpcgpu_helm``) until it ends."""
         self._comms.append(comm)
-        with contextlib.suppress(OSError):
-            await self._tell(comm)
-            while True:
-                await self._hear(comm, await comm.read())
-        await self._leave(comm)
+        try:
+            with contextlib.suppress(OSError):
+                await self._tell(comm)
+                while True:
+                    await self._hear(comm, await comm.read())
+        finally:  # whatever ended it: the others must not wait for this one
+            await self._leave(comm)
 
     async def scale(self, jobs: int, adapting: bool) -> None:
-        """Have the one that steers want so many jobs (``hpcgpu_scale``).
+        """Have the one that steers want so many jobs (``hpcgpu_scale``); if it ends in the middle, then the next one.
 
         Raises
         ------
         HpcGpuError
-            What it raised.
+            What it raised; or nobody is left, not even the one that asks.
 
         """
-        number = next(self._numbers)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        steers = self._comms[0]  # who asks holds a connection, too
-        self._asked[number] = steers, answer
-        with contextlib.suppress(OSError):  # its end is noticed by who serves it
-            await steers.write({"op": "scale", "number": number, "jobs": jobs, "adapting": adapting})
-        if error := await answer:
-            raise pickle.loads(error)
+        while self._comms:
+            number, steers = next(self._numbers), self._comms[0]
+            answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+            self._asked[number] = steers, answer
+            with contextlib.suppress(OSError):  # its end is noticed where it is served
+                await steers.write({"op": "scale", "number": number, "jobs": jobs, "adapting": adapting})
+            if (error := await answer) is not None:
+                if error:
+                    raise pickle.loads(error)
+                return
+        raise JobError(_NOBODY)
 
     async def _hear(self, comm: Any, message: dict[str, Any]) -> None:  # noqa: ANN401
         if message["op"] == "scaled":
@@ -65,13 +70,13 @@ class Helm:
     async def _leave(self, comm: Any) -> None:  # noqa: ANN401
         steered = self._comms[0] is comm
         self._comms.remove(comm)
-        for number, (asked, answer) in list(self._asked.items()):
-            if asked is comm:
-                del self._asked[number]
-                answer.set_result(pickle.dumps(JobError(_GONE)))
         if steered and self._comms:
             with contextlib.suppress(OSError):
                 await self._tell(self._comms[0])
+        for number, (asked, answer) in list(self._asked.items()):  # the next one has been told that it steers
+            if asked is comm:
+                del self._asked[number]
+                answer.set_result(None)
 
     async def _tell(self, comm: Any) -> None:  # noqa: ANN401
         await comm.write({"op": "steer" if comm is self._comms[0] else "follow", "wanted": self._wanted})

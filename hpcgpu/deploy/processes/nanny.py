@@ -7,6 +7,8 @@ So ``client.restart()``, ``restart_workers``, retire, lifetime, memory terminate
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -24,7 +26,9 @@ from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.spawn import Child, Spawner
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import process
 from hpcgpu.model import WorkerSpec
+from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.nanny")
 
@@ -47,12 +51,14 @@ class ForkNanny(Nanny):
     ----------
     farewell : str
         Why its worker leaves for good; empty as long as it would be started again.
+    ended : str
+        Why it has ended though nobody let its worker go; empty: it has not.
 
     """
 
     def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, rank: int, **kwargs: Any) -> None:  # noqa: ANN401
         self.spawner, self.spec, self.rank = spawner, spec, rank
-        self.farewell = ""
+        self.farewell = self.ended = ""
         super().__init__(*args, **kwargs)
         self.periodic_callbacks.pop("memory_monitor", None)
         self.memory_manager = compat.MemoryManager(
@@ -69,6 +75,11 @@ class ForkNanny(Nanny):
         """Let the worker go and start no other; called by distributed when it retires or loses the scheduler."""
         self.farewell = self.farewell or reason
         super().close_gracefully(reason=reason)
+
+    async def close(self, timeout: float = 5, reason: str = "nanny-close") -> str:
+        """End the worker and this nanny."""
+        self.ended = self.ended or ("" if self.farewell else reason)
+        return str(await super().close(timeout=timeout, reason=reason))
 
 
 class ForkedWorker:
@@ -92,11 +103,13 @@ class ForkedWorker:
             await self._running.wait()
             return self.status
         self._running, self._stopped = asyncio.Event(), asyncio.Event()
+        child = self._fork()
         self.status = Status.starting
-        nanny = self.nanny
-        child = nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec(), nanny.rank)
         self.process = ProcessHandle(child.pid)
-        child.exited.add_done_callback(lambda done: self._on_exit(child, done.result()))
+        what = f"the nanny's look at the end of worker {self.nanny.name}"
+        child.exited.add_done_callback(
+            tasks.guarded(lambda done: self._on_exit(child, done.result()), what, self._give_up)
+        )
         self._control = await Control.open(child.control)
         try:
             async for message in self._control.messages():
@@ -111,6 +124,22 @@ class ForkedWorker:
         finally:
             self._running.set()
         return self.status
+
+    def _fork(self) -> Child:
+        nanny = self.nanny
+        try:
+            return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec(), nanny.rank)
+        except Exception as e:  # no descriptor, no memory
+            if nanny.status == Status.running:  # distributed's would stay, without a worker, for ever
+                self._give_up(e)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """End the nanny: its worker would never be started again."""
+        reason = f"worker {self.nanny.name} cannot be started again: {error!r}"
+        logger.error(reason)
+        close = functools.partial(self.nanny.close, reason=reason)
+        self._closing = tasks.start(close, f"the end of the nanny of {self.nanny.name}", tasks.say_only)
 
     def _take_report(self, message: dict[str, Any]) -> None:
         if message["op"] == "error":
@@ -127,18 +156,33 @@ class ForkedWorker:
             await self._running.wait()
         if self.status == Status.stopped or self.process is None:
             return
-        stopped = self._stopped  # the nanny restarts it at once, with another event
+        child, stopped = self.process, self._stopped  # the nanny restarts it at once, with others
         if self.status != Status.stopping:
             self.status = Status.stopping
             grace_s = timeout * 0.8
             if self._control:
                 self._control.send("stop", timeout=grace_s, executor_wait=executor_wait, reason=reason)
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), grace_s)
-            except TimeoutError:
+            if not stopped.is_set():  # it may have ended in the moment in which the time was over
                 logger.warning("Worker process still alive after %.1f seconds, killing", grace_s)
-                self.process.kill()
+                child.kill()
+                await self._reaped(child.pid, stopped, timeout)
         await stopped.wait()
+
+    async def _reaped(self, pid: int, stopped: asyncio.Event, look_s: float) -> None:
+        """Wait until the zygote has reported a worker's end; end a zygote that does not, for somebody has stopped it.
+
+        Twice must the worker be seen dead: of a job that was stopped as a whole the zygote goes on a moment later.
+        """
+        dead = 0
+        while dead < 2:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), look_s)
+                return
+            dead += not process.alive(pid)
+        logger.error("The zygote does not report the end of worker process %d; it is killed", pid)
+        self.nanny.spawner.kill()
 
     def is_alive(self) -> bool:
         """Tell whether the process has not been reaped."""
@@ -202,4 +246,5 @@ class ProcessHandle:
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended, which its zygote reports
+            os.kill(self.pid, signal.SIGKILL)

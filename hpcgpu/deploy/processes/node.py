@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import dask.config
+
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, cgroup, discover, log
 from hpcgpu.host import gpus as cards
-from hpcgpu.model import CpuSet, Gpu, NodeLayout, Settings, Topology, WorkerSpec
+from hpcgpu.launch.environment import read_allocation
+from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
+from hpcgpu.model.limit import SHARE, read_disk_limit
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.plan.binding import place_simulated
+from hpcgpu.plan.explain import others_words
+from hpcgpu.plan.memory import plan_host_memory, share_of
 from hpcgpu.plan.workers import NodeFacts, device_limits_lowered, plan_workers
+from hpcgpu.spill.storage import places
+from hpcgpu.spill.storage.scratch import trust_note
 from hpcgpu.units import format_bytes
 
 
@@ -44,7 +51,8 @@ class Machine:
         visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], devices)}
         found = tuple(g for g in topology.gpus if g.uuid in visible)
         if not found:
-            given = "" if devices is None else f" (CUDA_VISIBLE_DEVICES={devices!r})"
+            why = (f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else "", others_words(topology))
+            given = f" ({'; '.join(filter(None, why))})" if any(why) else ""
             raise LaunchError(
                 f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: gpus=sim:4"
             )
@@ -90,34 +98,47 @@ def plan_here(
         More workers than GPUs, or limits and cores that cannot be had.
 
     """
-    asked = settings.memory_limit if isinstance(settings.memory_limit, int) else 0
-    room_bytes = (cgroup.memory_limit_bytes() - kept_bytes) // sharers
-    facts = _facts(machine, scratch, environ, room_bytes)
-    planned = replace(settings, memory_limit=None) if asked else settings
+    asked = settings.memory_limit.nbytes
+    allocation = read_allocation(environ, machine.name)
+    memory = plan_host_memory(cgroup.memory_limit(), allocation)
+    room = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), 1, sharers)
+    facts = _facts(machine, scratch, environ, room, in_job=allocation.batch != "local")
+    planned = replace(settings, memory_limit=SHARE) if asked else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
     specs = tuple(spec for _, spec in plan_workers(planned, facts, layout))
     return tuple(_limited(spec, asked) for spec in specs) if asked else specs
 
 
-def _facts(machine: Machine, scratch: str, environ: Mapping[str, str], memory_bytes: int) -> NodeFacts:
+def _facts(
+    machine: Machine, scratch: str, environ: Mapping[str, str], memory: HostMemory, *, in_job: bool
+) -> NodeFacts:
     return NodeFacts(
         name=machine.name,
         topology=machine.topology,
         gpus=machine.gpus,
         allowed=CpuSet(cgroup.granted_cpus()),
         allowed_nodes=cgroup.granted_memory_nodes(),
-        memory_bytes=memory_bytes,
+        memory=memory,
         environ=environ,
         scratch=scratch,
         interfaces=addresses.usable_interfaces(),
+        in_job=in_job,
     )
+
+
+def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
+    """Return what to say, once on a node, of the folder to which so many workers spill."""
+    folder = settings.local_directory
+    each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))
+    trusted = trust_note(folder) if settings.trust_local_directory else ()
+    return (*trusted, *places.notes(folder, each_bytes * workers))
 
 
 def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
     """Return what to say of memory limits that had to be lowered."""
     on_device = device_limits_lowered(settings, specs)
-    asked, limit = settings.memory_limit, specs[0].memory_limit_bytes
-    if not isinstance(asked, int) or not asked or limit is None or limit >= asked:
+    asked, limit = settings.memory_limit.nbytes, specs[0].memory_limit_bytes
+    if not asked or limit is None or limit >= asked:
         return on_device
     return (
         *on_device,
@@ -137,11 +158,3 @@ def exposed(protocol: str) -> str:
     if protocol in ("tls", "wss", "inproc"):
         return ""
     return f"protocol {protocol} of the scheduler is not encrypted: who reaches its port or a worker's runs code as you"
-
-
-def launch_key(environ: Mapping[str, str]) -> str:
-    """Return a word that the ranks of one launch on this node have in common, and no others."""
-    for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PBS_JOBID",)):
-        if all(environ.get(n) for n in names):
-            return ".".join(environ[n] for n in names)
-    return f"{os.getppid()}"  # the launcher's daemon on this node, or dask worker

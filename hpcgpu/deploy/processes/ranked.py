@@ -7,7 +7,6 @@ dies stays dead (``hpcgpu run`` and ``python -m hpcgpu.worker`` have nannies).
 from __future__ import annotations
 
 import atexit
-import hashlib
 import math
 import os
 import socket
@@ -18,15 +17,16 @@ from typing import Any
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
-from hpcgpu.deploy.processes import devices, node
+from hpcgpu.deploy.network import protocols
+from hpcgpu.deploy.processes import devices, handshakes, node
 from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.deploy.processes.worker import check_room, store_of
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import bind, log
-from hpcgpu.launch.environment import is_isolated, read_rank
+from hpcgpu.host import bind, log, remover, secret
+from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
-from hpcgpu.spill.scratch import Scratch
+from hpcgpu.spill.storage.scratch import Scratch
 
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).
@@ -68,7 +68,8 @@ class GPUWorker(compat.SilentWorker):
                 "local_directory and jit_unspill"
             )
         settings = _settings(kwargs)
-        scratch = Scratch.make(settings.local_directory, "worker")
+        scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
+        remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
         spec = _plan(settings, str(scratch.path), dict(os.environ))
         first = spec.name.endswith("-0")
@@ -85,7 +86,9 @@ class GPUWorker(compat.SilentWorker):
             "plugins": (*plugins, Unspilling(spec)),
             "dashboard": False,
         }
+        handshakes.limit()
         super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
+        protocols.prepare(self.scheduler.address)
         compat.exclude_simulated(self, devices.usage_reader(spec))
         if first:
             log.say_of(socket.gethostname(), (node.exposed(self.scheduler.address.partition("://")[0]),))
@@ -117,7 +120,8 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     else:
         _widen(rank, machine.name)
         spec = node.plan_here(settings, machine, together, **common)[number]
-    log.say_of(machine.name, node.lowered(settings, (spec,)))
+    notes = node.folder_notes(settings, together) if number == 0 else ()
+    log.say_of(machine.name, (*node.lowered(settings, (spec,)), *notes))
     return spec
 
 
@@ -126,11 +130,13 @@ def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
 
     An abstract socket is the mark: the kernel gives a name to one process only, and takes it back when that ends.
     """
+    # of MPICH's mpiexec, and of dask worker, nothing but the job is known, or what started the ranks of this node
+    launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(places):
-        words = (os.getuid(), node.launch_key(environ), gpu.uuid or gpu.pci, number % each)
+        name = secret.hidden_name(launch, gpu.uuid or gpu.pci, number % each)
         mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            mark.bind("\0hpcgpu-" + hashlib.sha256(repr(words).encode()).hexdigest())
+            mark.bind(name)
         except OSError:
             mark.close()
             continue

@@ -11,7 +11,8 @@ import wrapt
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model.worker import Rapids
-from hpcgpu.spill import pressure
+from hpcgpu.spill.devices import pressure
+from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
 # They see what is allocated, and stand above what may fail: each try would be one of theirs.
@@ -90,7 +91,7 @@ def _allocate_by(rapids: Rapids) -> None:
             continue
         given = dict(arguments)
         if "log_file_name" in given:
-            Path(str(given["log_file_name"])).parent.mkdir(parents=True, exist_ok=True)
+            parents.make(Path(str(given["log_file_name"])).parent)
         resource = getattr(rmm.mr, name)(resource, **given)
     rmm.mr.set_current_device_resource(resource)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from distributed import Scheduler
 
+from hpcgpu.supervise import tasks
+
 # Workers give a sign each 0.5 s, of a thousand each 6 s (distributed 2026.8.0).
 _SILENT_S = 20.0
 _LOOK_S = 5.0
@@ -33,6 +35,8 @@ class Listener:
         Returns the connection to the scheduler of now.
     changed : callable
         Called when somebody has fallen silent or is heard again.
+    every_s : float
+        How often it is asked.
 
     Attributes
     ----------
@@ -41,22 +45,21 @@ class Listener:
 
     """
 
-    def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None]) -> None:
+    def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
         self.silent = frozenset[str]()
-        self._scheduler, self._changed = scheduler, changed
-        self._task = asyncio.create_task(self._listen())
+        self._scheduler, self._changed, self._every_s = scheduler, changed, every_s
+        self._listening = tasks.keep(self._listen, "the look for workers that have fallen silent")
 
     async def _listen(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            try:
-                found = frozenset(await self._scheduler().hpcgpu_silent())
-            except OSError:
-                continue  # the cluster looks for its scheduler
-            if found != self.silent:
-                self.silent = found
-                self._changed()
+        await asyncio.sleep(self._every_s)
+        try:
+            found = frozenset(await self._scheduler().hpcgpu_silent())
+        except OSError:
+            return  # the cluster looks for its scheduler
+        if found != self.silent:
+            self.silent = found
+            self._changed()
 
     def stop(self) -> None:
         """Ask no more."""
-        self._task.cancel()
+        self._listening.cancel()

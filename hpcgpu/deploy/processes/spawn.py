@@ -31,3 +31,6 @@ class Spawner(Protocol):
 
     def spawn(self, entry: str, spec: object, rank: int) -> Child:
         """Return at once; ``rank`` says whose stdout and stderr the child gets."""
+
+    def kill(self) -> None:
+        """End what forks, and with it all children; each is then reported as ended."""

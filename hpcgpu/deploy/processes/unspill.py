@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.processes import stalls
+from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import cgroup
 from hpcgpu.model import WorkerSpec
-from hpcgpu.spill import GpuSpillBuffer, proxy_dask
-from hpcgpu.spill.dask import register
-from hpcgpu.spill.handle import Handle, keep_packed
+from hpcgpu.spill.store.dask import register
+from hpcgpu.spill.store.handle import Handle, keep_packed
+from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.worker.memory")
 # above what distributed's nanny leaves (terminate, 0.95), though of the cgroup, which other processes fill as well
@@ -25,34 +27,6 @@ _LEFT = 0.1
 _HAND_OVER_S = 10.0
 _SOON, _RUNNING = ("ready", "constrained"), ("executing", "long-running")
 _LOST = "hpcgpu-spilled-data-lost"
-
-
-class Unspill:
-    """A task whose arguments are brought up in the thread in which it runs."""
-
-    def __init__(self, spec: Any, store: GpuSpillBuffer) -> None:  # noqa: ANN401 - distributed has no types
-        self.spec, self.store = spec, store
-
-    def __call__(self, data: Mapping[Any, Any]) -> Any:  # noqa: ANN401
-        """Called by distributed in place of the task."""
-        if self.spec.is_coro:
-            return self._call_coroutine(data)
-        with self.store.using(data):
-            return self.spec(_resolved(data))
-
-    async def _call_coroutine(self, data: Mapping[Any, Any]) -> Any:  # noqa: ANN401
-        with self.store.using(data):
-            return await self.spec(await asyncio.to_thread(_resolved, data))
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self.spec, name)
-
-    def __repr__(self) -> str:
-        return repr(self.spec)
-
-
-def _resolved(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {k: v.resolve() if type(v) is Handle else v for k, v in data.items()}
 
 
 class Unspilling(WorkerPlugin):
@@ -69,12 +43,13 @@ class Unspilling(WorkerPlugin):
         """Called by distributed when the worker starts."""
         self.worker = worker
         register()
-        if worker.data.jit_unspill:
-            proxy_dask.register()
         keep_packed()
+        compat.measure_device_shards()
         compat.read_with_handles(worker, worker.data.handing_out_handles, self._lost)
         worker.data.on_fault = self._on_fault
-        worker.data.moves.host_is_short = lambda: cgroup.memory_left() < _LEFT
+        worker.data.above_target = functools.partial(compat.above_target, worker)
+        worker.metrics[stalls.TROUBLE] = lambda _: "; ".join(worker.data.trouble)
+        worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:  # noqa: ANN401
         """Called by distributed when a task gets ready, before it runs, and when it is over."""
@@ -88,7 +63,8 @@ class Unspilling(WorkerPlugin):
             self.worker.data.expect_no_more(key)
 
     def teardown(self, worker: Worker) -> None:
-        """Called by distributed when the worker closes: nobody else closes the store."""
+        """Called by distributed when the worker closes: nobody else closes the store, whose keys stay in it."""
+        self._lost.update(worker.data)  # peers still ask
         worker.data.close()
 
     def _on_fault(self, error: SpillError) -> None:
@@ -96,23 +72,30 @@ class Unspilling(WorkerPlugin):
         if not self._leaving:
             self._leaving = True
             logger.error("%s; the worker hands over what else it has, closes, and is started anew", error)
-            self.worker.loop.add_callback(self._leave)
+            self.worker.loop.add_callback(tasks.guarded(self._begin_to_leave, "the worker's end", tasks.say_only))
+
+    def _begin_to_leave(self) -> None:
+        self._ending = tasks.start(self._leave, "the worker's end", tasks.say_only)
 
     async def _leave(self) -> None:
         """Take no more tasks, copy sole replicas to other workers for a while, then close."""
         # what cannot be read cannot be copied either: the retirement would wait for it without end
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_HAND_OVER_S):
                 await asyncio.to_thread(self._find_lost)
                 await self.worker.close_gracefully(restart=True, reason=_LOST)
+        except TimeoutError:
+            logger.warning("not all that the worker has was handed over within %g s", _HAND_OVER_S)
+        except Exception:  # a device's library may raise anything
+            logger.exception("what the worker has could not be handed over")
         await self.worker.close(nanny=False, reason=_LOST)
 
     def _find_lost(self) -> None:
         """Note every key whose value cannot be read back."""
         for key in list(self.worker.data):
             with self.worker.data.handing_out_handles(), contextlib.suppress(KeyError):
-                value = self.worker.data[key]
                 try:
+                    value = self.worker.data[key]
                     if type(value) is Handle:
                         value.packed()
                 except SpillError:

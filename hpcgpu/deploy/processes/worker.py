@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -18,13 +19,16 @@ import psutil
 from distributed import Worker
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.network import protocols
+from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, log, process
 from hpcgpu.model import WorkerSpec
+from hpcgpu.model.limit import Limit
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
 # Of the store. Its few lines are to be seen where a run's logs begin at warnings (agent.image).
@@ -64,8 +68,12 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         allocator.set_trim_threshold(wanted)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
+    if not dask.config.get("temporary-directory", None):  # of what tasks start, by names that can be guessed
+        dask.config.set({"temporary-directory": start.spec.local_directory})
     if start.spec.gpu is None:  # distributed would show the first GPU's load as this worker's (2026.8.0, nvml.py)
         dask.config.set({"distributed.diagnostics.nvml": False})
+    handshakes.limit()
+    protocols.prepare(start.kwargs["scheduler_ip"])
     return asyncio.run(_serve(start, control))
 
 
@@ -76,15 +84,15 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
         worker = await make_worker(start)
     except Exception as e:
         cause = cause_of(e)
-        ours = isinstance(cause, HpcGpuError)
-        reason = str(cause) if ours else "".join(traceback.format_exception_only(cause)).strip()
+        words = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
+        reason = words or "".join(traceback.format_exception_only(cause)).strip()
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
         await control.drained()
-        if ours:
-            return 1  # its words say all, and the nanny has them
+        if words:
+            return 1  # they say all, and the nanny has them
         raise
     control.send("started", address=worker.address, dir=worker.local_directory)
-    stopping = asyncio.create_task(_stop_when_told(worker, control))
+    stopping = stop_when_told(worker, control)
     await worker.finished()
     stopping.cancel()
     # non-daemonic threads of user code must not keep a closed worker alive
@@ -129,18 +137,26 @@ def check_room(spec: WorkerSpec) -> None:
 
 
 def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
-    """Return the spill store as Worker's argument ``data`` takes it."""
+    """Return the spill store as Worker's argument ``data`` takes it; of its folder the node's planner has spoken."""
     memory = dask.config.get("distributed.worker.memory")
     return (
         GpuSpillBuffer,
         {
-            "device_memory_limit": spec.device_memory_limit_bytes,
-            "memory_limit": spec.memory_limit_bytes,
+            "device_memory_limit": Limit(spec.device_memory_limit_bytes),
+            "memory_limit": Limit(spec.memory_limit_bytes or 0),
             "jit_unspill": spec.jit_unspill,
-            "target": memory["target"] or 0,
+            "target": memory["target"],
             "max_spill": memory["max-spill"],
+            "quiet": True,
+            "trust_local_directory": True,  # what stands above it was looked at when the run's folder was made
         },
     )
+
+
+def stop_when_told(worker: Worker, control: Control) -> asyncio.Task[None]:
+    """Close the worker on the nanny's word; one that cannot close so, or whose nanny is gone, ends at once."""
+    told = functools.partial(_stop_when_told, worker, control)
+    return tasks.start(told, "the end of the worker", lambda _: os._exit(1))
 
 
 async def _stop_when_told(worker: Worker, control: Control) -> None:

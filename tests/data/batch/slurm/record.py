@@ -1,6 +1,6 @@
 """Record what a real Slurm prints, on the lab with accounting: ``record.py [part ...]``, all parts if none is named.
 
-From the root of the checkout: ``ACCOUNTING=1 docker/lab.sh up``, then ``ACCOUNTING=1 PYTHONPATH=.:tests python
+From the root of the checkout: ``ACCOUNTING=1 docker/lab.sh up``, then ``ACCOUNTING=1 PYTHONPATH=.:tests/support python
 tests/data/batch/slurm/record.py``. The lab must be idle; a node of it is killed and started again.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from lab import NUMBER, Lab
 
 from hpcgpu.batch import Slurm
+from hpcgpu.batch.offers import sinfo
 from hpcgpu.model import Command, JobSpec
 
 SUBMIT = "sbatch --parsable -A project -o /dev/null "
@@ -25,7 +26,7 @@ REFUSED = (
     "--gpus-per-node=9", "--gres=nosuch:1", "--mem=99T", "--constraint=nosuch", "--mem=1G --mem-per-cpu=1G",
     "--array=0-1001", "--array=x",
 )  # fmt: skip
-LAB = Lab()
+LAB = Lab(accounting=True)
 BLOCKS: list[str] = []
 
 
@@ -108,6 +109,9 @@ def states() -> None:
     dependent, later = submit(f"-d afterok:{running} --wrap true", "--begin=now+1hour --wrap true")
     wait(running, "RUNNING")
     wait(pending, "Resources")
+    wait(dependent, "Dependency")
+    wait(later, "BeginTime")
+    time.sleep(5)  # slurmdbd is told a little later
     ask(running, pending, held, dependent, later)
     save("05-alive")
     run(f"scancel {running}")
@@ -203,15 +207,27 @@ def preempted() -> None:
 
 
 def node_died() -> None:
-    again, gone = submit("-w node4 --requeue --wrap 'sleep 300'", "-w node4 --no-requeue --wrap 'sleep 300'")
-    for job_id in (again, gone):
+    again, gone, both = submit(
+        "-w node4 --requeue --wrap 'sleep 300'",
+        "-w node4 --no-requeue --wrap 'sleep 300'",
+        "-N2 -w node[3-4] --no-requeue --wrap 'sleep 300'",
+    )
+    for job_id in (again, gone, both):
         wait(job_id, "RUNNING")
+    nodes = line(Slurm().nodes(["node3", "node4"]))
     subprocess.run(["docker", "kill", f"hpcgpu{NUMBER}-node4"], check=True, timeout=60)
     try:
-        ask(again, gone)  # nothing is noticed yet
-        wait(again, "PENDING")
-        wait(gone, "NODE_FAIL")
-        ask(again, gone)
+        for state in ("", "*|", "down"):  # nothing is noticed yet; it is said not to answer; it is given up
+            deadline = time.monotonic() + 150
+            while state not in shell(nodes).stdout:
+                assert time.monotonic() < deadline, shell(nodes).stdout
+                time.sleep(0.1)
+            if state == "down":
+                wait(again, "PENDING")
+                wait(gone, "NODE_FAIL")
+                wait(both, "NODE_FAIL")
+            ask(again, gone, both)
+            run(nodes)
         run(f"scancel {again}")
         save("17-node-died")
     finally:
@@ -229,6 +245,29 @@ def starts() -> None:
     save("18-starts")
 
 
+def offers() -> None:
+    """What sinfo says of nodes and limits, and why jobs wait that ask for more."""
+    shell("scontrol update partitionname=low MaxTime=1:30:00 MaxNodes=2", "root")
+    for queue in (None, "low", "low,high", "nosuch"):
+        run(line(sinfo(queue)))
+    more = submit(
+        "-N5 --wrap true", "-p low -N3 --wrap true", "-p low -t 120 --wrap true", "-c 99 --wrap true",
+        "-p low,high -N5 --wrap true",
+    )  # fmt: skip
+    shell("scontrol update nodename=node4 state=drain reason=test", "root")
+    more += submit("-N4 --wrap true")
+    for job_id in more:
+        wait(job_id, "PENDING")
+    wait(more[2], "PartitionTimeLimit")
+    wait(more[3], "PartitionConfig")
+    wait(more[5], "DOWN")
+    ask(*more)
+    run(f"scancel {' '.join(more)}")
+    shell("scontrol update nodename=node4 state=resume", "root")
+    shell("scontrol update partitionname=low MaxTime=UNLIMITED MaxNodes=UNLIMITED", "root")
+    save("19-offers")
+
+
 def names() -> None:
     """What becomes of job names as our scripts write them: every ASCII character, blanks, quotes, letters of others."""
     each = [f"a{chr(c)}b" for c in range(33, 127)]
@@ -243,7 +282,7 @@ def names() -> None:
 
 
 PARTS: tuple[Callable[[], None], ...] = (
-    submissions, limits, states, ends, trouble, arrays, suspended, preempted, node_died, starts, names,
+    submissions, limits, states, ends, trouble, arrays, suspended, preempted, node_died, starts, offers, names,
 )  # fmt: skip
 
 if __name__ == "__main__":

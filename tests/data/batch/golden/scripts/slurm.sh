@@ -10,16 +10,27 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --mem=204800M
 
-trap 'echo $? > /scratch/user1/logs/exit' EXIT
+trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit' EXIT
 trap 'exit 143' TERM
 trap : USR1
 module load cuda
 export UCX_LOG_LEVEL=warn
 {
-    (trap '' USR1; exec /opt/env/bin/hpcgpu launch --document '{"shape": "gang", "what": "it'"'"'s $HOME"}') <&0 &
-    job=$!
-    trap '' TERM
-    trap 'again=1; kill -USR1 "$job" 2>/dev/null || :' USR1
-    while again=; wait "$job"; code=$?; [ "$again" ]; do :; done
-    exit "$code"
+    exec {out}>&1
+    job= warned=
+    trap : TERM
+    trap 'warned=1; kill -USR1 $job 2>/dev/null || :' USR1
+    exec {told}< <(
+        trap : TERM USR1
+        (
+            trap '' USR1
+            echo "$BASHPID"
+            exec /opt/env/bin/hpcgpu launch --document '{"shape": "gang", "what": "it'"'"'s $HOME"}' >&"$out" {out}>&-
+        ) && echo 0 || echo "$?"
+    )
+    exec {out}>&-
+    read -r job <&$told
+    [ -z "$warned" ] || kill -USR1 "$job" 2>/dev/null || :
+    until read -r -t 5 code <&$told; do (($? > 128)) || break; done
+    exit "${code:-137}"
 }

@@ -1,0 +1,251 @@
+"""Who has not come to the meeting: looked for at its deadline only, so that ranks that all come pay nothing for it.
+
+A rank at the meeting has a title that the others of its node see in /proc, where only its owner can put it. What is
+seen on each node lies in a folder that the nodes may share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpcgpu.errors import HpcGpuError
+from hpcgpu.host import log, pids, process
+from hpcgpu.launch.environment import read_launch, read_rank
+from hpcgpu.model import CpuSet, RankFacts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What a rank is called while it waits for the others; 15 characters are kept.
+TITLE = "hpcgpu-meeting"
+_LATE = "hpcgpu-late"
+_SETTLE_S = 0.2
+# How many times as long as nodes wait for each other does a rank wait for the one that acts for it.
+_WAIT_FACTOR = 4
+_DOES = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for a disk or a file system"}
+
+
+class Node(NamedTuple):
+    """What is seen of a launch on one node.
+
+    Attributes
+    ----------
+    there : tuple of int
+        Ranks that are at the meeting.
+    away : dict
+        Of each other rank, what its process does.
+
+    """
+
+    host: str
+    there: tuple[int, ...]
+    away: dict[int, str]
+
+
+class Absence:
+    """The end of a meeting to which somebody has not come.
+
+    Parameters
+    ----------
+    facts : RankFacts
+        Of this rank.
+    environ : mapping of str to str
+        This rank's, by which the others of its launch are known.
+    host : str
+        This node's name.
+    folder : Path or None
+        Which the nodes may share, of this launch alone; None: there is none.
+    deadline_s : float
+        How long the others have been waited for.
+    together_s : float
+        The ranks of a launch start, and are late, within so many seconds of each other.
+
+    """
+
+    def __init__(
+        self,
+        facts: RankFacts,
+        environ: Mapping[str, str],
+        host: str,
+        folder: Path | None,
+        deadline_s: float,
+        together_s: float = 5.0,
+    ) -> None:
+        self._facts, self._environ, self._host = facts, environ, host
+        self._folder, self._deadline_s, self._together_s = folder, deadline_s, together_s
+        self._shown: Path | None = None
+        self._in = 0  # the inode of the folder
+
+    def note(self) -> None:
+        """Show the other nodes who is there so far, for their time may be over before this node's is."""
+        there, away = self._look()
+        if min(there) == self._facts.rank:
+            with contextlib.suppress(OSError, HpcGpuError):
+                self._show(self._node(there, away))
+
+    def withdraw(self) -> None:
+        """Take back what was shown: all have come."""
+        if self._shown:
+            with contextlib.suppress(OSError):  # another node still has its own there, or it is gone
+                self._shown.unlink()
+                self._shown.parent.rmdir()
+
+    def tell(self) -> None:
+        """Say who is missing, once for all nodes that see each other, and end the node's ranks that have not come.
+
+        The first rank of a node whose time is over does it, and the others wait for its end.
+        """
+        there, away = self._look()
+        if acting := self._acting(there):
+            pids.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)
+            return
+        nodes = self._share(self._node(there, away))
+        if not self._is_told() and self._is_first():
+            where = os.fspath(self._folder) if self._folder else ""
+            log.say(describe(self._facts.size, nodes, self._deadline_s, where, self._environ))
+        self._clear(others=len(nodes) > 1)
+        for one in (p for found in away.values() for p in found):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+
+    def _is_told(self) -> bool:
+        """Tell whether another node has said it, and cleared up what was shown."""
+        if self._shown is None:
+            return False
+        try:
+            return not self._shown.exists() or self._shown.parent.stat().st_ino != self._in
+        except OSError:
+            return True
+
+    def _acting(self, there: Mapping[int, pids.Process]) -> pids.Process | None:
+        """Return the process of the rank that acts for this node; None: this one does."""
+        own = self._facts.rank
+        if first := [p for rank, p in there.items() if p.title == _LATE and rank != own]:
+            return first[0]
+        process.retitle(_LATE)
+        time.sleep(_SETTLE_S)  # then those that were late at the same time see each other
+        late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < own}
+        return late[min(late)] if late else None
+
+    def _node(self, there: Mapping[int, pids.Process], away: Mapping[int, list[pids.Process]]) -> Node:
+        does = {r: f"process {p.pid} {_DOES.get(p.state, 'has not come so far')}" for r, (p, *_) in away.items()}
+        return Node(self._host, tuple(sorted(there)), does)
+
+    def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
+        """Return the processes on this node of the ranks that are at the meeting, and of those that are not."""
+        found: dict[int, list[pids.Process]] = {}
+        for one in pids.own():
+            if (rank := self._rank_of(one)) is not None:
+                found.setdefault(rank, []).append(one)
+        there = {r: p for r, processes in found.items() for p in processes if p.title in (TITLE, _LATE)}
+        there.setdefault(self._facts.rank, pids.Process(os.getpid(), 0, 0, "", TITLE, {}))
+        return there, {r: processes for r, processes in found.items() if r not in there}
+
+    def _rank_of(self, one: pids.Process) -> int | None:
+        try:
+            facts = read_rank(one.environ)
+        except ValueError:
+            return None
+        if (facts.launcher, facts.size) != (self._facts.launcher, self._facts.size):
+            return None
+        launch = read_launch(self._environ)
+        alike = read_launch(one.environ) == launch if launch else one.parent == os.getppid()
+        return facts.rank if alike else None
+
+    def _share(self, node: Node) -> list[Node]:
+        """Return what is seen on all nodes that share the folder."""
+        try:
+            if self._is_told() or (own := self._show(node)) is None:
+                return [node]
+            from hpcgpu.host import private
+
+            time.sleep(self._together_s)
+            others = [_read(private.read(path)) for path in own.parent.glob("late-*") if path != own]
+        except (OSError, HpcGpuError):
+            return [node]  # nobody sees more than its own node
+        return sorted([node, *others], key=lambda n: n.there)
+
+    def _show(self, node: Node) -> Path | None:
+        """Write what is seen on this node where other nodes may look; None: there are none, or is no such place."""
+        if self._folder is None or self._facts.local_size == self._facts.size:
+            return None
+        from hpcgpu.host import private  # brings pathlib, 5 CPU ms
+
+        private.make_folder(self._folder)
+        path = self._folder / f"late-{self._host}"
+        private.write(path, json.dumps(node))
+        self._in = self._in or self._folder.stat().st_ino
+        self._shown = path
+        return path
+
+    def _is_first(self) -> bool:
+        """Tell whether no other node has said what is to be said."""
+        try:
+            if self._folder:
+                os.close(os.open(self._folder / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:
+            return True  # there is no folder
+        return True
+
+    def _clear(self, *, others: bool) -> None:
+        import shutil
+
+        if others:
+            time.sleep(self._together_s)  # they may be that much later, and read what is there
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _read(text: str) -> Node:
+    host, there, away = json.loads(text)
+    return Node(host, tuple(there), {int(rank): does for rank, does in away.items()})
+
+
+def describe(
+    size: int, nodes: Sequence[Node], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
+) -> str:
+    """Return in words who is missing, and who is there.
+
+    Parameters
+    ----------
+    size : int
+        Ranks that the launcher promised.
+    nodes : sequence of Node
+        Those that are known.
+    deadline_s : float
+        How long has been waited.
+    folder : str
+        Where nodes show each other who is there; empty: nowhere.
+    environ : mapping of str to str, optional
+        Of a rank, which may name all nodes.
+
+    """
+    there = {rank for node in nodes for rank in node.there}
+    away = [f"rank {r} on {node.host} ({node.away[r]})" for node in nodes for r in sorted(node.away)]
+    unseen = set(range(size)) - there - {rank for node in nodes for rank in node.away}
+    began = f"not all {size} ranks came to the meeting within {deadline_s:g} s (--death-timeout)"
+    here = ", ".join(f"{_ranks(node.there)} on {node.host}" for node in nodes)
+    if not away and not unseen:
+        return (
+            f"all {size} ranks came to the meeting, but MPI did not connect them within {deadline_s:g} s "
+            f"(--death-timeout): {here}. Let them meet by file: --rendezvous file"
+        )
+    if not unseen:
+        return f"{began}. Missing: {', '.join(away)}. There: {here}"
+    missing = ", ".join([*away, f"{_ranks(unseen)} (nothing is seen of {'it' if len(unseen) == 1 else 'them'})"])
+    nodelist = (environ or {}).get("SLURM_STEP_NODELIST") or (environ or {}).get("SLURM_JOB_NODELIST")
+    listed = f" of {nodelist}" if nodelist else ""
+    seen = f"Seen are the nodes{listed} that share {folder}" if folder else "Only this rank's node is seen"
+    return f"{began}. Missing: {missing}. There: {here}. {seen}"
+
+
+def _ranks(ranks: Sequence[int] | set[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {CpuSet(ranks)}"

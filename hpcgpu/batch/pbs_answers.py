@@ -1,0 +1,147 @@
+"""What the programs of PBS answer, read. Tried on recordings of two builds of OpenPBS (tests/data/batch/pbs)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from hpcgpu.batch.offers import advice
+from hpcgpu.batch.qstat import ID, hosts, listed, moment
+from hpcgpu.errors import SubmitError
+from hpcgpu.model import JobState, JobStatus, Result
+
+STATES: Mapping[str, JobState] = MappingProxyType(
+    {
+        **dict.fromkeys("QWTM", JobState.PENDING),
+        **dict.fromkeys("H", JobState.HELD),
+        **dict.fromkeys("RBE", JobState.RUNNING),
+        **dict.fromkeys("SU", JobState.SUSPENDED),
+        **dict.fromkeys("FX", JobState.ENDED),
+    }
+)
+_UNKNOWN = re.compile(rf"Unknown Job Id ({ID})")
+# The second after 21 of them, in a hold that only an operator can release (37-held-too-many-attempts).
+_STUCK = re.compile("Can Never Run|job held, too many failed attempts to run")
+_GONE = re.compile(r"Unknown Job Id|Job has finished", re.IGNORECASE)
+# What a waiting element has for a comment once another one of its array runs: no reason (14-array).
+_BEGAN = re.compile("Job Array Began at ")
+# qdel's words for a job in its epilogue or in E (run/56, run/64), and for an element that is X while its array lives
+# (exit code 55, 23.06.06): it ends, or has ended, without anybody's doing.
+_ENDING = re.compile(r"Request invalid for (state of job|finished array subjob)")
+# A range is deleted as a whole, and the first element whose node does not answer is named (run/53, run/63).
+_NO_NODE = re.compile(rf"Server could not connect to MOM ({ID})")
+# Of pbsnodes -F json; a state is a list, "down,job-exclusive" (run/50, run/66).
+_NODE = re.compile(r'[ \t]*"([\w.-]+)"\s*:\s*{\s*')
+_NODE_STATE = re.compile(r'[ \t]*"state"\s*:\s*"([\w,-]+)",?\s*')
+_AWAY = frozenset({"down", "stale", "state-unknown"})
+# Exit codes are PBSE & 255: a user's limit of jobs (38) or of a resource (39), no connection (162; qstat 255), and one
+# that ended before the answer came (183: "Batch Protocol error" in pbs_error.h; not seen).
+_TRANSIENT = frozenset({38, 39, 124, 162, 183, 255})
+_OVER_LIMIT = frozenset({38, 39})
+# In these words no job has been handed over (33-server-trouble); in any other it may have been.
+_UNSENT = "cannot connect to server"
+
+
+def read_id(result: Result) -> str:
+    """Return the id that qsub prints; see :class:`hpcgpu.batch.BatchSystem`."""
+    found = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
+    if result.returncode == 0 and found:
+        return str(found[-1])
+    raise _refused("qsub refused the job", result)
+
+
+def read_ids(result: Result) -> tuple[str, ...]:
+    """Return the ids that qselect prints, that of an array (``123[].server``) for all of its elements.
+
+    A line for each; arrays are among them (run/d1-qselect).
+    """
+    if result.returncode != 0:
+        raise _refused("qselect did not answer", result)
+    return tuple(re.findall(rf"(?<!\S)({ID})(?:@\S+)?(?!\S)", result.stdout))
+
+
+def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
+    """Return what qstat lists, and as ended those that it does not know, with them the elements of an array.
+
+    One that "has finished" is left to the history, which has its exit code and why. A job that is in neither may be
+    alive: OpenPBS of 2026-04 drops every job after an unknown one.
+    """
+    out, gone = dict[str, JobStatus](), dict[str, JobStatus]()
+    held = set[str]()
+    for job_id, fields in listed(result.stdout):
+        if "[]" in job_id and fields.get("job_state") == "H":
+            held.add(job_id)
+        if "[]" not in job_id:
+            out[job_id] = _status(fields, array_is_held=_whole(job_id) in held)
+    for line in result.stderr.splitlines():
+        if found := _UNKNOWN.search(line):
+            gone.setdefault(found[1], JobStatus(JobState.ENDED, "", line.strip()))
+    # Only here the state of an array says that of an element; the array of a running one is B, or F with 1.
+    over = {job_id: gone[array] for job_id in job_ids if (array := _whole(job_id)) in gone}
+    if result.returncode != 0 and not out and not gone and not _GONE.search(result.stderr):
+        raise _refused("qstat did not answer", result)
+    return out | {job_id: s for job_id, s in (gone | over).items() if job_id not in out}
+
+
+def read_cancel(result: Result) -> bool:
+    """Return False when the job has ended or is ending already; raise SubmitError in qdel's words."""
+    over = bool(_GONE.search(result.stderr) or _ENDING.search(result.stderr))
+    if result.returncode != 0 and not over:
+        raise _refused("qdel failed", result)
+    return not over
+
+
+def read_down(result: Result) -> Mapping[str, str]:
+    """Return what pbsnodes says of nodes that do not answer the server; nothing when it did not answer itself."""
+    found, node = dict[str, str](), ""
+    for line in result.stdout.splitlines():
+        if header := _NODE.fullmatch(line):
+            node = header[1]
+        elif (state := _NODE_STATE.fullmatch(line)) and not _AWAY.isdisjoint(state[1].split(",")):
+            found[node] = f"{node} is {state[1]}"
+    return found
+
+
+def unreachable(result: Result) -> str:
+    """Return the job that qdel did not end for its node does not answer; empty where that is not the reason."""
+    found = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
+    return found[1] if found else ""
+
+
+def _status(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
+    native, comment = fields.get("job_state", ""), fields.get("comment", "")
+    state = STATES.get(native, JobState.UNKNOWN)
+    if state is JobState.PENDING and (array_is_held or fields.get("Hold_Types", "n") not in ("n", "")):
+        state = JobState.HELD  # an element of a held array is Q (run/43)
+    if state in (JobState.PENDING, JobState.HELD) and _BEGAN.match(comment):
+        comment = ""
+    if state in (JobState.PENDING, JobState.HELD) and _STUCK.match(comment):
+        state = JobState.STUCK
+    # A running job may carry the status of its first life, a queued one that of its array.
+    code = _exit_code(fields.get("Exit_status", "")) if state is JobState.ENDED else None
+    starts = moment(fields.get("estimated.start_time", "")) if state is JobState.PENDING else ""
+    instead = advice(comment) if state is JobState.STUCK else ""
+    on = hosts(fields) if state is JobState.RUNNING else ()
+    trouble = "in state E" if native == "E" else ""  # for long where its output cannot be written
+    return JobStatus(state, native, comment, code, starts, instead, tuple(dict.fromkeys(on)), trouble)
+
+
+def _whole(job_id: str) -> str:
+    """Return the id of an element's array; of another job its own."""
+    return re.sub(r"\[\d+\]", "[]", job_id)
+
+
+def _exit_code(text: str) -> int | None:
+    """Return the exit code as a shell says it: PBS's 271 is SIGTERM, 143. Below zero PBS ended it (-29: walltime)."""
+    if not re.fullmatch(r"-?\d+", text):
+        return None
+    return int(text) - 128 if int(text) > 256 else int(text)
+
+
+def _refused(what: str, result: Result) -> SubmitError:
+    said = result.stderr.strip() or result.stdout.strip()
+    words = said.partition("\nusage:")[0] or f"exit code {result.returncode}, and no word"
+    transient, over_limit = result.returncode in _TRANSIENT, result.returncode in _OVER_LIMIT
+    unsure = transient and not over_limit and _UNSENT not in said
+    return SubmitError(f"{what}: {words}", evidence=said, transient=transient, over_limit=over_limit, unsure=unsure)

@@ -1,0 +1,88 @@
+"""What each way to a cluster has no use for: an option that is given there in vain is an error, with where it belongs.
+
+A file, the site or the environment may say all options, for whatever is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from hpcgpu.config.layers import BY_NAME
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.settings import Settings, user_name
+
+REQUEST = (
+    *("nodes", "cores_per_gpu", "memory", "queue", "account", "job_name", "log_directory"),
+    *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
+)
+TIME = ("walltime", "drain")
+CLIENT = ("shape", "scheduler", "client_grace")
+START = ("ranks", "launcher")
+
+_ASKED = (
+    "it is asked of a batch system, and {door} asks none; sbatch, salloc and qsub have options for it, and "
+    "'hpcgpu jobscript', SLURMGPUCluster and PBSGPUCluster take it"
+)
+_REQUEST = {
+    **dict.fromkeys(REQUEST, _ASKED),
+    "nodes": "{door} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for them, and "
+    "'hpcgpu jobscript', SLURMGPUCluster or PBSGPUCluster takes it",
+    "memory": _ASKED + "; for each worker: memory_limit",
+}
+_TIME = dict.fromkeys(TIME, "{door} in no job has no time limit; 'hpcgpu jobscript' and the classes take it")
+_CLIENT = dict.fromkeys(
+    CLIENT, "{door} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
+)
+_START = dict.fromkeys(START, "{door} is one rank, and starts no others; 'hpcgpu launch' takes it")
+_PYTHON = "its ranks have the Python that runs the script; start the script by another, or take 'hpcgpu run'"
+_HERE = "this cluster is the GPUs of one machine; leave it out, or take a class of a batch system"
+
+RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = DOORS = (
+    *("hpcgpu run", "hpcgpu launch", "hpcgpu jobscript with a script"),
+    *("GPURunner", "LocalGPUCluster"),
+)
+_UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        RUN: {**_REQUEST, **_CLIENT, **_START},
+        LAUNCH: {**_REQUEST, **_CLIENT},
+        JOBSCRIPT: _CLIENT,
+        RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
+        LOCAL: {n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in ("job_name", "log_directory", "client_grace")},
+    }
+)
+
+
+def unused(door: str, *, in_job: bool = True) -> Mapping[str, str]:
+    """Return the options, by the users' names, of which a door makes nothing, with what to do instead.
+
+    Parameters
+    ----------
+    door : str
+        One of :data:`DOORS`; any other has a use for all.
+    in_job : bool
+        A batch system has started what is around this process.
+
+    """
+    if door not in DOORS:
+        return {}
+    return {**_UNUSED[door], **({} if in_job or door == JOBSCRIPT else _TIME)}
+
+
+def check_door(door: str, settings: Settings, given: Iterable[str], *, in_job: bool) -> None:
+    """Raise for an option that was given to a door itself, asks for more than the default, and would do nothing.
+
+    Raises
+    ------
+    ConfigError
+        With what takes it.
+
+    """
+    vain, defaults = unused(door, in_job=in_job), Settings()
+    for name in given:
+        option = BY_NAME.get(name)
+        if option is None or user_name(option) not in vain:
+            continue
+        if getattr(settings, option.name) != getattr(defaults, option.name):
+            own = user_name(option)
+            raise ConfigError(f"{settings.said(own)}: {vain[own].format(door=door)}")

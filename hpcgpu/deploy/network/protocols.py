@@ -1,0 +1,39 @@
+"""What a protocol needs in each process that speaks it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from hpcgpu.errors import LaunchError
+
+
+def is_ucx_installed() -> bool:
+    """Tell whether this Python has UCX's connections."""
+    return importlib.util.find_spec("distributed_ucxx") is not None
+
+
+def ucx_missing() -> str:
+    """Return what to do where it has not."""
+    return (
+        f"needs distributed-ucxx, which {sys.executable} has not: pip install 'hpcgpu[ucx]'; or leave protocol out, "
+        "which gives tls"
+    )
+
+
+def prepare(address: str) -> None:
+    """Have connections of an address's protocol be as this package expects them; called before the first is made.
+
+    Raises
+    ------
+    LaunchError
+        It is UCX's, which is not installed.
+
+    """
+    if not address.startswith(("ucx:", "ucxx:")):
+        return
+    if not is_ucx_installed():
+        raise LaunchError(f"{address} {ucx_missing()}")
+    from hpcgpu.deploy.network import ucx
+
+    ucx.adopt()

@@ -1,0 +1,220 @@
+"""Connections of ``ucx://`` as distributed and this package expect them, over those of distributed-ucxx.
+
+Imported only where ``protocol="ucx"`` is asked for. The names that begin with an underscore were read in ucxx and
+distributed-ucxx 0.52.0, and are the same in 0.48.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, ClassVar
+
+from distributed.comm.core import CommClosedError
+from distributed.comm.registry import backends
+from distributed_ucxx.ucxx import UCXX, UCXXBackend, UCXXConnector, UCXXListener
+
+from hpcgpu.supervise import tasks
+
+# The peer of a connection that is closed may be dead, or stopped.
+_CLOSE_S = 1.0
+# A message of which UCX gives no sign must not wait for the next one: ucxx, too, looks every second.
+_LOOK_S = 1.0
+# ucxx sets it when it is imported, and UCX warns in each process where there is no CUDA to which it is known.
+_CUDAS = "UCX_MEMTYPE_CACHE"
+
+
+class Progress:
+    """UCX's work on an event loop, which sleeps as long as nothing comes; ucxx makes one for each loop.
+
+    ucxx 0.52.0 asks for each message that is awaited in every turn of the event loop (``wait_yield``), so that each
+    process of a cluster keeps a core busy at rest, and does not arm UCX's descriptor again (its ``BlockingMode``).
+    Here who awaits a message is woken by the descriptor.
+
+    It frees the buffer of a message that somebody has stopped to wait for, though UCX may still write to it: memory of
+    others is lost, and the process may crash. Here such buffers are kept until UCX has done with them.
+
+    Parameters
+    ----------
+    worker : UCXWorker
+        Of this process.
+    loop : asyncio.AbstractEventLoop
+        The loop.
+
+    """
+
+    _kept: ClassVar[list[tuple[Any, Any]]] = []  # requests that nobody awaits any more, with their buffers
+
+    def __init__(self, worker: Any, loop: asyncio.AbstractEventLoop) -> None:  # noqa: ANN401
+        self._worker, self._loop = worker, loop
+        self._awaited: dict[asyncio.Future[None], Any] = {}
+        self._turning = False
+        self._look: asyncio.TimerHandle | None = None
+        self._work = tasks.guarded(self._turn, "UCX's work on an event loop", self._fail)
+        worker.init_blocking_progress_mode()
+        loop.add_reader(worker.epoll_file_descriptor, self._work)
+        self.soon()
+
+    async def until_completed(self, request: Any, buffer: object) -> None:  # noqa: ANN401 - UCXRequest
+        """Wait for a message that was asked for or sent; ``buffer`` is where it comes from or goes to."""
+        if not request.completed:
+            done: asyncio.Future[None] = self._loop.create_future()
+            self._awaited[done] = request
+            self.soon()
+            try:
+                await done
+            except BaseException:
+                self._kept.append((request, buffer))
+                raise
+            finally:
+                self._awaited.pop(done, None)
+        request.check_error()
+
+    def soon(self) -> None:
+        """Let UCX work before this loop sleeps: something was given to it."""
+        if not self._turning:
+            self._turning = True
+            self._loop.call_soon(self._work)
+
+    def _turn(self) -> None:
+        self._turning = False
+        self._worker.progress()
+        for done, request in list(self._awaited.items()):
+            if request.completed and not done.done():
+                done.set_result(None)
+        self._kept[:] = [kept for kept in self._kept if not kept[0].completed]
+        if not self._worker.arm():  # something has come meanwhile
+            self.soon()
+        if self._look:
+            self._look.cancel()
+        self._look = self._loop.call_later(_LOOK_S, self._work) if self._awaited or self._kept else None
+
+    def _fail(self, error: BaseException) -> None:
+        """Let those who await a message hear of it: their connections end."""
+        for done in self._awaited:
+            if not done.done():
+                done.set_exception(error)
+
+
+class _Endpoint:
+    """ucxx's endpoint, of which messages are awaited by :class:`Progress`."""
+
+    def __init__(self, endpoint: Any, progress: Progress) -> None:  # noqa: ANN401
+        self._endpoint, self._progress = endpoint, progress
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._endpoint, name)
+
+    def tag_send(self, buffer: object, *how: object) -> _Request:
+        return _Request(self._endpoint.tag_send(buffer, *how), buffer, self._progress)
+
+    def tag_recv(self, buffer: object, *how: object) -> _Request:
+        return _Request(self._endpoint.tag_recv(buffer, *how), buffer, self._progress)
+
+    def stream_send(self, buffer: object) -> _Request:
+        return _Request(self._endpoint.stream_send(buffer), buffer, self._progress)
+
+    def stream_recv(self, buffer: object) -> _Request:
+        return _Request(self._endpoint.stream_recv(buffer), buffer, self._progress)
+
+    def close_blocking(self, **limits: int) -> None:
+        self._endpoint.close_blocking(**limits)
+        self._progress.soon()  # those who await its messages hear that none will come
+
+
+class _Request:
+    def __init__(self, request: Any, buffer: object, progress: Progress) -> None:  # noqa: ANN401
+        self._request, self._buffer, self._progress = request, buffer, progress
+
+    def wait(self) -> Coroutine[Any, Any, None]:
+        return self._progress.until_completed(self._request, self._buffer)
+
+
+class UcxComm(UCXX):
+    """A connection whose reader can be cancelled, and whose end does not wait for a peer that is gone."""
+
+    def __init__(self, ep: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as there
+        super().__init__(ep, *args, **kwargs)
+        ep._ep = _awaited_here(ep._ep)
+
+    async def read(self, deserializers: Any = None) -> Any:  # noqa: ANN401
+        """Read a message.
+
+        distributed-ucxx makes a CommClosedError of a cancellation (``except BaseException``): a task that was to end
+        takes it for the end of the connection and goes on, and nobody ends whoever waits for the task.
+        """
+        try:
+            return await super().read(deserializers)
+        except CommClosedError as e:
+            if isinstance(reason := e.__context__, asyncio.CancelledError):
+                raise reason from None
+            raise
+
+    async def close(self) -> None:
+        """Say goodbye, and close; distributed-ucxx has no limit for it."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await super().close()
+        except TimeoutError:
+            self.abort()
+
+
+class _Connector(UCXXConnector):
+    comm_class = UcxComm
+
+    async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> UcxComm:  # noqa: ANN401
+        _prepare()
+        return await super().connect(address, deserialize, **arguments)
+
+
+class _Listener(UCXXListener):
+    comm_class = UcxComm
+
+    async def start(self) -> None:
+        _prepare()
+        await super().start()
+
+
+def _awaited_here(endpoint: Any) -> Any:  # noqa: ANN401 - UCXEndpoint
+    progress = _prepare().get(asyncio.get_running_loop())
+    return _Endpoint(endpoint, progress) if isinstance(progress, Progress) else endpoint  # as UCXPY_PROGRESS_MODE says
+
+
+@functools.cache
+def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
+    """Have ucxx use :class:`Progress` on event loops from now on; return those that it has made.
+
+    Not imported before it is needed: UCX must be loaded neither before a fork nor before its variables are set.
+    """
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # else its warnings stand among a script's results
+    users = _CUDAS in os.environ
+    from ucxx._lib_async import application_context, listener
+
+    if not users and not Path("/dev/nvidiactl").exists():
+        os.environ.pop(_CUDAS, None)
+    application_context.BlockingMode = Progress
+    exchange = application_context.exchange_peer_info
+
+    async def exchange_peer_info(endpoint: Any, **how: Any) -> Any:  # noqa: ANN401
+        return await exchange(endpoint=_awaited_here(endpoint), **how)
+
+    application_context.exchange_peer_info = listener.exchange_peer_info = exchange_peer_info
+    tasks: dict[asyncio.AbstractEventLoop, Any] = application_context.ProgressTasks
+    return tasks
+
+
+class _Backend(UCXXBackend):
+    def get_connector(self) -> _Connector:
+        return _Connector()
+
+    def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> _Listener:  # noqa: ANN401
+        return _Listener(loc, handle_comm, deserialize, **connection_args)
+
+
+def adopt() -> None:
+    """Let the connections that this process makes from now on be these."""
+    if not isinstance(backends.get("ucx"), _Backend):
+        backends["ucx"] = _Backend()

@@ -1,0 +1,1 @@
+"""What stands between distributed's frames and users' code."""

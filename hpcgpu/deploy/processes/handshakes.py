@@ -1,0 +1,116 @@
+"""Connections whose peers have not shown yet who they are.
+
+Whoever reaches a port can open them without a certificate. They end at a deadline, there are never so many that a
+process has no descriptors left for its own, and what becomes of them is said once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import struct
+from typing import Any, NamedTuple
+
+import dask
+from dask.utils import parse_timedelta
+
+from hpcgpu.deploy import compat
+from hpcgpu.host import process
+from hpcgpu.supervise import tasks
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+_DEADLINE = "distributed.comm.timeouts.handshake"
+_DEADLINE_S = 10.0
+# When a look comes this much late, this process was stopped or busy, and the peers were not read either.
+_LATE_S = 1.0
+_SAY_S = 60.0
+# Each takes 70 KiB of the process at most; a peer that is turned away tries again (distributed.comm.core.connect).
+_MOST = 1024
+_RESET = struct.pack("ii", 1, 0)
+
+
+def limit() -> None:
+    """Let this process, and what it forks, have the descriptors it may have, and limit its listeners to come."""
+    process.allow_open_files()
+    deadline_s = parse_timedelta(dask.config.get(_DEADLINE, _DEADLINE_S))
+    compat.limit_handshakes(Handshakes(deadline_s, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)))
+
+
+class _Peer(NamedTuple):
+    address: str
+    due_s: float
+    timer: asyncio.TimerHandle
+
+
+class Handshakes:
+    """Those of one process.
+
+    Parameters
+    ----------
+    deadline_s : float
+        How long a peer has.
+    most : int
+        How many may be under way; the oldest is turned away for one more.
+
+    """
+
+    def __init__(self, deadline_s: float, most: int) -> None:
+        self._deadline_s, self._most = deadline_s, most
+        self._peers: dict[Any, _Peer] = {}  # by stream, in their order
+        self._failed, self._last = 0, ""
+        self._quiet = False
+
+    def begin(self, stream: Any, address: str) -> None:  # noqa: ANN401 - a stream of tornado
+        """Take note of a connection that was accepted."""
+        if len(self._peers) >= self._most:
+            oldest = next(iter(self._peers))
+            with contextlib.suppress(OSError):  # with a reset, after which a peer that means well tries again
+                oldest.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._end(oldest, "turned away for newer ones")
+        self._await(stream, address)
+
+    def done(self, stream: Any) -> None:  # noqa: ANN401
+        """Take note of one that has shown who it is."""
+        if peer := self._peers.pop(stream, None):
+            peer.timer.cancel()
+
+    def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
+        """Take note of one that came to nothing; nothing is new of one that was ended here."""
+        if peer := self._peers.get(stream):
+            self.done(stream)
+            self._failed += 1
+            self._last = f"{peer.address}: {why}"
+            if not self._quiet:
+                self._say()
+
+    def _await(self, stream: Any, address: str) -> None:  # noqa: ANN401
+        loop = asyncio.get_running_loop()
+        expire = tasks.guarded(self._expire, "the end of a handshake", tasks.say_only)  # else its place is taken
+        timer = loop.call_later(self._deadline_s, expire, stream)
+        self._peers[stream] = _Peer(address, loop.time() + self._deadline_s, timer)
+
+    def _expire(self, stream: Any) -> None:  # noqa: ANN401
+        peer = self._peers[stream]
+        if stream.closed():
+            self.done(stream)
+        elif asyncio.get_running_loop().time() > peer.due_s + _LATE_S:
+            self._await(stream, peer.address)
+        else:
+            self._end(stream, f"no handshake within {self._deadline_s:g} s")
+
+    def _end(self, stream: Any, why: str) -> None:  # noqa: ANN401
+        self.fail(stream, why)
+        stream.close()
+
+    def _say(self) -> None:
+        """Say what came to nothing since the last time, and then nothing for a minute."""
+        self._quiet = self._failed > 0
+        if self._quiet:
+            logger.warning("connections without a handshake: %d; the last one from %s", self._failed, self._last)
+            self._failed = 0
+            say = tasks.guarded(self._say, "what is said of handshakes", tasks.say_only)
+            asyncio.get_running_loop().call_later(_SAY_S, say)

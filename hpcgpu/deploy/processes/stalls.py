@@ -1,0 +1,113 @@
+"""Tasks that wait in vain: all workers have paused, for neither memory nor disk has room, or none is left.
+
+distributed lets them wait, without a word to the client, for ever (2026.8.0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from distributed import Scheduler
+from distributed.core import Status
+
+from hpcgpu.deploy import compat
+from hpcgpu.errors import JobError
+from hpcgpu.plan.stall import Stall, look
+from hpcgpu.supervise import tasks
+from hpcgpu.units import format_bytes
+
+# The metric in which a worker says why it cannot spill.
+TROUBLE = "spill_trouble"
+_LOOKS = 12
+
+
+class Stalls:
+    """Looks after the workers, as long as the scheduler lives.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Theirs.
+    patience_s : float
+        How long nothing may go on.
+    report : callable
+        Takes what is the matter, and that with the reason and what to do, once for each time that nothing goes on; the
+        futures that are waited for have failed then. Both are empty when something goes on again.
+    none_come : callable
+        Tells whether no workers will come where none is.
+
+
+    Attributes
+    ----------
+    reason : str
+        What it was told last.
+
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        patience_s: float,
+        report: Callable[[str, str], None],
+        none_come: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._scheduler, self._patience_s, self._report = scheduler, patience_s, report
+        self._none_come = none_come
+        self._stall: Stall | None = None
+        self.reason = ""
+        self._loop = tasks.keep(self._look, "the look for tasks that wait in vain")
+
+    def close(self) -> None:
+        """Look no more."""
+        self._loop.cancel()
+
+    async def _look(self) -> None:
+        await asyncio.sleep(self._patience_s / _LOOKS)
+        workers = self._scheduler.workers.values()
+        memory_bytes = sum(w.metrics.get("memory", 0) for w in workers)
+        now_s = time.monotonic()
+        self._stall = look(self._stall, self._is_stuck(), memory_bytes, now_s)
+        if self._stall is None:
+            if self.reason:
+                self.reason = ""
+                self._report("", "")
+        elif not self.reason and now_s - self._stall.since_s >= self._patience_s:
+            self._tell()
+
+    def _is_stuck(self) -> bool:
+        workers = self._scheduler.workers.values()
+        idle = all(w.status is Status.paused and not w.executing for w in workers) if workers else self._none_come()
+        tasks_ = self._scheduler.tasks.values()
+        return idle and any(t.state not in ("memory", "erred", "released", "forgotten") for t in tasks_)
+
+    def _tell(self) -> None:
+        if self._scheduler.workers:
+            what = "all workers have paused"
+            reason = (
+                f"{what} for {self._patience_s:g} s, for their memory is full: {_shown(self._scheduler)}. Release what "
+                "is not needed, or take more workers, memory (memory_limit), or room in local_directory"
+            )
+        else:
+            what = "no worker is left, and none comes"
+            reason = (
+                f"{what}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or keep workers "
+                "that are needed from being retired"
+            )
+        self._scheduler.log_event("hpcgpu", {"action": "stalled", "reason": reason})
+        compat.fail_futures(self._scheduler, JobError(reason), waiting=True)
+        self.reason = reason
+        self._report(what, reason)
+
+
+def _shown(scheduler: Scheduler) -> str:
+    out = []
+    for worker in sorted(scheduler.workers.values(), key=lambda w: str(w.name)):
+        spilled = worker.metrics.get("spilled_bytes", {}).get("disk", 0)
+        trouble = f" ({worker.metrics[TROUBLE]})" if worker.metrics.get(TROUBLE) else ""
+        used, limit = format_bytes(worker.metrics.get("memory", 0)), worker.memory_limit
+        most = f" of {format_bytes(limit)}" if limit else ""
+        out.append(f"{worker.name} has {used}{most}, {format_bytes(spilled)} spilled{trouble}")
+    more = f", and {len(out) - 4} more" if len(out) > 4 else ""
+    return "; ".join(out[:4]) + more

@@ -1,0 +1,81 @@
+"""The file in which rank 0 writes how a run ended, for the process that launched it, which may be on another node.
+
+It lies in a folder of this launch alone, which the launching process makes and removes: among the user's private
+files, which nodes share, or, where a home cannot be written, among temporary ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from hpcgpu.errors import HpcGpuError, LaunchError
+from hpcgpu.host import log, pids, private
+from hpcgpu.host.home import own_folder
+
+_NAME = "exit"
+# What another node has written to a shared file system may be seen later than its end.
+_SEEN_S = 3.0
+_LOOK_S = 0.2
+
+
+def make() -> Path:
+    """Make the folder of this process's launch, and return the file in it that is to be written."""
+    try:
+        base = own_folder("launches")
+        private.make_folder(base)
+        _sweep(base)
+        folder = private.make_folder(base / pids.mark(os.getpid()))
+    except (OSError, HpcGpuError):
+        folder = Path(tempfile.mkdtemp(prefix="hpcgpu-end-"))
+    return folder / _NAME
+
+
+def remove(path: str) -> None:
+    """Remove the file and its folder."""
+    shutil.rmtree(Path(path).parent, ignore_errors=True)
+
+
+def check(path: str, host: str) -> None:
+    """Raise LaunchError where the file could not be written: nobody would ever know how the run ended."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise LaunchError(
+            f"'hpcgpu launch' waits for the run's exit code in {folder}, which is not there on {host}: this node and "
+            "that of 'hpcgpu launch' share no such folder. Start it on the first node of the job, or set HOME to a "
+            "folder that both share, or start the ranks by the line that 'hpcgpu launch --print' shows"
+        )
+
+
+def write(path: str, code: int) -> None:
+    """Say how the run ended."""
+    try:
+        private.write(Path(path), f"{code}\n")
+    except OSError as e:
+        log.say(f"the run's exit code, {code}, could not be written: {e}")
+
+
+def read(path: str) -> int | None:
+    """Return how the run ended; None when it has not been written."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int(private.read(Path(path)))
+    return None
+
+
+def await_(path: str) -> int | None:
+    """Return what :func:`read` does, once it can be seen."""
+    end = time.monotonic() + _SEEN_S
+    while (code := read(path)) is None and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    return code
+
+
+def _sweep(base: Path) -> None:
+    """Remove what killed launches of this host left."""
+    for folder in base.iterdir():
+        if pids.is_over(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)

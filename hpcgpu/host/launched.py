@@ -1,0 +1,114 @@
+"""The parent of srun or mpirun: ``python -m hpcgpu.host.launched FILE PID`` waits for one, and ends as the run did.
+
+What a launcher returns is not how the run ended: Open MPI 5.0.11's mpirun says 0 when it has lost a node, with the
+flag by which ranks outlive each other. So rank 0 writes its exit code when it has ended, and without it nothing is
+success. This program is small (10 MB), for it stays as long as the run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
+
+# Passed on, unless they are ignored: by nohup, in the background of a shell, in the scripts of our jobs.
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Passed on always: the launcher brings them to the ranks. A job's script has them ignored until that listens.
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+# How often to look whether rank 0 has ended before its launcher, which takes a few seconds otherwise.
+_PATIENCE_S = 15.0
+
+
+def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
+    """Start a launcher, and become its parent under this process's pid; does not return.
+
+    Parameters
+    ----------
+    argv, env
+        The launcher.
+    path : str
+        The exit file.
+
+    Raises
+    ------
+    LaunchError
+        There is no such program, or it is none.
+
+    """
+    import subprocess
+
+    from hpcgpu.host import exit_file, process
+
+    parent = os.getpid()
+    waited = {signal.SIGCHLD, *_WARNINGS, *(s for s in _ENDS if signal.getsignal(s) != signal.SIG_IGN)}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored, nobody would hear of the end
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+
+    def first() -> None:
+        process.die_with_parent(parent, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    log.flush()
+    try:  # all as it would be if this process became the launcher
+        child = subprocess.Popen(argv, env=dict(env), preexec_fn=first, close_fds=False, restore_signals=False)
+    except OSError as e:
+        exit_file.remove(path)
+        raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
+    os.execv(sys.executable, process.python_argv("hpcgpu.host.launched", path, str(child.pid)))
+
+
+def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
+    """Return a launcher's exit code, negative for a signal; pass signals on to it that :func:`launch` has blocked.
+
+    One that stays though rank 0 has ended is ended, by SIGTERM and then SIGKILL: it waits for a rank that somebody has
+    stopped. Its exit code says nothing then: 0.
+    """
+    forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
+    waited = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status) if len(forces) == 2 else 0
+        heard = signal.sigtimedwait(waited, patience_s)
+        if heard is None:
+            ended = os.path.exists(path)  # noqa: PTH110 - pathlib is 3 MB
+            if ended and overdue and forces:
+                os.kill(pid, forces.pop(0))
+            overdue = ended
+            continue
+        # Above 0 it is the kernel's own (sigaction(2)): a terminal's, which the launcher has got, too, and would
+        # take a second one for impatience.
+        if heard.si_signo != signal.SIGCHLD and heard.si_code <= 0:
+            os.kill(pid, heard.si_signo)
+
+
+def main(path: str, pid: int) -> int:
+    """Wait for the launcher, and return how the run ended."""
+    code = wait(pid, path)
+    from hpcgpu.host import exit_file  # not before: 3 MB
+
+    try:
+        if code < 0:  # it was killed: no success, whatever has been written before
+            return 128 - code
+        told = exit_file.read(path) if code else exit_file.await_(path)
+        if told is not None:
+            return told
+        if code == 0:
+            log.say(
+                "the run has not ended, though the launcher says 0: rank 0 has not written how it ended. A node, "
+                "or the launcher's daemon there, was lost"
+            )
+            return os.EX_SOFTWARE
+        return code
+    finally:
+        exit_file.remove(path)
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1], int(sys.argv[2]))
+    log.finish()
+    sys.exit(exit_code)

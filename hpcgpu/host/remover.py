@@ -1,0 +1,76 @@
+"""Removes a private folder of a run as soon as all processes that hold its lock have ended, however they ended.
+
+A launcher that gets a signal gives its ranks less time than an orderly end takes (0.9 s of Open MPI 5.0.11), and nobody
+is left then. So this process has a session of its own, no output, and no parent that would wait for it. It is run by
+its path, without site-packages, since it waits as long as the run: 20 CPU ms, 4 MiB (Pss, Python 3.11).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+
+# What has died is gone from the kernel's tables a moment later, and may write until then.
+_TRIES, _AGAIN_S = 100, 0.1
+
+
+def start(lock: str, *beside: str) -> None:
+    """Start the remover of the folder in which the file ``lock`` lies, which this process has locked, and of others.
+
+    Raises
+    ------
+    LaunchError
+        There is no shell.
+
+    """
+    from hpcgpu.host import run
+    from hpcgpu.model import Command
+
+    remover = (sys.executable, "-I", "-S", os.path.abspath(__file__), lock, *beside)  # noqa: PTH100
+    shell = run.start(Command(("sh", "-c", '"$@" &', "sh", *remover)))
+    os.waitpid(shell.pid, 0)  # it ends at once; the remover is nobody's child
+
+
+def main(lock: str, *beside: str) -> None:
+    """Wait for the lock, then remove its folder, and those that have no lock of their own."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a batch system signals all processes of a job
+        signal.signal(number, signal.SIG_IGN)
+    os.closerange(3, 1 << 20)  # what programs inherit, perhaps the lock itself
+    os.chdir("/")
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return  # the run has ended in order
+    fcntl.flock(file, fcntl.LOCK_EX)
+    import shutil
+
+    for folder in beside:
+        shutil.rmtree(folder, ignore_errors=True)
+    remove(os.path.dirname(lock), file)  # noqa: PTH120
+
+
+def remove(folder: str, lock: int) -> None:
+    """Remove a folder whose lock is held, the lock last, and close it: as long as it is there others can go on."""
+    import shutil
+
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != ".lock":
+                os.unlink(entry)  # noqa: PTH108
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+    for _ in range(_TRIES):
+        if not os.path.isdir(folder):  # noqa: PTH112
+            break
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_AGAIN_S)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

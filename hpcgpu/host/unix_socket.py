@@ -1,0 +1,30 @@
+"""Unix sockets in folders: their names may be longer than the kernel's 107 bytes for one, as some sites' TMPDIR is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+_NAME_BYTES = 107  # of sockaddr_un, without the last NUL (unix(7))
+
+
+@contextlib.contextmanager
+def address(path: str) -> Iterator[str]:
+    """Hand out what a socket can be bound or connected to, which leads to ``path``.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such folder.
+
+    """
+    if len(os.fsencode(path)) <= _NAME_BYTES:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)

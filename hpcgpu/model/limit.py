@@ -1,0 +1,188 @@
+"""A limit of memory: read once, with one meaning for configuration, plan and store."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.plain import plain_number
+from hpcgpu.units import meant, parse_bytes
+
+_SMALLEST = 1024  # a limit below is a slip: a fraction or a unit was meant
+_SIZE = "a size ('5GB', 5_000_000_000)"
+_NONE = "or 0 or 'off' for none"
+_LIMIT = f"allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), {_SIZE}, {_NONE}"
+GPU_MEMORY = "the size of this GPU's memory (NVML does not answer)"
+NODE_MEMORY = "the host memory of this node"
+_PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Limit:
+    """Some bytes of memory, a part of it, an equal share of it, or no limit, which is false.
+
+    Parameters
+    ----------
+    given : int, float or str
+        Bytes as int, 0 for no limit; a part of the memory in (0, 1] as float; ``"auto"`` for an equal share.
+
+    Raises
+    ------
+    ConfigError
+        None of these. What users write is read by the functions of this module.
+
+    """
+
+    given: int | float | str = 0
+
+    def __post_init__(self) -> None:
+        value = self.given
+        ok = 0 < value <= 1 if isinstance(value, float) else value == "auto" or (isinstance(value, int) and value >= 0)
+        if not ok or isinstance(value, bool):
+            raise ConfigError(f"{value!r} is no limit; allowed: bytes as int, a part as float, 'auto'")
+
+    def __bool__(self) -> bool:
+        return bool(self.given)
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a fraction of a memory."""
+        return isinstance(self.given, float)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is an equal share of a memory."""
+        return isinstance(self.given, str)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that were given; 0 for none, for a fraction and for a share."""
+        return self.given if isinstance(self.given, int) else 0
+
+    def bytes_of(self, memory_bytes: int, said: str, memory: str, workers: int = 1) -> int:
+        """Return the limit in bytes; 0 is none.
+
+        Parameters
+        ----------
+        memory_bytes : int
+            The memory of which it is a fraction or a share; 0 when nobody knows.
+        said : str
+            The option as it was given, for the message: ``rmm_pool_size=0.5``, and where it was set.
+        memory : str
+            What is to be known, for the message: "the size of this GPU's memory".
+        workers : int
+            Who share the memory.
+
+        Raises
+        ------
+        ConfigError
+            A fraction of a memory whose size is unknown.
+
+        """
+        if isinstance(self.given, str):
+            return memory_bytes // max(workers, 1)
+        if isinstance(self.given, int):
+            return self.given
+        if not memory_bytes:
+            name = said.partition("=")[0]
+            raise ConfigError(
+                f"{said} is a fraction, but {memory} is not known: give it in bytes, such as {name}='30GB'"
+            )
+        return int(self.given * memory_bytes)
+
+    def of_device(self, memory_bytes: int, said: str = "") -> int:
+        """Return where spilling from a device begins, in bytes: at the latest when it is full; 0 is never.
+
+        Parameters
+        ----------
+        memory_bytes : int
+            The device's memory, or the worker's share of it; 0 when nobody knows.
+        said : str, optional
+            The option as it was given, and where it was set, for the message.
+
+        Raises
+        ------
+        ConfigError
+            A fraction of a memory whose size is unknown.
+
+        """
+        said = said or f"device_memory_limit={self!r}"
+        found = self.bytes_of(memory_bytes, said, GPU_MEMORY)
+        return min(found, memory_bytes) if memory_bytes else found
+
+
+NO_LIMIT = Limit(0)
+SHARE = Limit("auto")
+DEVICE = Limit(0.8)  # as dask-cuda's
+
+
+def read_limit(value: object) -> Limit:
+    """Read a limit as users write it. 1 is refused: it is one byte to dask-cuda, and 100 % to its reader."""
+    if isinstance(value, Limit):
+        return value
+    if _is_none(value):
+        return NO_LIMIT
+    number = plain_number(value)
+    if number is None:
+        return Limit(_checked(value, _LIMIT))
+    whole = isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal())
+    if not whole and 0 < number <= 1:
+        return Limit(number)
+    if number < 0 or not number.is_integer() or 0 < number < _SMALLEST:
+        one = " (1.0 is the whole memory; as a size it would be one byte)" if number == 1 else ""
+        raise ConfigError(f"{value!r} is neither a fraction nor a size{one or meant(value)}; {_LIMIT}")
+    return Limit(int(value) if isinstance(value, (int, str)) and whole else int(number))
+
+
+def read_device_limit(value: object) -> Limit:
+    """Read a limit, or dask-cuda's word for its default, which it has for this option alone (utils.py, 26.10)."""
+    return DEVICE if value == "default" else read_limit(value)
+
+
+def read_host_limit(value: object) -> Limit:
+    """Read a limit, or ``auto``: Dask's word for a share of the node."""
+    return SHARE if value == "auto" else read_limit(value)
+
+
+def read_disk_limit(value: object) -> int:
+    """Read a limit in bytes; 0 is none. Of which disk it would be a fraction, nobody knows."""
+    if _is_none(value):
+        return 0
+    return _checked(value, f"allowed: {_SIZE}, {_NONE}")
+
+
+def read_part(value: object) -> float:
+    """Read a part of a limit; 0 is none."""
+    if _is_none(value):
+        return 0.0
+    number = plain_number(value)
+    if number is None or not 0 <= number <= 1:
+        raise ConfigError(f"{value!r} is no fraction; {_PART}")
+    return number
+
+
+def read_size(value: object, allowed: str) -> int:
+    """Read bytes, as a number or as text with a unit."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 5e9
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{value!r} is not a size; {allowed}")
+    try:
+        return parse_bytes(value)
+    except (ConfigError, OverflowError) as error:
+        raise ConfigError(f"{value!r} is not a size; {allowed}") from error
+
+
+def _is_none(value: object) -> bool:
+    return value is None or value is False or value == "off"  # YAML reads off as False
+
+
+def _checked(value: object, allowed: str) -> int:
+    size = read_size(value, allowed)
+    if size < _SMALLEST and re.search("[1-9]", str(value)):  # '0.0001KB' is no byte, but not none
+        raise ConfigError(f"{value!r} is less than {_SMALLEST} bytes{meant(value)}; {allowed}")
+    return size

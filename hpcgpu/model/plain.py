@@ -1,0 +1,84 @@
+"""Flags, texts and numbers as people write them: in Python, as text, or in YAML."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import TypeVar
+
+from hpcgpu.errors import ConfigError
+
+FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+MARKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no shell line or batch directive carries these; a tab is fine
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+T = TypeVar("T")
+
+
+def read_option(name: str, value: object, where: str, read: Callable[[object], T]) -> T:
+    """Return an option's value as ``read`` makes it of what was given.
+
+    Parameters
+    ----------
+    name : str
+        The option's, as users type it.
+    value : object
+        What was given: a Python value, NumPy's numbers too, or text.
+    where : str
+        Where it was set.
+    read : callable
+        Raises ConfigError with what was given, and what is allowed.
+
+    Raises
+    ------
+    ConfigError
+        With the option's name, and where it was set.
+
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, Integral) else float(value)
+    try:
+        return read(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}; set by {where}") from error
+
+
+def plain_number(value: object) -> float | None:
+    """Return a plain number, also from text; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return None
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{value!r} is too large") from error
+    if not math.isfinite(number):
+        raise ConfigError(f"{value!r} is not a finite number")
+    return number
+
+
+def read_flag(value: object) -> bool:
+    """Return True or False, also from the words for them."""
+    found = FLAGS.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise ConfigError(f"{value!r} is neither true nor false; allowed: True or False (as text: true, false)")
+    return found
+
+
+def read_text(value: object) -> str:
+    """Return text of one line, also from a path."""
+    if hasattr(value, "__fspath__"):
+        value = value.__fspath__()
+    if not isinstance(value, str):
+        hint = f" (in quotes: '{value}')" if isinstance(value, int) and not isinstance(value, bool) else ""
+        raise ConfigError(f"{value!r} is not text; allowed: text of one line{hint}")
+    return one_line(value)
+
+
+def one_line(value: str, what: str = "text") -> str:
+    """Return the text if it has something in it, and neither newline nor control character."""
+    if not value.strip() or MARKS.search(value):
+        raise ConfigError(f"{value!r} is no {what}: it is empty, or has a newline or control character")
+    return value

@@ -1,0 +1,221 @@
+"""Copies between a CUDA device and host memory, by the driver and through page-locked memory.
+
+Checked against cuda-bindings 13.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.errors import SpillError
+from hpcgpu.spill.storage.pinned import PinnedPool, is_pinned, pieces, pipelined
+
+# What lies in page-locked memory at most, for each GPU: other processes cannot have it, nor can it be swapped.
+PINNED_BYTES = 4 * 2**30
+# Copies from and to ordinary memory go through stages of it: one is filled while the one before it is emptied.
+_STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
+# What is smaller is not worth locking pages for.
+_PINNED_FROM_BYTES = 2**20
+
+
+class DriverCopies:
+    """Copies by cuda.bindings, on two non-blocking streams of its own, one for each direction.
+
+    Thread-safe, as all :class:`~hpcgpu.spill.devices.protocols.Copies`: copies of one direction follow each other on
+    its stream, and each thread waits for an event of its own.
+
+    Parameters
+    ----------
+    number : int
+        The device, as CUDA counts.
+
+    Raises
+    ------
+    ImportError
+        cuda.bindings is not installed.
+    SpillError
+        The driver refuses; the text has its own name for it.
+
+    """
+
+    def __init__(self, number: int) -> None:
+        from cuda.bindings import driver
+
+        self.driver = driver
+        self.call("cuInit", 0)
+        self.handle = self.call("cuDeviceGet", number)
+        self.memory_bytes = int(self.call("cuDeviceTotalMem", self.handle))
+        # the primary context is the one that CuPy and cuda.core use
+        self._context = self.call("cuDevicePrimaryCtxRetain", self.handle)
+        non_blocking = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        with self.context():
+            self._down = self.call("cuStreamCreate", non_blocking)
+            self.up_stream = self.call("cuStreamCreate", non_blocking)
+        self._host = PinnedPool(PINNED_BYTES, self._lock_pages)
+        self._stages = PinnedPool(_STAGED_MOVES * _STAGES * _STAGE_BYTES, self._lock_pages)
+
+    def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401
+        """Call a function of the driver and return its value; MemoryError where it has no memory."""
+        status, *values = getattr(self.driver, name)(*arguments)
+        if status != self.driver.CUresult.CUDA_SUCCESS:
+            if status == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise MemoryError(f"{name}: {status.name}")
+            raise SpillError(f"{name} of the CUDA driver fails: {status.name}")
+        return values[0] if values else None
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """Work on the device; afterwards the thread has the device that it had."""
+        self.call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent")
+
+    @property
+    def idle_bytes(self) -> int:
+        """Page-locked memory that waits for the next copy."""
+        return self._host.free_bytes + self._stages.free_bytes
+
+    def trim(self) -> int:
+        """Give that memory back to the system; return how much."""
+        return self._host.trim() + self._stages.trim()
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Return a copy of device memory, page-locked while there is such memory; else by ``empty``."""
+        return self.to_host_each([(pointer, nbytes)], empty)[0]
+
+    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
+        """Return copies of several allocations; the device's work is waited for once."""
+        with self.context():
+            # neither CuPy nor cuda.core says on which streams an array was written, and those that do not block are
+            # not waited for by an event on the legacy default stream
+            self.call("cuCtxSynchronize")
+            return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
+
+    def _copied_down(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        pinned = self._host.take(nbytes) if nbytes >= _PINNED_FROM_BYTES else None
+        root = empty(nbytes) if pinned is None else pinned
+        if pinned is not None:
+            self._in_one(self._down, "cuMemcpyDtoHAsync", root.ctypes.data, pointer, nbytes)
+        elif nbytes:
+            self._down_by_stages(pointer, root)
+        return root
+
+    def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
+        """Copy to device memory; the stream on which it was allocated may still use what it was before."""
+        with self.context():
+            if int(self.up_stream) != after:
+                with self._event() as allocated:
+                    self.call("cuEventRecord", allocated, after)
+                    self.call("cuStreamWaitEvent", self.up_stream, allocated, 0)
+            if is_pinned(root):
+                self._in_one(self.up_stream, "cuMemcpyHtoDAsync", pointer, root.ctypes.data, root.nbytes)
+            else:
+                self._up_by_stages(root, pointer)
+
+    def _in_one(self, stream: Any, copy: str, to: int, source: int, nbytes: int) -> None:  # noqa: ANN401
+        with self._finished(stream), self._event() as done:
+            self.call(copy, to, source, nbytes, stream)
+            self.call("cuEventRecord", done, stream)
+            self.call("cuEventSynchronize", done)
+
+    def _down_by_stages(self, pointer: int, root: np.ndarray) -> None:
+        def start(stage: _Stage, part: slice) -> None:
+            nbytes = part.stop - part.start
+            self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data, pointer + part.start, nbytes, self._down)
+            self.call("cuEventRecord", stage.done, self._down)
+
+        def finish(stage: _Stage, part: slice) -> None:
+            self.call("cuEventSynchronize", stage.done)
+            np.copyto(root[part], stage.memory[: part.stop - part.start])
+
+        self._by_stages(root.nbytes, self._down, start, finish)
+
+    def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
+        def start(stage: _Stage, part: slice) -> None:
+            nbytes = part.stop - part.start
+            np.copyto(stage.memory[:nbytes], root[part])
+            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.memory.ctypes.data, nbytes, self.up_stream)
+            self.call("cuEventRecord", stage.done, self.up_stream)
+
+        def finish(stage: _Stage, part: slice) -> None:
+            del part
+            self.call("cuEventSynchronize", stage.done)
+
+        self._by_stages(root.nbytes, self.up_stream, start, finish)
+
+    def _by_stages(
+        self,
+        nbytes: int,
+        stream: Any,  # noqa: ANN401
+        start: Callable[[_Stage, slice], None],
+        finish: Callable[[_Stage, slice], None],
+    ) -> None:
+        stages: list[_Stage] = []
+        try:
+            for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES))):
+                # without page-locked memory the driver copies from and to ordinary memory, through its own
+                memory = self._stages.take(_STAGE_BYTES)
+                memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
+                stages.append(_Stage(memory, self._new_event()))
+            with self._finished(stream):
+                pipelined(pieces(nbytes, _STAGE_BYTES), stages, start, finish)
+        finally:
+            for stage in stages:
+                self.call("cuEventDestroy", stage.done)
+
+    @contextmanager
+    def _finished(self, stream: Any) -> Iterator[None]:  # noqa: ANN401
+        """Let nothing of a copy that fails be under way to page-locked memory, which another move gets next."""
+        try:
+            yield
+        except BaseException:
+            self.call("cuStreamSynchronize", stream)
+            raise
+
+    @contextmanager
+    def _event(self) -> Iterator[Any]:
+        event = self._new_event()
+        try:
+            yield event
+        finally:
+            self.call("cuEventDestroy", event)
+
+    def _new_event(self) -> Any:  # noqa: ANN401
+        # blocking: a thread that spins takes a core from the tasks
+        flags = self.driver.CUevent_flags
+        return self.call("cuEventCreate", int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING))
+
+    def _lock_pages(self, nbytes: int) -> np.ndarray:
+        # not cuMemHostRegister of own memory: in a process that forks, what is written after that is in other pages
+        with self.context():
+            pointer = int(self.call("cuMemHostAlloc", nbytes, self.driver.CU_MEMHOSTALLOC_PORTABLE))
+        return np.asarray(_Locked(pointer, nbytes, self._unlock_pages))
+
+    def _unlock_pages(self, pointer: int) -> None:
+        with self.context():
+            self.call("cuMemFreeHost", pointer)
+
+
+class _Stage(NamedTuple):
+    memory: np.ndarray
+    done: Any
+
+
+class _Locked:
+    """Page-locked memory, for numpy."""
+
+    def __init__(self, pointer: int, nbytes: int, unlock: Callable[[int], None]) -> None:
+        self.__array_interface__ = {"data": (pointer, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+        self._unlock, self._pointer = unlock, pointer
+
+    def __del__(self) -> None:
+        try:
+            self._unlock(self._pointer)
+        except SpillError:  # the process ends, and its driver has gone before
+            return

@@ -1,0 +1,223 @@
+"""A CUDA device, as the store takes devices, and Buffers of cuda.core on it.
+
+Checked against cuda-core 1.2.2. CuPy's arrays are in :mod:`hpcgpu.spill.devices.cupy`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.errors import SpillError
+from hpcgpu.spill.devices import cudf
+from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
+from hpcgpu.spill.devices.pressure import with_room
+from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind
+
+
+class CudaDevice:
+    """One CUDA device, for the arrays of every library that the store knows.
+
+    Thread-safe, as every :class:`~hpcgpu.spill.devices.protocols.Device`. There is one object for a device in a
+    process, :meth:`current`, which all stores share.
+    """
+
+    def __init__(self, number: int, copies: Copies) -> None:
+        self.number, self.copies = number, copies
+        self.memory_bytes = copies.memory_bytes
+        self.name = f"CUDA device {number}"
+        self.on_alloc_failure: Callable[[int], bool] | None = None
+        self.kinds: dict[str, Kind] = {}
+
+    @classmethod
+    def current(cls, number: int) -> CudaDevice:
+        """Return the one object for a device."""
+        with _MAKING:
+            return _made(number)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that arrays hold."""
+        return sum(kind.used_bytes(self) for kind in tuple(self.kinds.values()))
+
+    def kind(self, name: str) -> Kind:
+        """Return the arrays of a library; the first time it is told of the device."""
+        with _MAKING:
+            if name not in self.kinds:
+                self.kinds[name] = self._new_kind(name)
+            return self.kinds[name]
+
+    def _new_kind(self, name: str) -> Kind:
+        if name == "cuda":
+            return CoreBuffers(self.copies)
+        if name == "cupy":
+            from hpcgpu.spill.devices.cupy import CupyArrays
+
+            return CupyArrays(self)
+        if name == "torch":
+            from hpcgpu.spill.devices.torch import Tensors
+
+            return Tensors(self)
+        from hpcgpu.spill.devices.interface import Immovable, NumbaArrays, RmmBuffers
+
+        return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
+
+    def give_back(self) -> None:
+        """Give back what each library keeps to be used again: the others cannot have it."""
+        for kind in tuple(self.kinds.values()):
+            kind.give_back()
+
+    def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+        """Return an id of the array's allocation, valid while it lives, and its bytes."""
+        if cudf.is_cudf(array):
+            return cudf.CudfObjects().buffer_of(array)
+        kind: type = type(array)
+        library = library_of(kind)
+        pointer, nbytes = self.kind(library).extent_of(array)
+        # Two Buffers of cuda.core may begin at one address and be of different sizes. One library's array in another's
+        # memory is a buffer of its own: both go, and are two when they are back.
+        return (LIBRARIES.index(library) << 64 | pointer) << 64 | nbytes, nbytes
+
+    def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
+        """Copy the one allocation that all the arrays share to the host."""
+        if cudf.is_cudf(arrays[0]):
+            return cudf.CudfObjects().pack(arrays, empty)
+        return self._pack_each([arrays], empty)[0]
+
+    def pack_each(
+        self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
+    ) -> list[tuple[np.ndarray, list[Any]]]:
+        """Copy several small allocations to the host, after one wait for the device; cuDF's by itself."""
+        plain = iter(self._pack_each([arrays for arrays in groups if not cudf.is_cudf(arrays[0])], empty))
+        return [self.pack(arrays, empty) if cudf.is_cudf(arrays[0]) else next(plain) for arrays in groups]
+
+    def _pack_each(
+        self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
+    ) -> list[tuple[np.ndarray, list[Any]]]:
+        views, extents = [], []
+        for arrays in groups:
+            first: type = type(arrays[0])
+            kind = self.kind(library_of(first))
+            views.append([kind.view_of(array) for array in arrays])  # it may say that one cannot be moved
+            extents.append(kind.extent_of(arrays[0]))
+        return list(zip(self.copies.to_host_each(extents, empty), views, strict=True))
+
+    def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
+        """Copy a packed allocation to the device and return its arrays."""
+        if isinstance(views[0], cudf.CudfView):
+            return cudf.CudfObjects().unpack(root, views)
+        kind = self.kind(views[0].library)
+        memory, pointer, stream = kind.allocate(self, root.nbytes)
+        if root.nbytes:
+            self.copies.to_device(root, pointer, stream)
+        return [kind.array_of(memory, view) for view in views]
+
+    def __reduce__(self) -> tuple[Callable[[int], CudaDevice], tuple[int]]:
+        return CudaDevice.current, (0,)  # CUDA_VISIBLE_DEVICES names the receiving worker's own GPU first
+
+
+class BufferView(NamedTuple):
+    """A Buffer is its allocation as a whole."""
+
+    nbytes: int
+    library: str = "cuda"
+
+
+class _Memory:
+    """Memory of a Buffer that came up again, from the device's current pool."""
+
+    def __init__(self, copies: DriverCopies, nbytes: int) -> None:
+        self._copies, self.nbytes = copies, nbytes
+        with copies.context():
+            self.pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream)) if nbytes else 0
+
+    def __del__(self) -> None:
+        if not getattr(self, "pointer", 0):
+            return
+        try:
+            with self._copies.context():
+                # users' kernels run on other streams than the one on which it was allocated
+                self._copies.call("cuCtxSynchronize")
+                self._copies.call("cuMemFreeAsync", self.pointer, self._copies.up_stream)
+        except SpillError:  # the process ends, and its driver has gone before
+            return
+
+
+class CoreBuffers:
+    """Buffers of cuda.core in device memory; their ``memory_resource`` is None when they have come up again.
+
+    Thread-safe: it keeps nothing.
+
+    Raises
+    ------
+    SpillError
+        There is no cuda.bindings.
+
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        if not isinstance(copies, DriverCopies):
+            raise SpillError(
+                "Buffers of cuda.core cannot be moved without cuda.bindings; install cuda-core[cu12 or cu13]"
+            )
+        self._copies = copies
+
+    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+        """Return address and bytes."""
+        return int(array.handle), int(array.size)
+
+    def view_of(self, array: Any) -> BufferView:  # noqa: ANN401
+        """Return how many bytes it has."""
+        return BufferView(int(array.size))
+
+    def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
+        """Allocate on the stream of copies to the device."""
+        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), self._wait)
+        return memory, memory.pointer, int(self._copies.up_stream)
+
+    def _wait(self) -> None:
+        with self._copies.context():
+            self._copies.call("cuCtxSynchronize")  # what was freed on other streams is free then
+
+    def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
+        """Return a Buffer that keeps the memory alive."""
+        from cuda.core import Buffer
+
+        return Buffer.from_handle(memory.pointer, view.nbytes, owner=memory)
+
+    def used_bytes(self, device: Gpu) -> int:
+        """Return what is used of the device's current memory pool, from which cuda.core allocates by default."""
+        del device
+        copies = self._copies
+        attribute = copies.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+        with copies.context():
+            return int(
+                copies.call("cuMemPoolGetAttribute", copies.call("cuDeviceGetMemPool", copies.handle), attribute)
+            )
+
+    def give_back(self) -> None:
+        """Do nothing: the driver takes back what is free in its pools before it says that there is none."""
+
+
+_MAKING = threading.RLock()
+
+
+@functools.cache
+def _made(number: int) -> CudaDevice:
+    try:
+        copies: Copies = DriverCopies(number)
+    except ImportError:  # CuPy alone brings no cuda.bindings, nor did torch before 2.10
+        try:
+            from hpcgpu.spill.devices.cupy import CupyCopies
+
+            copies = CupyCopies(number)
+        except ImportError:
+            from hpcgpu.spill.devices.torch import TorchCopies
+
+            copies = TorchCopies(number)
+    return CudaDevice(number, copies)

@@ -1,0 +1,127 @@
+"""CuPy's arrays, as the store takes devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.spill.devices.pressure import with_room
+from hpcgpu.spill.devices.protocols import Gpu
+
+
+class View(NamedTuple):
+    """How an array lies in its buffer."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]
+    offset: int
+    library: str = "cupy"
+
+
+class CupyArrays:
+    """CuPy's arrays on one device, in CuPy's memory pool, whose failing allocations make the store evict.
+
+    Thread-safe, as CuPy's pool is. From the first one on, allocations of all threads of the process come through it.
+    """
+
+    def __init__(self, device: Gpu) -> None:
+        import cupy
+
+        self._device = device
+        self._allocate = cupy.cuda.get_allocator()
+        cupy.cuda.set_allocator(self._allocate_or_evict)
+
+    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+        """Return address and size of the array's allocation."""
+        return int(array.data.mem.ptr), int(array.data.mem.size)
+
+    def view_of(self, array: Any) -> View:  # noqa: ANN401
+        """Return how the array lies in its allocation."""
+        return View(array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
+
+    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+        """Allocate on the calling thread's stream of CuPy, on which freed memory may still be in use."""
+        import cupy
+
+        with cupy.cuda.Device(device.number):
+            pointer = cupy.cuda.alloc(nbytes)
+            return pointer, int(pointer.ptr), int(cupy.cuda.get_current_stream().ptr)
+
+    def array_of(self, memory: Any, view: View) -> Any:  # noqa: ANN401
+        """Return an array in memory that was allocated."""
+        import cupy
+
+        with cupy.cuda.Device(self._device.number):
+            return cupy.ndarray(view.shape, view.dtype, memory + view.offset, view.strides)
+
+    def used_bytes(self, device: Gpu) -> int:
+        """Return the bytes that arrays hold in CuPy's pool."""
+        import cupy
+
+        with cupy.cuda.Device(device.number):
+            return int(cupy.get_default_memory_pool().used_bytes())
+
+    def _allocate_or_evict(self, nbytes: int) -> Any:  # noqa: ANN401
+        return with_room(self._device, nbytes, lambda: self._allocate(nbytes), self._device.give_back)
+
+    def give_back(self) -> None:
+        """Give free blocks of CuPy's pool back."""
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+class CupyCopies:
+    """Copies by CuPy and its page-locked pool, where there is no cuda.bindings; each waits for the whole device.
+
+    Thread-safe: it keeps nothing.
+    """
+
+    def __init__(self, number: int) -> None:
+        import cupy
+
+        self._number = number
+        with cupy.cuda.Device(number):
+            self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
+
+    @property
+    def idle_bytes(self) -> int:
+        """Page-locked memory that waits in CuPy's pool, which tells the number of its blocks alone: 0 or 1."""
+        import cupy
+
+        return int(cupy.get_default_pinned_memory_pool().n_free_blocks() > 0)
+
+    def trim(self) -> int:
+        """Give that memory back to the system; how much is not known."""
+        import cupy
+
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+        return 0
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Return a copy of device memory, in page-locked memory."""
+        del empty
+        import cupy
+
+        root = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+        with cupy.cuda.Device(self._number) as device:
+            device.synchronize()  # the copy waits for no kernel on a non-blocking stream
+            cupy.cuda.runtime.memcpy(root.ctypes.data, pointer, nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
+        return root
+
+    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
+        """Return copies of several, one after the other."""
+        return [self.to_host(*extent, empty) for extent in extents]
+
+    def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
+        """Copy to device memory."""
+        del after
+        import cupy
+
+        with cupy.cuda.Device(self._number) as device:
+            device.synchronize()
+            cupy.cuda.runtime.memcpy(pointer, root.ctypes.data, root.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+            device.synchronize()  # CUDA may return before a copy from ordinary memory has arrived

@@ -1,0 +1,198 @@
+"""PyTorch's tensors, as the store takes devices: by storage, which several tensors may show.
+
+Written for torch 2.1 and later (``untyped_storage``); nothing here imports it before there are tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.spill.devices.pressure import with_room
+from hpcgpu.spill.devices.protocols import Gpu
+from hpcgpu.spill.storage.pickled import ImmovableError
+
+_SPARSE = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+}
+
+
+class TensorView(NamedTuple):
+    """How a tensor lies in its storage: strides and offset in elements, as torch counts."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...]
+    offset: int
+    is_parameter: bool
+    requires_grad: bool
+    library: str = "torch"
+
+
+class Tensors:
+    """Tensors on one device, in memory of torch's own allocator (RMM's, where torch is told to use that).
+
+    Thread-safe, as torch's allocator is; modes and streams of torch are the calling thread's.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, device: Gpu) -> None:
+        self._number = device.number
+
+    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+        """Return address and bytes of the tensor's storage; of a sparse one an id, and the bytes of its parts."""
+        parts = _SPARSE.get(str(array.layout))
+        if parts is not None:
+            return id(array), sum(int(getattr(array, name)().nbytes) for name in parts)
+        storage = array.untyped_storage()
+        return int(storage.data_ptr()), int(storage.nbytes())
+
+    def view_of(self, array: Any) -> TensorView:  # noqa: ANN401
+        """Return how the tensor lies in its storage.
+
+        Raises
+        ------
+        ImmovableError
+            It is more than its numbers.
+
+        """
+        if why := _why_immovable(array):
+            raise ImmovableError(array, TypeError(why))
+        return TensorView(
+            tuple(array.shape),
+            array.dtype,
+            tuple(array.stride()),
+            int(array.storage_offset()),
+            _is_parameter(type(array)),
+            bool(array.requires_grad),
+        )
+
+    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+        """Allocate on the calling thread's stream of torch."""
+        import torch  # type: ignore[import-not-found] # of no extra of ours
+
+        def new() -> Any:  # noqa: ANN401
+            try:
+                return torch.empty(nbytes, dtype=torch.uint8, device=torch.device(self.kind, self._number))
+            except torch.cuda.OutOfMemoryError as e:  # a RuntimeError
+                raise MemoryError(str(e)) from e
+
+        memory = with_room(device, nbytes, new, device.give_back)
+        return memory, int(memory.data_ptr()), self._stream()
+
+    def _stream(self) -> int:
+        import torch
+
+        return int(torch.cuda.current_stream(self._number).cuda_stream)
+
+    def array_of(self, memory: Any, view: TensorView) -> Any:  # noqa: ANN401
+        """Return a tensor in memory that was allocated."""
+        import torch
+
+        with torch.inference_mode(False), torch.no_grad():  # the task's own thread may have switched
+            tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
+            tensor.set_(memory.untyped_storage(), view.offset, view.shape, view.strides)
+        if view.is_parameter:
+            return torch.nn.Parameter(tensor, requires_grad=view.requires_grad)
+        return tensor.requires_grad_(view.requires_grad)
+
+    def used_bytes(self, device: Gpu) -> int:
+        """Return the bytes that tensors hold; 0 where torch does not allocate them itself."""
+        import torch
+
+        try:
+            return int(torch.cuda.memory_allocated(device.number))
+        except RuntimeError:  # an allocator that was plugged in, RMM's, keeps no books for torch
+            return 0
+
+    def give_back(self) -> None:
+        """Give what torch keeps to be used again back to the device: other libraries cannot have it."""
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def _is_parameter(kind: type) -> bool:
+    return kind.__name__ == "Parameter" and kind.__module__ == "torch.nn.parameter"
+
+
+def _why_immovable(tensor: Any) -> str:  # noqa: ANN401
+    """Return what would not come back with a tensor's numbers; empty if nothing."""
+    kind: type = type(tensor)
+    is_parameter = _is_parameter(kind)
+    if not is_parameter and (kind.__name__ != "Tensor" or kind.__module__ != "torch"):
+        return "it is of a subclass of torch.Tensor"
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+        return "it is sparse or quantized"
+    if tensor.grad_fn is not None or tensor.grad is not None:
+        return "it has a gradient, or is a step to one; detach() gives the numbers alone"
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a conjugate or a negative that torch has not computed; resolve_conj() and resolve_neg() do"
+    if tensor._backward_hooks or vars(tensor):
+        return "it has hooks or attributes"
+    return ""
+
+
+class TorchCopies:
+    """Copies by torch, where there is neither cuda.bindings nor CuPy; each waits for the whole device.
+
+    Thread-safe: it keeps nothing.
+    """
+
+    idle_bytes = 0  # what torch keeps of page-locked memory it does not tell
+
+    def __init__(self, number: int) -> None:
+        import torch
+
+        self._number = number
+        self.memory_bytes = int(torch.cuda.get_device_properties(number).total_memory)
+
+    def trim(self) -> int:
+        """Do nothing: nothing is kept here."""
+        return 0
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Return a copy of device memory."""
+        import torch
+
+        root = empty(nbytes)
+        torch.cuda.synchronize(self._number)
+        torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
+        return root
+
+    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
+        """Return copies of several, one after the other."""
+        return [self.to_host(*extent, empty) for extent in extents]
+
+    def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
+        """Copy to device memory."""
+        del after
+        import torch
+
+        torch.cuda.synchronize(self._number)
+        source = torch.from_numpy(root if root.flags.writeable else root.copy())  # it warns of what it may not write to
+        self._tensor_at(pointer, root.nbytes).copy_(source)
+        torch.cuda.synchronize(self._number)
+
+    def _tensor_at(self, pointer: int, nbytes: int) -> Any:  # noqa: ANN401
+        import torch
+
+        return torch.as_tensor(_Bytes(pointer, nbytes), device=torch.device("cuda", self._number))
+
+
+class _Bytes:
+    """Device memory, for torch."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 3,
+        }

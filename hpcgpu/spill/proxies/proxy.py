@@ -1,0 +1,295 @@
+"""Stand-ins for stored objects: each is brought up when it is first touched, and let go when it is evicted.
+
+A proxy is of a class of its own for each class of objects, of that class's name, so that what looks at names
+(dask's ``is_cupy_type``, the dashboard) or at ``__class__`` (``isinstance``) takes it for the object without loading
+it. What looks at ``type(x)`` does not: dask's tables (``hpcgpu.spill.proxies.dask``), ``memoryview``, and compiled
+code such as CuPy's; it wants :func:`unproxy`.
+
+Writing to the object is noticed at the proxy: items, attributes, in-place operators, ``out=``, the methods and
+functions that ``hpcgpu.spill.proxies.writes`` names. Writing to a view (``p[2:5]``, ``p.T``, ``p.values``) is not.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import operator
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from hpcgpu.spill.proxies.stub import BASE, HELD, Source, State, Stub, defines, lifted, up
+from hpcgpu.spill.proxies.writes import FLAGGED, METHODS, PLACES, written
+from hpcgpu.spill.values.value import put_together, take_apart
+
+
+class _Meta(type):
+    """Class of the proxies' classes: dask writes the class of an object into its messages, and gets the object's."""
+
+
+class Proxy(BASE, metaclass=_Meta):
+    """Root of the proxies' classes; :func:`make_proxy` makes them.
+
+    Shape, dtype and every other attribute are the object's. Several threads may use a proxy at once, as far as they may
+    the object: it is brought up once, and stays while an operation works on it.
+    """
+
+    _self_kind: type = object
+
+    def __init__(self, source: Source) -> None:
+        self._self_state = State(source)
+        self._self_stub = Stub(self._self_state)
+        super().__init__(self._self_stub)
+        self._self_state.proxy = weakref.ref(self)
+
+    @property  # type: ignore[misc] # of object it can be set, too
+    def __class__(self) -> Any:  # noqa: ANN401
+        return self._self_state.source.kind
+
+    @property
+    def __wrapped__(self) -> Any:  # noqa: ANN401
+        held = HELD.__get__(self)
+        return self._self_state.load() if type(held) is Stub else held
+
+    @staticmethod
+    def __wrapped_setattr_fixups__() -> None:
+        """Wrapt 2.5.2 looks for it whenever the slot is set, and would look in the object."""
+
+    def __repr__(self) -> str:
+        # loads nothing: distributed writes the arguments of a failed task to its log, on the event loop
+        source = self._self_state.source
+        return f"<proxy of {source.kind.__module__}.{source.kind.__qualname__}, {source.nbytes} bytes>"
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+        if name.startswith("_self_"):
+            super().__setattr__(name, value)
+        else:
+            _write(self, setattr, name, unproxy(value))
+
+    def __delattr__(self, name: str) -> None:
+        _write(self, delattr, name)
+
+    def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401
+        whole = issubclass(self._self_state.source.kind, (list, dict))  # they keep a proxy as any other object
+        _write(self, operator.setitem, unproxy(index), value if whole else unproxy(value))
+
+    def __delitem__(self, index: Any) -> None:  # noqa: ANN401
+        _write(self, operator.delitem, unproxy(index))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return call(getattr(ufunc, method), inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        del types
+        return call(function, args, kwargs)
+
+    def __copy__(self) -> Any:  # noqa: ANN401
+        return copy.copy(self.__wrapped__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:  # noqa: ANN401
+        return copy.deepcopy(self.__wrapped__, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:  # noqa: ANN401
+        del protocol  # who unpickles need not have this package
+        return operator.getitem, ((self.__wrapped__,), 0)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.__reduce_ex__(2)
+
+
+def _binary(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, other: Any, *more: Any) -> Any:  # noqa: ANN401
+        with ExitStack() as stack:
+            return operation(_enter(stack, self), _enter(stack, other), *more)
+
+    return forward
+
+
+def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def reflected(self: Any, other: Any, *more: Any) -> Any:  # noqa: ANN401
+        with ExitStack() as stack:
+            return operation(_enter(stack, other), _enter(stack, self), *more)
+
+    return reflected
+
+
+def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any) -> Any:  # noqa: ANN401
+        with ExitStack() as stack:
+            return operation(_enter(stack, self))
+
+    return forward
+
+
+def _inplace(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def write(self: Any, other: Any) -> Any:  # noqa: ANN401
+        with ExitStack() as stack:
+            return _write(self, operation, _enter(stack, other))
+
+    return write
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul, "pow": pow},
+    **{"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "divmod": divmod},
+    **{"lshift": operator.lshift, "rshift": operator.rshift},
+    **{"and": operator.and_, "or": operator.or_, "xor": operator.xor},
+}
+for _name, _operation in _ARITHMETIC.items():
+    setattr(Proxy, f"__{_name}__", _binary(_operation))
+    setattr(Proxy, f"__r{_name}__", _swapped(_operation))
+    if _name != "divmod":
+        setattr(Proxy, f"__i{_name}__", _inplace(getattr(operator, f"__i{_name}__")))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Proxy, f"__{_name}__", _binary(getattr(operator, _name)))
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Proxy, f"__{_name}__", _unary(getattr(operator, _name)))
+
+
+def _enter(stack: ExitStack, x: Any) -> Any:  # noqa: ANN401
+    """Return the object of a proxy, kept up until the stack is left; anything else as it is."""
+    if not is_proxy(x):
+        return x
+    source = source_of(x)
+    return lifted(source, lambda: stack.enter_context(source.using()))
+
+
+def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Let an operation write to the stored object; the proxy stands for it in the result, too."""
+    with ExitStack() as stack:
+        found = _enter(stack, proxy)
+        try:
+            result = operation(found, *args, **kwargs)
+        finally:  # also what wrote half; while it is kept up, so that no copy is made in between
+            source_of(proxy).dirty()
+        return proxy if result is found else result
+
+
+def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    """Call a function with the objects of all proxies, kept up meanwhile."""
+    _, targets = take_apart(written(function, args, kwargs), is_proxy)
+    with ExitStack() as stack:
+        args, kwargs = _replaced((args, kwargs), lambda proxy: _enter(stack, proxy))
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            for proxy in targets:
+                source_of(proxy).dirty()
+        if not targets:
+            return result
+        own = {id(_enter(stack, proxy)): proxy for proxy in targets}
+        return tuple(own.get(id(r), r) for r in result) if type(result) is tuple else own.get(id(result), result)
+
+
+def _replaced(x: Any, by: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    rest, proxies = take_apart(x, is_proxy)
+    return put_together(rest, [by(p) for p in proxies]) if proxies else x
+
+
+def _class_of(kind: type) -> type[Proxy]:
+    """Return the proxies' class for a class of objects."""
+    special: dict[str, Any] = {}
+    if defines(kind, "__iter__") or defines(kind, "__getitem__"):
+        special["__iter__"] = lambda self: iter(HELD.__get__(self))
+    if not issubclass(kind, Mapping):  # in Python it makes a sequence of it, which numpy asks for
+        special["__getitem__"] = lambda self, i: HELD.__get__(self)[i if type(i) in (int, str, slice) else unproxy(i)]
+    if defines(kind, "__call__"):
+        special["__call__"] = lambda self, *args, **kwargs: self.__wrapped__(*args, **kwargs)
+    if defines(kind, "__next__"):
+        special["__next__"] = lambda self: next(self.__wrapped__)
+    for name in METHODS | FLAGGED:
+        if hasattr(kind, name) or defines(kind, "__getattr__"):  # SimArray's are not in its class
+            special[name] = _writer(name)
+    for name in PLACES:
+        if hasattr(kind, name):
+            special[name] = _place(name)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_self_kind": kind}
+    made: Any = _Meta(kind.__name__, (Proxy,), special | names)
+    return made
+
+
+def _place(name: str) -> property:
+    return property(lambda self: _write(self, getattr, name))
+
+
+def _writer(name: str) -> property:
+    def look_up(self: Any) -> Any:  # noqa: ANN401
+        there = getattr(self.__wrapped__, name)
+        if not callable(there):
+            return there
+
+        def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if name in FLAGGED and not kwargs.get("inplace"):
+                return there(*args, **kwargs)
+            return _write(self, lambda found: getattr(found, name)(*args, **kwargs))
+
+        return method
+
+    return property(look_up)
+
+
+def _pickled(cls: Any) -> Any:  # noqa: ANN401
+    return "Proxy" if cls is Proxy else (operator.getitem, ((cls._self_kind,), 0))
+
+
+copyreg.pickle(_Meta, _pickled)
+_CLASSES: dict[type, type[Proxy]] = {}
+_watchers: list[Callable[[type[Proxy]], None]] = []
+
+
+def make_proxy(source: Source) -> Any:  # noqa: ANN401
+    """Return a stand-in for the object of a source; nothing is loaded."""
+    cls = _CLASSES.get(source.kind)
+    if cls is None:
+        cls = _class_of(source.kind)
+        for watcher in _watchers:
+            watcher(cls)
+        cls = _CLASSES.setdefault(source.kind, cls)
+    return cls(source)
+
+
+def for_each_class(do: Callable[[type[Proxy]], None]) -> None:
+    """Call ``do`` with each proxies' class that there is, and with each that will be, before it has proxies."""
+    _watchers.append(do)
+    for cls in list(_CLASSES.values()):
+        do(cls)
+
+
+def is_proxy(x: object) -> bool:
+    """Tell whether something is a proxy of ours; nothing is loaded."""
+    return issubclass(type(x), Proxy)
+
+
+def source_of(proxy: Any) -> Source:  # noqa: ANN401
+    """Return where a proxy's object is."""
+    return proxy._self_state.source
+
+
+def let_go(proxy: Any) -> None:  # noqa: ANN401
+    """Make a proxy hold its object no more; it loads again at the next touch. Who is at work on it keeps it."""
+    proxy._self_state.token = object()
+    HELD.__set__(proxy, proxy._self_stub)
+
+
+def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401
+    """Return a value with something else, not None, for each proxy in it, once for each: what is sent for it, say.
+
+    Looks where :func:`hpcgpu.spill.values.value.take_apart` does. A value without proxies is returned as it is.
+    """
+    return _replaced(x, lambda proxy: by(source_of(proxy)))
+
+
+def unproxy(x: Any) -> Any:  # noqa: ANN401
+    """Return a value with the object for each proxy in it, also within these; looks where :func:`replaced` does.
+
+    Raises
+    ------
+    SpillError
+        An object cannot be brought up.
+
+    """
+    return replaced(x, lambda source: unproxy(up(source)))

@@ -1,0 +1,115 @@
+"""Free room in files that they still take: by size, with neighbours as one."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+PAGE_BYTES = 4096
+
+_F = TypeVar("_F")
+
+
+class Extent(NamedTuple, Generic[_F]):
+    """Some whole pages of a file."""
+
+    file: _F
+    start: int
+    nbytes: int
+
+
+class Extents(Generic[_F]):
+    """Extents of which none touches another one; nothing takes longer where there are many.
+
+    Attributes
+    ----------
+    nbytes : int
+        Of all of them.
+
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        # by where they start, and by where they end: none ends where another one starts
+        self._edges: dict[_F, dict[int, Extent[_F]]] = {}
+        # what came last goes first: its pages are in the cache
+        self._bins: dict[int, dict[Extent[_F], None]] = {}
+        self._filled = 0  # the bins that are not empty, as bits
+
+    def add(self, extent: Extent[_F]) -> Extent[_F]:
+        """Add an extent; return it with its neighbours."""
+        file, start, nbytes = extent
+        edges = self._edges.get(file, {})
+        if (before := edges.get(start)) is not None:
+            self.remove(before)
+            start, nbytes = before.start, before.nbytes + nbytes
+        if (behind := edges.get(start + nbytes)) is not None:
+            self.remove(behind)
+            nbytes += behind.nbytes
+        return self._put(Extent(file, start, nbytes))
+
+    def remove(self, extent: Extent[_F]) -> None:
+        """Take an extent out."""
+        file, start, nbytes = extent
+        number = _bin_of(nbytes)
+        there, edges = self._bins[number], self._edges[file]
+        there.pop(extent, None)
+        del edges[start], edges[start + nbytes]
+        if not there:
+            self._filled ^= 1 << number
+        if not edges:
+            del self._edges[file]
+        self.nbytes -= nbytes
+
+    def take(self, nbytes: int) -> Extent[_F] | None:
+        """Take so many bytes out, in one piece; None if there is none of that size."""
+        number = _bin_of(nbytes)
+        # popitem, since looking for the last one takes longer where others were taken (a dict keeps their places)
+        found = self._bins[number].popitem()[0] if self._filled >> number & 1 else None
+        if found is None or found.nbytes < nbytes:
+            if found is not None:
+                self._bins[number][found] = None
+            larger = self._filled >> number + 1
+            if not larger:
+                return None
+            number += (larger & -larger).bit_length()
+            found = self._bins[number].popitem()[0]
+        file, start, there = found
+        if there > nbytes and _bin_of(there - nbytes) == number:  # as each time where a file was made longer
+            bin_, edges = self._bins[number], self._edges[file]
+            del edges[start]
+            rest = Extent(file, start + nbytes, there - nbytes)
+            bin_[rest], edges[start + nbytes], edges[start + there] = None, rest, rest
+            self.nbytes -= nbytes
+        else:
+            self.remove(found)
+            if there > nbytes:
+                self._put(Extent(file, start + nbytes, there - nbytes))
+        return Extent(file, start, nbytes)
+
+    def take_large(self) -> Extent[_F]:
+        """Take one of the largest extents out; there is one."""
+        found = self._bins[self._filled.bit_length() - 1].popitem()[0]
+        self.remove(found)
+        return found
+
+    def take_file(self, file: _F) -> None:
+        """Take all extents of a file out."""
+        for extent in set(self._edges.get(file, {}).values()):
+            self.remove(extent)
+
+    def _put(self, extent: Extent[_F]) -> Extent[_F]:
+        file, start, nbytes = extent
+        number = _bin_of(nbytes)
+        self._bins.setdefault(number, {})[extent] = None
+        self._filled |= 1 << number
+        edges = self._edges.setdefault(file, {})
+        edges[start] = edges[start + nbytes] = extent
+        self.nbytes += nbytes
+        return extent
+
+
+def _bin_of(nbytes: int) -> int:
+    """Return which bin an extent lies in: up to 15 pages one for each size, then eight to each power of two."""
+    pages = nbytes // PAGE_BYTES
+    step = max(pages.bit_length() - 4, 0)
+    return (step << 3) + (pages >> step)

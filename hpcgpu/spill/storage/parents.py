@@ -1,0 +1,113 @@
+"""The folders above a folder of ours: made closed to others, and looked at, since who can rename one can swap ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40  # as the kernel's (path_resolution(7))
+_ALL_IDS = ("0", "0", "4294967295")
+
+
+class Step(NamedTuple):
+    """A folder, or a link, on the way from the root to a path."""
+
+    path: Path
+    facts: os.stat_result
+
+
+def make(path: Path) -> None:
+    """Make a folder and those above it that are missing, with mode 0700, whatever the umask lets others do."""
+    for folder in reversed((path, *path.parents)):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def changed_by(path: Path) -> str:
+    """Return which folder on the way to ``path`` others can change, and who; empty if nobody can.
+
+    They could put a folder of their own in the place of ours, from which Python would import. With the sticky bit, as
+    on ``/tmp``, they can rename what is theirs only. All up to the root are looked at: a file system mounted on a
+    folder moves with those above.
+    """
+    shared = False  # whether others can make links where the last step led
+    for step in _steps(path):
+        mode = step.facts.st_mode
+        is_link = stat.S_ISLNK(mode)
+        if not is_link and not stat.S_ISDIR(mode):
+            return ""  # nothing can lie below it
+        if not _is_trusted(step.facts.st_uid) and (shared or not is_link):
+            return f"{step.path} belongs to {_user(step.facts.st_uid)}, who can replace what lies in it"
+        if is_link:
+            continue
+        shared = bool(mode & _OTHERS_WRITE)
+        if shared and not mode & stat.S_ISVTX and (who := _writers(step.facts)):
+            return f"{who} can replace what lies in {step.path} (mode {stat.S_IMODE(mode):04o})"
+    return ""
+
+
+def _steps(path: Path) -> Iterator[Step]:
+    """Yield what the kernel looks at for a path, links and all, as far as it exists."""
+    here, links = Path("/"), 0
+    todo = list(reversed(path.absolute().parts[1:]))
+    yield Step(here, here.lstat())
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        try:
+            facts = (here / part).lstat()
+        except FileNotFoundError:
+            return
+        yield Step(here / part, facts)
+        if not stat.S_ISLNK(facts.st_mode):
+            here /= part
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = (here / part).readlink()
+        here = Path("/") if target.is_absolute() else here
+        todo += [p for p in reversed(target.parts) if p != "/"]
+
+
+def _is_trusted(uid: int) -> bool:
+    """Tell whether it is root or this user. In a container without root the host's root is one of the unknown."""
+    return uid in (0, os.getuid()) or (uid == _unmapped() and _is_in_namespace())
+
+
+def _unmapped() -> int:
+    return int(Path("/proc/sys/kernel/overflowuid").read_text())
+
+
+def _is_in_namespace() -> bool:
+    """Tell whether only some of the host's users have a number here (user_namespaces(7))."""
+    return tuple(Path("/proc/self/uid_map").read_text().split()) != _ALL_IDS
+
+
+def _writers(facts: os.stat_result) -> str:
+    """Return who but its owner and root may write to a folder; empty for a group that is this user's alone."""
+    if facts.st_mode & stat.S_IWOTH:
+        return "everybody on this node"
+    with contextlib.suppress(KeyError):
+        group, me = grp.getgrgid(facts.st_gid), pwd.getpwuid(os.getuid())
+        # Each user's own group, of the same name: with it umask is 002 on Debian and Red Hat.
+        if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not {*group.gr_mem} - {me.pw_name}:
+            return ""
+        return f"every member of group {group.gr_name}"
+    return f"every member of group {facts.st_gid}"
+
+
+def _user(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    return f"user {uid}"

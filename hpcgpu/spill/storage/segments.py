@@ -1,0 +1,269 @@
+"""Room in files: reserved before it is written to, used again, and given back when too much of it is free."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent, Extents
+from hpcgpu.spill.storage.segment import Segment, Slot, reserve
+from hpcgpu.units import format_bytes
+
+logger = logging.getLogger("distributed.worker.memory")
+
+SEGMENT_BYTES = 256 * 2**20
+# Rewriting room that was written before: 8 GB/s; new room in a file: 6; a new file of 8 MiB: 0.5 to 3.6 (ext4, 6.18).
+# So files grow by more than is asked for, and some free room is kept: an eighth of what lies there, within bounds. The
+# kernel writes 10 % faster to files that grow to multiples of a large power of two.
+_UNIT_BYTES, _MOST_KEPT_BYTES, _LAST_STEP_BYTES = 2**20, 256 * 2**20, 32 * 2**20
+# Opening a file anew takes as long as writing 8 KiB, and gives the GIL away twice; but 1024 files is a common limit.
+_KEPT_OPEN = 64
+# The part of a limit that is left to the file system for what its lists of where files lie grow by, unseen.
+_UNSEEN = 128
+# How many holes are made in one go: about 10 ms.
+_AT_ONCE = 256
+
+
+def room_for(nbytes: int) -> int:
+    """Return how much room so many bytes get: whole pages, and a sixteenth too much at most.
+
+    The page cache has larger pages, too: arrays of 256 KiB that begin anywhere are written 7 % slower.
+    """
+    step = min(max(1 << max(nbytes.bit_length() - 5, 0), PAGE_BYTES), 16 * PAGE_BYTES)
+    return -(-nbytes // step) * step
+
+
+class Segments:
+    """Room in the files of a folder; taken and given back by any thread.
+
+    What is free is used again, however it is cut up. Of what is free more than an eighth of what lies there goes back
+    to the file system by :meth:`trim`, as holes in the files; where that knows no holes, from their ends, at once. A
+    file in which nothing lies is removed. What is larger than half a segment has a file of its own.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files are.
+    reserve : callable
+        Called with file descriptor, start and size of what a file is to be made longer by; OSError if the disk is full.
+    most_bytes : int
+        The files may take so much together; 0: what the disk has.
+
+    Attributes
+    ----------
+    used_bytes, held_bytes : int
+        The room of what lies in the files; what they take on the file system.
+    limit_bytes : int
+        Of ``held_bytes``; 0: none.
+
+    """
+
+    def __init__(self, folder: Path, reserve: Callable[[int, int, int], None] = reserve, most_bytes: int = 0) -> None:
+        self._folder, self._reserve, self._most_bytes = folder, reserve, most_bytes
+        self.limit_bytes = most_bytes and max((most_bytes - most_bytes // _UNSEEN) // PAGE_BYTES * PAGE_BYTES, 1)
+        self.used_bytes = self.held_bytes = 0
+        self._idle = Extents[Segment]()
+        self._numbers = itertools.count()
+        self._growing: Segment | None = None
+        self._open: dict[Segment, None] = {}  # the oldest first
+        self._stuck: list[Segment] = []  # empty, but their files could not be removed
+        self._knows_holes = True
+        self._lock = threading.Lock()
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much free room is kept."""
+        used = self.used_bytes
+        return used and min(max(used // 8, _UNIT_BYTES), _MOST_KEPT_BYTES)
+
+    @property
+    def has_excess(self) -> bool:
+        """Whether more is free than is kept, and can be given back."""
+        return self._knows_holes and self._idle.nbytes > self.kept_bytes
+
+    def take(self, nbytes: int) -> Slot:
+        """Return room for so many bytes; OSError if the disk is full, or as full as it may be."""
+        size = missing = room_for(nbytes)
+        taken: list[Extent[Segment]] = []
+        with self._lock:
+            try:
+                while missing:
+                    taken.append(piece := self._piece(missing))
+                    missing -= piece.nbytes
+            except BaseException:
+                for piece in taken:
+                    self._idle.add(piece)
+                raise
+            for piece in taken:
+                piece.file.used_bytes += piece.nbytes
+            self.used_bytes += size
+        return tuple(taken)
+
+    def _piece(self, nbytes: int) -> Extent[Segment]:
+        """Return a piece of so many bytes, or less if the room that is left is cut up."""
+        while True:
+            found = self._idle.take(nbytes)
+            if found is None:
+                # small pieces that cannot be given back are used first, else only when there is no other room
+                if self._knows_holes or self._idle.nbytes <= self.kept_bytes:
+                    try:
+                        return self._reserved(nbytes)
+                    except OSError:
+                        if not self._idle.nbytes:
+                            raise
+                found = self._idle.take_large()
+            try:
+                found.file.whole()
+            except OSError:
+                self._shut(found.file)
+            else:
+                return found
+
+    def _reserved(self, nbytes: int) -> Extent[Segment]:
+        """Return a piece of room that is new."""
+        if self.limit_bytes and self.held_bytes + nbytes + PAGE_BYTES > self.limit_bytes:
+            most = format_bytes(self._most_bytes)
+            raise OSError(errno.EDQUOT, f"no more than {most} may lie there (distributed.worker.memory.max-spill)")
+        if (segment := self._growing) and segment.end + nbytes <= SEGMENT_BYTES:
+            # EFBIG of a limit, or a file that was cut: a new one may do
+            with contextlib.suppress(OSError):
+                return self._grown(segment, nbytes)
+        segment = Segment(self._folder / str(next(self._numbers)))
+        self.held_bytes += segment.held_bytes
+        try:
+            piece = self._grown(segment, nbytes)
+        except BaseException:
+            self.held_bytes -= segment.held_bytes
+            segment.remove()
+            raise
+        self._open[segment] = None
+        if len(self._open) > _KEPT_OPEN:
+            self._open.pop(oldest := next(iter(self._open)))
+            oldest.kept = None
+        if nbytes <= SEGMENT_BYTES // 2:
+            self._growing = segment
+        return piece
+
+    def _grown(self, segment: Segment, nbytes: int) -> Extent[Segment]:
+        """Make a file longer, by more than is asked for: what is left of that is free."""
+        file, start = segment.whole(), segment.end
+        large = nbytes
+        if nbytes <= SEGMENT_BYTES // 2:
+            units = -(-max(min(self.kept_bytes, _LAST_STEP_BYTES), nbytes) // _UNIT_BYTES)
+            left = self.limit_bytes - self.held_bytes if self.limit_bytes else SEGMENT_BYTES
+            large = max(min(units * _UNIT_BYTES, SEGMENT_BYTES - start, left), nbytes)
+        try:
+            self._reserve(file.number, start, large)
+        except OSError:
+            segment.cut(start)  # some of it may have been reserved
+            if large == nbytes:
+                raise
+            large = nbytes  # the last room of a disk that is nearly full
+            self._reserve(file.number, start, large)
+        segment.end += large
+        self._hold(segment, large)
+        if large > nbytes:
+            self._idle.add(Extent(segment, start + nbytes, large - nbytes))
+        return Extent(segment, start, nbytes)
+
+    def _hold(self, segment: Segment, nbytes: int) -> None:
+        segment.held_bytes += nbytes
+        self.held_bytes += nbytes
+
+    def _shut(self, segment: Segment) -> None:
+        """Use the free room of a file no more."""
+        self._idle.take_file(segment)
+        segment.is_shut = True
+        if segment is self._growing:
+            self._growing = None
+
+    def give_back(self, slots: Iterable[Slot]) -> None:
+        """Let the room be used again, or remove the file; nobody reads or writes there any more.
+
+        A file that cannot be removed (a stale handle of NFS) is tried again the next time.
+        """
+        with self._lock:
+            empty, self._stuck = self._stuck, []
+        for slot in slots:
+            with self._lock:  # one by one: a million may come at once
+                for piece in slot:
+                    self._give_back(piece, empty)
+        for segment in empty:
+            is_removed = _removed(segment)  # takes milliseconds: no writer waits for it
+            with self._lock:
+                if is_removed:
+                    self._hold(segment, -segment.held_bytes)
+                else:
+                    self._stuck.append(segment)
+
+    def _give_back(self, piece: Extent[Segment], empty: list[Segment]) -> None:
+        segment = piece.file
+        segment.used_bytes -= piece.nbytes
+        self.used_bytes -= piece.nbytes
+        if not segment.used_bytes:
+            self._shut(segment)
+            self._open.pop(segment, None)
+            empty.append(segment)
+        elif not segment.is_shut:
+            self._free(piece)
+
+    def _free(self, piece: Extent[Segment]) -> None:
+        found = self._idle.add(piece)
+        segment, start, nbytes = found
+        if not self._knows_holes and start + nbytes == segment.end:
+            with contextlib.suppress(OSError):
+                segment.cut(start)
+                self._idle.remove(found)
+                self._hold(segment, -nbytes)
+
+    def trim(self) -> None:
+        """Give back what is free, if that is too much: some of it, ask again while there :attr:`has_excess`."""
+        enough = self.kept_bytes // 2 if self.has_excess else self._idle.nbytes  # not a hole for each object
+        for _ in range(_AT_ONCE):
+            with self._lock:
+                if self._idle.nbytes <= enough:
+                    return
+                found = self._idle.take_large()
+            self._make_hole(found)
+
+    def _make_hole(self, found: Extent[Segment]) -> None:
+        segment, start, nbytes = found
+        error, hole = "", None
+        try:
+            hole = segment.hole(start, nbytes)  # takes milliseconds: no writer waits for it
+        except OSError as e:
+            error = str(e)
+        with self._lock:
+            if hole is not None:
+                if segment.held_bytes:  # else it was removed meanwhile
+                    self._hold(segment, segment.growth(hole, nbytes))
+            elif not segment.is_shut:
+                if not error:
+                    self._knows_holes = False
+                    self._free(found)
+                else:
+                    self._shut(segment)
+                    logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, error)
+
+    def close(self) -> None:
+        """Let go of the files; the folder is removed by whoever made it."""
+        with self._lock:
+            for segment in self._open:
+                segment.kept = None
+            self._open.clear()
+
+
+def _removed(segment: Segment) -> bool:
+    try:
+        segment.remove()
+    except OSError as e:
+        if not segment.is_stuck:
+            segment.is_stuck = True
+            logger.warning("a file that nobody needs any more cannot be removed, and is tried again later: %s", e)
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The mapping itself: it reads, writes, and carries out what the state machine says."""

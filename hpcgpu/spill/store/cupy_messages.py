@@ -1,0 +1,76 @@
+"""CuPy's arrays on their way to other processes."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from hpcgpu.spill.devices.cuda import CudaDevice
+from hpcgpu.spill.devices.cupy import View
+from hpcgpu.spill.store.reading import reader
+
+
+def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
+    """Let CuPy's arrays travel: between workers as their bytes, elsewhere as CuPy pickles them.
+
+    distributed's own pair needs numba or RMM, and fails without, also in a client that knows nothing of this one
+    (distributed 2026.8.0, ``protocol/cupy.py``). Where something asks for its ``cuda`` family first (UCX), and numba is
+    there, its pair takes the place of this one: both read what the other one writes.
+
+    Parameters
+    ----------
+    dask_serialize, dask_deserialize : Dispatch
+        Those of ``distributed.protocol.serialize``. CuPy is imported when the first array comes.
+
+    """
+
+    def add() -> None:
+        import cupy
+
+        dask_serialize.register(cupy.ndarray, serialize)
+        dask_deserialize.register(cupy.ndarray, deserialize)
+
+    dask_serialize.register_lazy("cupy", add)
+    dask_deserialize.register_lazy("cupy", add)
+
+
+def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: ANN401
+    """Return how an array is laid out, and its bytes in host memory; what is not contiguous is made so.
+
+    Raises
+    ------
+    NotImplementedError
+        It is not for a worker: distributed pickles it.
+
+    """
+    import cupy
+
+    with cupy.cuda.Device(array.device.id) as device:
+        who = reader()
+        if who is None or not who.to_worker:
+            device.synchronize()  # on whichever stream it is written; CuPy's copy waits for the current one alone
+            raise NotImplementedError
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            array = cupy.ascontiguousarray(array)
+        root = np.empty(0, np.uint8)
+        if array.nbytes:
+            root = CudaDevice.current(array.device.id).copies.to_host(int(array.data.ptr), array.nbytes, _empty)
+    layout = {"shape": array.shape, "strides": array.strides, "typestr": array.dtype.str}
+    return {**layout, "dtype": pickle.dumps(array.dtype)}, [root.data]  # bfloat16 and records have no typestr
+
+
+def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:  # noqa: ANN401
+    """Return the array, on this process's current device."""
+    import cupy
+
+    root = np.frombuffer(frames[0], np.uint8) if frames else np.empty(0, np.uint8)
+    dtype = pickle.loads(header["dtype"]) if "dtype" in header else np.dtype(header["typestr"])
+    device = CudaDevice.current(int(cupy.cuda.runtime.getDevice()))
+    (array,) = device.unpack(root, [View(tuple(header["shape"]), dtype, tuple(header["strides"]), 0)])
+    return array
+
+
+def _empty(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)

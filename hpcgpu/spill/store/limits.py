@@ -1,0 +1,66 @@
+"""What a store is told, read as configuration reads it."""
+
+from __future__ import annotations
+
+import os
+
+from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_limit, read_host_limit, read_part
+from hpcgpu.model.plain import read_flag, read_option, read_text
+
+_WHERE = "keyword {} of GpuSpillBuffer"
+
+
+def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
+    """Return the device's limit, the bytes of the host tier and those of the disk tier; 0 is no limit.
+
+    Parameters
+    ----------
+    device : object
+        ``device_memory_limit``, as users write it.
+    host : object
+        ``memory_limit``. A store does not know what its process may use of the node, nor with how many it shares that:
+        ``"auto"`` is no limit of its own, which leaves the process to distributed's watch, and a fraction is refused.
+    target : object
+        ``target``, the part of ``memory_limit`` that is the host tier's.
+    disk : object
+        ``max_spill``.
+
+    Raises
+    ------
+    ConfigError
+        With what was given, and what is allowed.
+
+    """
+    name = "memory_limit"
+    limit = read_option("device_memory_limit", device, _WHERE.format("device_memory_limit"), read_device_limit)
+    asked = read_option(name, host, _WHERE.format(name), read_host_limit)
+    host_bytes = asked.bytes_of(0, f"{name}={asked!r} (set by {_WHERE.format(name)})", NODE_MEMORY)
+    part = read_option("target", target, _WHERE.format("target"), read_part)
+    room_bytes = max(int(host_bytes * part), 1) if host_bytes and part else 0
+    return limit, room_bytes, read_option("max_spill", disk, _WHERE.format("max_spill"), read_disk_limit)
+
+
+def read_flags(**given: object) -> tuple[bool, ...]:
+    """Return the flags, in the order in which they are given; None says nothing, and all are off then.
+
+    Raises
+    ------
+    ConfigError
+        With what was given, and what is allowed.
+
+    """
+    said = {name: False if value is None else value for name, value in given.items()}
+    return tuple(read_option(name, value, _WHERE.format(name), read_flag) for name, value in said.items())
+
+
+def read_folder(given: str | os.PathLike[str] | None) -> str | None:
+    """Return ``local_directory``; None if nothing is given.
+
+    Raises
+    ------
+    ConfigError
+        It is no text of one line.
+
+    """
+    name = "local_directory"
+    return None if given is None else read_option(name, given, _WHERE.format(name), read_text)

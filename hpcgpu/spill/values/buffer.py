@@ -1,0 +1,115 @@
+"""What moves between a device and host memory: an allocation, and the arrays that lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.spill.devices.protocols import Device
+from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.storage.disk import Disk, Stored
+from hpcgpu.spill.values.unit import Content
+
+
+class _Arrays(NamedTuple):
+    """The arrays of a device buffer, the positions of each by its id, and the name of the allocation."""
+
+    arrays: list[Any]
+    positions: dict[int, int]
+    names: tuple[Hashable, ...]
+
+
+class Buffer(Content):
+    """One allocation of a device, and the arrays that lie in it: they move together, once.
+
+    Parameters
+    ----------
+    device : Device
+    nbytes : int
+        Of the allocation.
+    top : int
+        The place of the device.
+    name : hashable
+        Of the allocation, while it is there.
+
+    """
+
+    def __init__(self, device: Device, nbytes: int, top: int, name: Hashable) -> None:
+        super().__init__(nbytes, top, top)
+        self.device = device
+        self.arrays: list[Any] = []
+        self._positions: dict[int, int] = {}
+        self.names = (name,)
+        self.in_host: tuple[np.ndarray, list[Any]] | None = None
+        self._stored: tuple[Stored, list[Any]] | None = None
+
+    @classmethod
+    def of_packed(cls, device: Device, top: int, root: np.ndarray, views: Sequence[Any]) -> Buffer:
+        """Return a buffer that came from a peer: it is in host memory until somebody uses it."""
+        buffer = cls(device, root.nbytes, top, None)
+        buffer.names, buffer.at, buffer.in_host = (), HOST, (root, list(views))
+        return buffer
+
+    def position_of(self, array: Any) -> tuple[int, bool]:  # noqa: ANN401
+        """Return which of the arrays this one is, and whether it is new: no copy tells how it lies."""
+        position = self._positions.setdefault(id(array), len(self.arrays))
+        if is_new := position == len(self.arrays):
+            self.arrays.append(array)
+        return position, is_new
+
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return one of the arrays."""
+        return self.arrays[index]
+
+    def views(self) -> Sequence[Any]:
+        """Return how the arrays lie in the copy below."""
+        below = self.in_host or self._stored
+        if below is None and self.bundle is not None:
+            return self.bundle.views_of(self)
+        return below[1] if below else ()
+
+    def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
+        """Return its bytes on the host and how the arrays lie in them, while it is no lower; it does not move."""
+        return self.in_host or self.device.pack(tuple(self.arrays), disk.empty)
+
+    def take(self, place: int) -> Any:  # noqa: ANN401
+        """Give up the arrays, the bytes in host memory, or what is on disk."""
+        data: Any
+        if place == DISK:
+            data, self._stored = self._stored, None
+        elif place == HOST:
+            data, self.in_host = self.in_host, None
+        else:
+            data = self.arrays, self._positions
+            self.arrays, self._positions = [], {}
+        return data
+
+    def put(self, place: int, data: Any) -> None:  # noqa: ANN401
+        """Hold a copy."""
+        if place == DISK:
+            self._stored = data
+        elif place == HOST:
+            self.in_host = data
+        else:
+            self.arrays, self._positions, self.names = data
+
+    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+        """Copy between the device, host memory and disk."""
+        if to == DISK and self.in_host is not None:
+            root, views = self.in_host
+            return disk.write([root.data]), views
+        if source == DISK and self._stored is not None:
+            stored, views = self._stored
+            return disk.read(stored)[0], views
+        if to == HOST:
+            return self.device.pack(tuple(self.arrays), disk.empty)
+        assert self.in_host is not None
+        return self.unpacked(*self.in_host)
+
+    def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> _Arrays:
+        """Return the arrays on the device, made of what was in host memory."""
+        arrays = self.device.unpack(root, views)
+        name = id(self.device), self.device.buffer_of(arrays[0])[0]
+        return _Arrays(arrays, {id(array): i for i, array in enumerate(arrays)}, (name,))

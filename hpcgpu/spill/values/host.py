@@ -1,0 +1,147 @@
+"""What moves from host memory to disk together: the objects that lie in the same allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.storage import pickled
+from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.values.owners import Held, held_by, name_of
+from hpcgpu.spill.values.unit import Content
+
+
+class _Objects(NamedTuple):
+    """Objects that came back up: None for those that nobody can ask for, and what each keeps in memory."""
+
+    objects: list[Any]
+    held: list[Held]
+
+
+class _Shape(NamedTuple):
+    shape: tuple[int, ...]
+
+
+class HostObjects(Content):
+    """Arrays or tables in host memory that are views of the same: one occupies as much as all do.
+
+    On disk each has its own bytes, what lies inside another one's once. What nobody can ask for any more, since its
+    keys are gone, is held in memory by the others, and is not written.
+
+    Parameters
+    ----------
+    x : ndarray, DataFrame, Series or Table
+        The first of them.
+    held : dict of int to int
+        What it keeps in memory (:func:`hpcgpu.spill.values.owners.held_by`).
+
+    """
+
+    usual_kind = np.ndarray
+
+    # made for the second object, or for the second allocation: most are alone
+    _positions: dict[int, int] | None = None
+    _held: Held | None = None
+
+    _pickled: pickled.Pickled | None = None
+    _shapes: Sequence[_Shape] = ()
+
+    def __init__(self, x: Any, held: Held) -> None:  # noqa: ANN401
+        super().__init__(sum(held.values()), HOST, HOST)
+        self.objects = [x]
+        self.names = (name_of(held),)
+        if len(held) > 1:
+            self._held = dict(held)
+        if type(x) is not np.ndarray:
+            self.note_kind(0, type(x))
+
+    def position_of(self, x: Any, held: Held) -> tuple[int, bool]:  # noqa: ANN401
+        """Return which of the objects this one is, and whether it is new: there is no copy of it."""
+        if self.objects and self.objects[0] is x:
+            return 0, False
+        position = self._positions.get(id(x)) if self._positions else None
+        return (self._take_up(x, held), True) if position is None else (position, False)
+
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return one of the objects."""
+        return self.objects[index]
+
+    def views(self) -> Sequence[Any]:
+        """Return the shapes of what is on disk."""
+        return self._shapes if self._pickled is not None else ()
+
+    def measured(self) -> int:
+        """Return the bytes of the allocations."""
+        return self.nbytes if self._held is None else sum(self._held.values())
+
+    def take(self, place: int) -> Any:  # noqa: ANN401
+        """Give up the objects, or what is on disk."""
+        data: Any
+        if place == DISK:
+            data, self._pickled = self._pickled, None
+        else:
+            data = self.objects
+            self.objects, self._positions, self._held = [], None, None
+        return data
+
+    def put(self, place: int, data: Any) -> None:  # noqa: ANN401
+        """Hold a copy."""
+        if place == DISK:
+            self._pickled = data
+            return
+        self.names = ()
+        for x, held in zip(*data, strict=True):
+            if x is None:
+                self.objects.append(None)
+            else:
+                self._take_up(x, held)
+
+    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+        """Pickle to disk, or unpickle."""
+        del source
+        if to != DISK:
+            assert self._pickled is not None
+            found = pickled.read(disk, self._pickled)
+            return _Objects(found, [{} if x is None else held_by(x) for x in found])
+        asked_for = self._asked_for()
+        kept = [x if i in asked_for else None for i, x in enumerate(tuple(self.objects))]
+        self._shapes = [_Shape(getattr(x, "shape", ())) for x in kept]
+        try:
+            return pickled.write(disk, kept)
+        except pickled.ImmovableError as e:
+            raise pickled.ImmovableError(next(x for x in kept if x is not None), e) from e.__cause__
+
+    @staticmethod
+    def bytes_up(data: Any) -> int:  # noqa: ANN401
+        """Return what objects take that came back up: each has its own bytes now."""
+        found: Held = {}
+        for held in data.held:
+            found.update(held)
+        return sum(found.values())
+
+    def _take_up(self, x: Any, held: Held) -> int:  # noqa: ANN401
+        position = len(self.objects)
+        self.objects.append(x)
+        self.note_kind(position, type(x))
+        if position:
+            if self._positions is None:
+                self._positions = {}
+            self._positions[id(x)] = position
+        if self._held is not None:
+            self._held.update(held)
+        elif position or len(held) > 1:
+            self._held = {**self._held_so_far(), **held}
+        if (name := name_of(held)) not in self.names:
+            self.names += (name,)
+        return position
+
+    def _held_so_far(self) -> Held:
+        """Return what the objects keep in memory, of which none keeps more than one allocation."""
+        return {name: self.nbytes for name in self.names if isinstance(name, int)}
+
+    def _asked_for(self) -> set[int]:
+        asked_for = {i for entry in tuple(self.entries) for unit, i in entry.places if unit is self}
+        return asked_for | {part.index for part in self.living_parts()}

@@ -1,0 +1,79 @@
+"""What is known, and said, of work that goes on whatever it raises."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from hpcgpu.errors import HpcGpuError
+from hpcgpu.model.backoff import Backoff
+
+logger = logging.getLogger("distributed.hpcgpu")
+# A fault that passes is not worth an error to whoever waits for the work's results.
+_TROUBLE = 3
+
+
+class Rounds:
+    """The rounds of one piece of work.
+
+    Parameters
+    ----------
+    what : str
+        The work, as people would call it: ``"the loop that keeps this cluster's jobs"``.
+    backoff : Backoff
+        How soon it is tried again.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        What the last round raised; None when it went well.
+
+    """
+
+    def __init__(self, what: str, backoff: Backoff) -> None:
+        self._what, self._backoff = what, backoff
+        self.error: BaseException | None = None
+
+    @property
+    def trouble(self) -> str:
+        """What to tell those who wait for the work's results; empty until it has failed a few times in a row."""
+        if self.error is None or self._backoff.failures < _TROUBLE:
+            return ""
+        return f"{self._what} has failed {self._backoff.failures} times in a row: {reason_of(self.error)}"
+
+    def failed(self, error: BaseException) -> float:
+        """Say what a round raised, each reason once; return how long to wait before the next round."""
+        self.error, self._backoff = error, self._backoff.failed(_kind(error), time.monotonic())
+        if self._backoff.is_new:
+            logger.warning(
+                "%s failed, and goes on in %.3g s: %s",
+                self._what,
+                self._backoff.wait_s,
+                reason_of(error),
+                exc_info=error,
+            )
+        return self._backoff.wait_s
+
+    def went_well(self) -> bool:
+        """Note a round that raised nothing; tell whether the one before did."""
+        if self.error is None:
+            return False
+        self.error = None
+        logger.info("%s works again", self._what)
+        return True
+
+
+def _kind(error: BaseException) -> str:
+    """Return what is the same when the same happens again: its text may hold a descriptor, an address, a time."""
+    if isinstance(error, HpcGpuError):
+        return str(error)
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    place = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at else ""
+    return f"{type(error).__name__} {getattr(error, 'errno', None)} {place}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in one line: in its own words if it is one of ours, else with its kind."""
+    return str(error) if isinstance(error, HpcGpuError) else f"{type(error).__name__}: {error}".removesuffix(": ")

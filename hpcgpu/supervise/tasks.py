@@ -1,0 +1,192 @@
+"""Coroutines and callbacks in the background of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec
+
+from hpcgpu.model.backoff import Backoff
+from hpcgpu.supervise.rounds import Rounds, reason_of
+
+logger = logging.getLogger("distributed.hpcgpu")
+Given = ParamSpec("Given")
+Failed = Callable[[BaseException], object]
+
+
+class Loop:
+    """Work that is done round after round until it is cancelled or says that it is over; see :func:`keep`."""
+
+    def __init__(
+        self, work: Callable[[], Awaitable[bool | None]], what: str, backoff: Backoff, changed: Callable[[], object]
+    ) -> None:
+        self._work, self._changed = work, changed
+        self._rounds = Rounds(what, backoff)
+        self._task = asyncio.create_task(self._run(), name=what)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes of it at present, for those who wait; empty when it works."""
+        return self._rounds.trouble
+
+    def done(self) -> bool:
+        """Tell whether it is over, or cancelled."""
+        return self._task.done()
+
+    async def finished(self) -> None:
+        """Wait until it is over."""
+        await self._task
+
+    def cancel(self) -> None:
+        """End it."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                over = await self._work()
+            except (Exception, asyncio.CancelledError) as e:
+                if _is_cancelled(e):
+                    raise
+                wait_s = self._rounds.failed(e)
+                self._changed()
+                await asyncio.sleep(wait_s)
+            else:
+                if self._rounds.went_well():
+                    self._changed()
+                if over:
+                    return
+
+
+def keep(
+    work: Callable[[], Awaitable[bool | None]],
+    what: str,
+    *,
+    backoff: Backoff = Backoff(),  # noqa: B008 - frozen
+    changed: Callable[[], object] = lambda: None,
+) -> Loop:
+    """Do work round after round. A round that raises is said once, with its traceback, and after a wait comes the next.
+
+    Parameters
+    ----------
+    work : callable
+        A coroutine function: one round, which itself waits until there is something to do. True: it is over.
+    what : str
+        The work, as people would call it.
+    backoff : Backoff
+        How soon the next round comes after one that failed.
+    changed : callable
+        Called when a round has failed, and when one has gone well again.
+
+    """
+    return Loop(work, what, backoff, changed)
+
+
+class Timer:
+    """Calls something at intervals until it is cancelled; see :func:`repeat`."""
+
+    def __init__(self, call: Callable[[], object], every_s: float, what: str) -> None:
+        self._call, self._every_s = call, every_s
+        self._rounds = Rounds(what, Backoff(every_s, every_s))
+        self._arm()
+
+    def cancel(self) -> None:
+        """Call it no more."""
+        self._timer.cancel()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._ring)
+
+    def _ring(self) -> None:
+        self._arm()  # first: the call may cancel it
+        try:
+            self._call()
+        except Exception as e:
+            self._rounds.failed(e)
+        else:
+            self._rounds.went_well()
+
+
+def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
+    """Call something at intervals, as a plain timer does: before tasks that are late. One that raises is said once.
+
+    Parameters
+    ----------
+    call : callable
+        Done within microseconds.
+    every_s : float
+        The interval.
+    what : str
+        What is done, as people would call it.
+
+    """
+    return Timer(call, every_s, what)
+
+
+def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> asyncio.Task[None]:
+    """Do work once. What it raises is logged with its traceback and handed to ``failed``, which ends what needs it.
+
+    Cancelling the task is no failure; a CancelledError that nobody asked for is one.
+    """
+
+    async def run() -> None:
+        try:
+            await work()
+        except (Exception, asyncio.CancelledError) as e:
+            if _is_cancelled(e):
+                raise
+            _say(what, e)
+            failed(e)
+
+    return asyncio.create_task(run(), name=what)
+
+
+class Group:
+    """Tasks of one owner, who waits for none of them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> None:
+        """See :func:`start`."""
+        task = start(work, what, failed)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """End them all."""
+        for task in self._tasks:
+            task.cancel()
+
+
+def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
+    """Return a callback for timers, signals, descriptors and futures: what it raises goes to the log and ``failed``.
+
+    The event loop alone would log it and go on: a timer that arms itself anew is dead then, and what is readable
+    stays so, and calls again at once, for ever.
+    """
+
+    @functools.wraps(call)
+    def guard(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        try:
+            call(*args, **kwargs)
+        except Exception as e:
+            _say(what, e)
+            failed(e)
+
+    return guard
+
+
+def say_only(_: BaseException) -> None:
+    """Do nothing more about what was raised: it stands in the log, and nothing depends on it."""
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _say(what: str, error: BaseException) -> None:
+    logger.error("%s failed: %s", what, reason_of(error), exc_info=error)

@@ -1,0 +1,126 @@
+"""The NUMA nodes of hwloc's XML: which of them are DRAM next to cores, and which are other memory."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hpcgpu.model import CpuSet, NumaNode
+from hpcgpu.topology import safe_xml
+
+# An object and those above it, the outermost first.
+Placed = tuple[ET.Element, tuple[ET.Element, ...]]
+# A GPU's own memory and high-bandwidth memory beside DRAM are no place for a worker's heap.
+_OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
+_PACKAGES = ("Package", "Socket")  # "Socket" until hwloc 1.10
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """A NUMA node, the object beside whose PUs it is (since version 2), and what it takes to reach it; 0 is unknown."""
+
+    node: NumaNode
+    home: ET.Element | None
+    latency: int
+    bandwidth: int
+
+
+def read_numa_nodes(
+    root: ET.Element, objects: Sequence[Placed], *, is_power: bool
+) -> tuple[list[NumaNode], list[NumaNode]]:
+    """Return the nodes with DRAM, and the other ones.
+
+    A version 1 file of a machine with one node may name none. Where all memory is of the fast kind
+    (Xeon Max without DIMMs) it is what there is. A PU is next to one node with DRAM, whatever the file says.
+
+    Raises
+    ------
+    safe_xml.Misread
+        A value that is none.
+
+    """
+    packages = [(safe_xml.whole(o, "os_index"), _cpus(o)) for o, _ in objects if o.get("type") in _PACKAGES]
+    named = [placed for placed in objects if placed[0].get("type") == "NUMANode"]
+    latency, bandwidth = _attribute(root, "Latency", min), _attribute(root, "Bandwidth", max)
+    found: dict[int, _Memory] = {}
+    for o, parents in named or [placed for placed in objects if placed[0].get("type") == "Machine"]:
+        index = safe_xml.whole(o, "os_index") if named else 0
+        cpus = _cpus(o)
+        kind = _kind(o, parents, cpus, is_power)
+        package = _package(parents, cpus, packages)
+        node = NumaNode(index, cpus, safe_xml.whole(o, "local_memory"), package, kind)
+        number = o.get("gp_index", "")
+        home = parents[-1] if parents and o.find("object") is None else None
+        found[index] = _Memory(node, home, latency.get(number, 0), bandwidth.get(number, 0))
+    memories = [found[i] for i in sorted(found)]
+    heap = "dram" if any(m.node.kind == "dram" for m in memories) else "hbm"
+    dram, beside = _told_apart([m for m in memories if m.node.kind == heap])
+    others = [*(m.node for m in memories if m.node.kind != heap), *beside]
+    return dram, sorted(others, key=lambda n: n.os_index)
+
+
+def _told_apart(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[NumaNode]]:
+    """Return the DRAM, and what only seems to be: hwloc 2.2 to 2.4 give memory without PUs those of its neighbour.
+
+    MCDRAM, HBM, CXL and GPU memory have no subtype there. DRAM is nearest to its PUs: the least latency where the
+    file tells it, else the lowest number, since Linux numbers the nodes that have PUs first. The size would not tell:
+    a machine may have less DRAM than other memory.
+    """
+    told = all(m.latency for m in memories)
+    taken: dict[int, _Memory] = {}
+    places: dict[int, _Memory] = {}
+    dram, others = [], []
+    for memory in sorted(memories, key=lambda m: (m.latency if told else 0, m.node.os_index)):
+        node = memory.node
+        cpus = CpuSet(node.cpuset.difference(taken))
+        first = taken[min(node.cpuset)] if node.cpuset and not cpus else None
+        if not node.cpuset and memory.home is not None:
+            first = places.get(id(memory.home))
+        if first is None:
+            dram.append(replace(node, kind="dram", cpuset=cpus))
+            taken |= dict.fromkeys(cpus, memory)
+            if memory.home is not None:
+                places.setdefault(id(memory.home), memory)
+        else:
+            others.append(replace(node, kind="hbm" if memory.bandwidth > first.bandwidth > 0 else "other"))
+    return sorted(dram, key=lambda n: n.os_index), others
+
+
+def _cpus(node: ET.Element) -> CpuSet:
+    """Return the PUs; those of a part of the machine that was not granted are in ``complete_cpuset`` only."""
+    return safe_xml.cpuset(node, "cpuset") or safe_xml.cpuset(node, "complete_cpuset")
+
+
+def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_power: bool) -> str:
+    subtype = (node.get("subtype") or "").lower()
+    kind = next((kind for known, kind in _OTHER_MEMORY.items() if subtype.startswith(known)), "dram")
+    if kind != "dram" or cpus or _lost_its_pus(node, parents):
+        return kind
+    return "gpu" if is_power else "other"  # hwloc 1 and sysfs show the memory of POWER9's GPUs as nodes without PUs
+
+
+def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
+    """Tell DRAM whose PUs were cut away (lstopo --restrict) from memory that never had any.
+
+    The latter hangs beside PUs, and has nothing below it in version 1, where everything near a node is below it.
+    """
+    above = parents[-1] if parents else None
+    beside_none = above is not None and above.get("cpuset") is not None and not _cpus(above)
+    return beside_none or node.find("object") is not None
+
+
+def _package(parents: Sequence[ET.Element], cpus: CpuSet, packages: Sequence[tuple[int, CpuSet]]) -> int:
+    above = next((p for p in reversed(parents) if p.get("type") in _PACKAGES), None)
+    if above is not None:
+        return safe_xml.whole(above, "os_index")
+    return next((i for i, pus in packages if pus & cpus), 0)
+
+
+def _attribute(root: ET.Element, name: str, nearest: Callable[[int, int], int]) -> dict[str, int]:
+    """Return a memory attribute (since hwloc 2.3) of each NUMA node by its ``gp_index``, from its nearest PUs."""
+    out: dict[str, int] = {}
+    for value in root.findall(f"memattr[@name='{name}']/memattr_value[@target_obj_type='NUMANode']"):
+        target, number = value.get("target_obj_gp_index", ""), safe_xml.whole(value, "value")
+        out[target] = nearest(out[target], number) if target in out else number
+    return out

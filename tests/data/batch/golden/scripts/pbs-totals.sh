@@ -1,0 +1,38 @@
+#!/bin/bash
+#PBS -N svd
+#PBS -q gpu
+#PBS -A proj
+#PBS -l ncpus=96
+#PBS -l ngpus=8
+#PBS -l mem=409600mb
+#PBS -l storage=gdata/a1
+#PBS -l walltime=02:00:00
+#PBS -j oe
+#PBS -o /scratch/user1/logs/
+
+cd -- "${PBS_O_WORKDIR:-.}"
+rm -f /scratch/user1/logs/exit; (umask 77; echo >> /scratch/user1/logs/exit.starts); export HPCGPU_JOB_RESTARTS=$(($(wc -l < /scratch/user1/logs/exit.starts) - 1))
+trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit' EXIT
+trap 'exit 143' TERM
+trap : USR1
+module load cuda
+export UCX_LOG_LEVEL=warn
+{
+    exec {out}>&1
+    job= warned=
+    trap : TERM
+    trap 'warned=1; kill -USR1 $job 2>/dev/null || :' USR1
+    exec {told}< <(
+        trap : TERM USR1
+        (
+            trap '' USR1
+            echo "$BASHPID"
+            exec /opt/env/bin/hpcgpu launch --document '{"shape": "gang", "what": "it'"'"'s $HOME"}' >&"$out" {out}>&-
+        ) && echo 0 || echo "$?"
+    )
+    exec {out}>&-
+    read -r job <&$told
+    [ -z "$warned" ] || kill -USR1 "$job" 2>/dev/null || :
+    until read -r -t 5 code <&$told; do (($? > 128)) || break; done
+    exit "${code:-137}"
+}

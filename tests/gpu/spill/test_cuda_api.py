@@ -1,0 +1,156 @@
+"""Buffers of cuda.core and arrays of CuPy on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.protocol import deserialize, serialize
+from distributed.protocol.serialize import dask_loads
+
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.arrays import device_of, is_device_array
+from hpcgpu.spill.storage.pinned import is_pinned
+from hpcgpu.spill.store.cupy_messages import register
+from hpcgpu.spill.store.reading import Reader, reading
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def core() -> Any:
+    module = pytest.importorskip("cuda.core", reason="no cuda.core here")
+    try:
+        module.Device(0).set_current()
+    except Exception as why:  # what the loader of the driver raises is of no public class
+        pytest.skip(f"no GPU here: {why}")
+    return module
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+    made = GpuSpillBuffer(8 * MIB, 24 * MIB, str(tmp_path))
+    yield made
+    made.close()
+
+
+def host_bytes(core: Any, buffer: Any) -> np.ndarray:
+    stream = core.Device(0).create_stream()
+    pinned = core.LegacyPinnedMemoryResource().allocate(buffer.size)
+    buffer.copy_to(pinned, stream=stream)
+    stream.sync()
+    return np.from_dlpack(pinned).view(np.uint8).copy()
+
+
+def used(cuda: Any) -> int:
+    """What is used when the device has done all that it was given: the runtime's Device.sync has no stand-in."""
+    gc.collect()
+    with cuda.copies.context():
+        cuda.copies.call("cuCtxSynchronize")
+    return int(cuda.used_bytes)
+
+
+def test_buffers_go_through_every_tier(core: Any, store: GpuSpillBuffer) -> None:
+    device = core.Device(0)
+    stream = device.create_stream()
+    for i in range(40):
+        buffer = device.allocate(2 * MIB, stream=stream)
+        buffer.fill(i, stream=stream)  # not waited for: the store does
+        store[i] = [buffer]
+    del buffer
+    assert store.settle(60)
+    assert 0 < store.tiers["device"] <= 8 * MIB
+    assert store.tiers["disk"] > 0
+    for i in range(40):
+        (back,) = store[i]
+        assert type(back) is core.Buffer
+        assert back.size == 2 * MIB
+        np.testing.assert_array_equal(host_bytes(core, back), np.full(2 * MIB, i, np.uint8))
+
+
+def test_memory_of_buffers_is_given_back(core: Any, store: GpuSpillBuffer) -> None:
+    device = core.Device(0)
+    stream = device.create_stream()
+    first = device.allocate(MIB, stream=stream)
+    cuda = device_of(first)
+    assert cuda is not None
+    assert cuda.buffer_of(first)[1] == MIB
+    before = used(cuda)
+    for i in range(30):
+        store[i] = device.allocate(MIB, stream=stream)
+    assert store.settle(60)
+    for i in range(30):
+        assert store[i].size == MIB
+    store.clear()
+    assert used(cuda) == before
+
+
+def test_host_buffers_are_left_alone(core: Any) -> None:
+    assert not is_device_array(core.LegacyPinnedMemoryResource().allocate(MIB))
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, MIB, 8 * MIB, 8 * MIB + 1, 40 * MIB + 3])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_copies_of_every_size(core: Any, nbytes: int, pinned: bool) -> None:
+    copies = importlib.import_module("hpcgpu.spill.devices.copies").DriverCopies(0)
+    if not pinned:
+        copies._host.limit_bytes = 0
+    expected = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    stream = core.Device(0).create_stream()
+    buffer = core.Device(0).allocate(nbytes, stream=stream)
+    copies.to_device(expected, int(buffer.handle), int(stream.handle))
+    down = copies.to_host(int(buffer.handle), nbytes, lambda n: np.empty(n, np.uint8))
+    assert is_pinned(down) == (pinned and nbytes >= MIB)
+    np.testing.assert_array_equal(down, expected)
+    copies.to_device(down, int(buffer.handle), int(stream.handle))
+    np.testing.assert_array_equal(host_bytes(core, buffer), expected)
+
+
+@pytest.fixture
+def cupy() -> Any:
+    from distributed.protocol.serialize import dask_deserialize, dask_serialize
+
+    module = pytest.importorskip("cupy", reason="no CuPy here")
+    try:
+        module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as why:
+        pytest.skip(f"no GPU here: {why}")
+    register(dask_serialize, dask_deserialize)
+    return module
+
+
+@pytest.mark.parametrize("make", ["C", "F", "strided", "reversed", "empty", "0-d", "records"])
+@pytest.mark.parametrize("to_worker", [True, False])
+def test_cupy_arrays_travel(cupy: Any, make: str, to_worker: bool) -> None:
+    base = cupy.arange(60.0).reshape(6, 10)
+    array = {
+        "C": lambda: base,
+        "F": lambda: cupy.asfortranarray(base),
+        "strided": lambda: base[::2, 3:],
+        "reversed": lambda: base[::-1],
+        "empty": lambda: base[:0],
+        "0-d": lambda: base.sum(),
+        "records": lambda: cupy.asarray(np.array([(1, 2.5), (3, 4.5)], "i4,f8")),
+    }[make]()
+    with reading(Reader(to_worker=True) if to_worker else None):
+        header, frames = serialize(array, on_error="raise")
+    assert header["serializer"] == ("dask" if to_worker else "pickle")  # other processes know no pair of ours
+    back = deserialize(header, [memoryview(bytes(f)) for f in frames])
+    assert type(back) is cupy.ndarray
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back.get(), array.get())
+
+
+def test_arrays_of_distributeds_own_pair_arrive(cupy: Any) -> None:
+    sent = np.arange(6.0).reshape(2, 3)
+    header = {"shape": (2, 3), "typestr": "<f8", "strides": (24, 8), "version": 3, "data": (1, False)}
+    back = dask_loads(
+        {"sub-header": header, "type-serialized": pickle.dumps(cupy.ndarray)}, [memoryview(sent.tobytes())]
+    )
+    np.testing.assert_array_equal(back.get(), sent)

@@ -1,0 +1,217 @@
+"""What the store asks of the driver, on one that is as late as it may be (``support/fake_cuda.c``).
+
+A real driver mostly comes in time, and shows no copy that is not waited for: these tests are of the stand-in alone.
+``tests/unit/spill/test_cuda_driver.py`` runs them, and those of a real GPU which need no kernel.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cuda import Standin
+
+from hpcgpu.errors import SpillError
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.arrays import device_of
+from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.cuda import CudaDevice
+
+MIB = 1 << 20
+HELD = ("events", "streams", "pushed", "device")
+
+
+@pytest.fixture
+def driver() -> Standin:
+    try:
+        made = Standin()
+    except (OSError, AttributeError):
+        pytest.skip("of the stand-in for a driver alone (tests/unit/spill/test_cuda_driver.py runs them)")
+    from cuda import core
+
+    core.Device(0).set_current()
+    CudaDevice.current(0)  # it has streams that stay
+    return made
+
+
+def held(driver: Standin, copies: DriverCopies) -> dict[str, int]:
+    gc.collect()
+    with copies.context():
+        copies.call("cuCtxSynchronize")
+    return {what: driver.count(what) for what in HELD}
+
+
+@pytest.fixture
+def copies(driver: Standin) -> Iterator[DriverCopies]:
+    made = DriverCopies(0)
+    before = held(driver, made)
+    yield made
+    driver.mend()
+    assert held(driver, made) == before
+    made.trim()
+    gc.collect()
+    assert made.idle_bytes == 0
+
+
+def empty(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)
+
+
+@pytest.fixture
+def other(copies: DriverCopies) -> Iterator[object]:
+    """A stream of a user, which no other one waits for."""
+    with copies.context():
+        stream = copies.call("cuStreamCreate", 1)
+    yield stream
+    copies.call("cuStreamDestroy", stream)
+
+
+@pytest.mark.parametrize("nbytes", [4096, 9 * MIB])
+def test_a_copy_waits_for_memory_of_another_stream(copies: DriverCopies, other: object, nbytes: int) -> None:
+    source = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    with copies.context():
+        pointer = int(copies.call("cuMemAllocAsync", nbytes, other))
+    copies.to_device(source, pointer, int(other))  # type: ignore[call-overload]
+    np.testing.assert_array_equal(copies.to_host(pointer, nbytes, empty), source)
+    with copies.context():
+        copies.call("cuMemFreeAsync", pointer, other)
+
+
+def test_the_stand_in_tells_a_copy_that_does_not_wait(copies: DriverCopies, other: object) -> None:
+    with copies.context():
+        pointer = int(copies.call("cuMemAllocAsync", 4096, other))
+    with pytest.raises(SpillError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        copies.to_device(np.zeros(4096, np.uint8), pointer, int(copies.up_stream))
+    Standin().mend()
+    with copies.context():
+        copies.call("cuMemFreeAsync", pointer, other)
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize"])
+@pytest.mark.parametrize(("nbytes", "pinned"), [(4096, True), (9 * MIB, True), (9 * MIB, False)])
+def test_a_copy_that_fails_leaves_nothing(
+    driver: Standin, copies: DriverCopies, monkeypatch: pytest.MonkeyPatch, call: str, nbytes: int, pinned: bool
+) -> None:
+    if not pinned:
+        copies._host.limit_bytes = 0
+    with copies.context():
+        pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream))
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"{call}=201")
+    with pytest.raises(SpillError, match=f"{call} of the CUDA driver fails: CUDA_ERROR_INVALID_CONTEXT"):
+        copies.to_host(pointer, nbytes, empty)
+    assert driver.count("waiting") == 0  # nothing copies to memory that the next move gets
+    monkeypatch.delenv("FAKE_CUDA_FAIL")
+    copies.to_device(np.full(nbytes, 7, np.uint8), pointer, int(copies.up_stream))
+    assert copies.to_host(pointer, nbytes, empty).tobytes() == b"\7" * nbytes
+    with copies.context():
+        copies.call("cuMemFreeAsync", pointer, copies.up_stream)
+
+
+def test_without_page_locked_memory_copies_go_through_ordinary(
+    driver: Standin, copies: DriverCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, nbytes = driver.count("pinned"), 9 * MIB
+    monkeypatch.setenv("FAKE_CUDA_FAIL", "cuMemHostAlloc=2")
+    source = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    with copies.context():
+        pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream))
+    copies.to_device(source, pointer, int(copies.up_stream))
+    np.testing.assert_array_equal(copies.to_host(pointer, nbytes, empty), source)
+    assert driver.count("pinned") == before
+    with copies.context():
+        copies.call("cuMemFreeAsync", pointer, copies.up_stream)
+
+
+def test_page_locked_memory_is_given_back(driver: Standin, copies: DriverCopies) -> None:
+    before, nbytes = driver.count("pinned"), 4 * MIB
+    with copies.context():
+        pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream))
+    down = copies.to_host(pointer, nbytes, empty)
+    assert driver.count("pinned") == before + nbytes
+    assert copies.trim() == 0  # an array is in it
+    del down
+    assert copies.idle_bytes == copies.trim() == nbytes
+    gc.collect()
+    assert driver.count("pinned") == before
+    with copies.context():
+        copies.call("cuMemFreeAsync", pointer, copies.up_stream)
+
+
+@pytest.fixture
+def device(driver: Standin) -> Any:
+    from cuda import core
+
+    del driver
+    return core.Device(0)
+
+
+def test_memory_that_came_up_is_freed_when_other_streams_have_done_with_it(
+    device: Any, copies: DriverCopies, other: object
+) -> None:
+    buffer = device.allocate(MIB, stream=device.create_stream())
+    cuda = device_of(buffer)
+    assert isinstance(cuda, CudaDevice)
+    (up,) = cuda.unpack(*cuda.pack([buffer], empty))
+    buffer.close()
+    mine = cuda.copies
+    assert isinstance(mine, DriverCopies)
+    with copies.context():
+        copies.call("cuMemsetD8Async", int(up.handle), 3, MIB, other)
+        del up
+        gc.collect()
+        copies.call("cuStreamSynchronize", mine.up_stream)
+        copies.call("cuCtxSynchronize")  # an illegal address, if it was freed before
+
+
+def test_an_upload_that_finds_no_memory_makes_room(
+    device: Any, driver: Standin, copies: DriverCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = device.create_stream()
+    monkeypatch.setenv("FAKE_CUDA_BYTES", str(held(driver, copies)["device"] + 10 * MIB))
+    store = GpuSpillBuffer(6 * MIB, None, str(tmp_path))
+    try:
+        for i in range(2):
+            store[i] = buffer = device.allocate(4 * MIB, stream=stream)
+            buffer.fill(i + 1, stream=stream)
+            cuda = device_of(buffer)
+            assert cuda is not None
+            del buffer
+            assert store.settle(60)
+        users = device.allocate(4 * MIB, stream=stream)  # 2 MiB are left, and one buffer of 4 can go down
+        for i in (0, 1, 0):
+            assert set(cuda.pack([store[i]], empty)[0].tolist()) == {i + 1}
+        users.close(stream)
+    finally:
+        store.close()
+
+
+def test_small_buffers_go_down_after_one_wait_for_the_device(
+    device: Any, copies: DriverCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, waits, call = device.create_stream(), list[str](), DriverCopies.call
+
+    def counted(self: DriverCopies, name: str, *arguments: object) -> Any:
+        if name == "cuCtxSynchronize":
+            waits.append(name)
+        return call(self, name, *arguments)
+
+    store = GpuSpillBuffer(64 * 800, None, str(tmp_path))
+    try:
+        for i in range(64):
+            store[i] = buffer = device.allocate(800, stream=stream)
+            buffer.fill(i + 1, stream=stream)
+        monkeypatch.setattr(DriverCopies, "call", counted)
+        store["next"] = device.allocate(64 * 800, stream=stream)
+        del buffer
+        assert store.settle(60)
+        assert (store.tiers["host"], len(waits)) == (64 * 800, 1)
+        cuda = device_of(store[0])
+        assert cuda is not None
+        for i in range(64):
+            assert cuda.pack([store[i]], empty)[0].tobytes() == bytes([i + 1]) * 800
+    finally:
+        store.close()

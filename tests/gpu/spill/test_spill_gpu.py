@@ -1,0 +1,143 @@
+"""The store's laws on a real GPU, through CuPy."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ranks
+
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.store.handle import Handle
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    module = pytest.importorskip("cupy", reason="no CuPy here")
+    try:
+        module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as why:
+        pytest.skip(f"no GPU here: {why}")
+    yield module
+
+
+@pytest.fixture
+def store(cupy: Any, tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+    made = GpuSpillBuffer(8 * MIB, 8 * MIB, str(tmp_path))
+    yield made
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def used(cupy: Any) -> int:
+    gc.collect()
+    return int(cupy.get_default_memory_pool().used_bytes())
+
+
+def test_every_tier_is_used_and_values_are_right(cupy: Any, store: GpuSpillBuffer) -> None:
+    before = used(cupy)
+    for i in range(40):
+        store[i] = {"x": [cupy.full((512, 256), i), np.full(10, i)]}
+    assert store.settle(30)
+    assert 0 < store.tiers["device"] <= 8 * MIB
+    assert used(cupy) - before == store.tiers["device"]
+    assert store.tiers["disk"] > 0
+    for i in range(40):
+        value = store[i]["x"]
+        assert type(value[0]) is cupy.ndarray
+        assert int(value[0].sum()) == 512 * 256 * i
+        assert value[1][9] == i
+    del value
+    store.clear()
+    assert used(cupy) == before
+
+
+def test_names_of_one_buffer_come_back_as_one(cupy: Any, store: GpuSpillBuffer) -> None:
+    x = cupy.arange(100_000.0).reshape(200, 500)
+    store["a"], store["b"], store["c"] = x, x.T, [x[::2, 3:], x]
+    assert store.tiers["device"] == x.data.mem.size
+    del x
+    for i in range(20):
+        store[i] = cupy.zeros(MIB, "u1")
+    assert store.settle(30)
+    copies = store.counters["host_to_device"].number
+    a, b, (c, d) = store["a"], store["b"], store["c"]
+    assert store.counters["host_to_device"].number == copies + 1
+    assert len({v.data.mem.ptr for v in (a, b, c, d)}) == 1
+    expected = np.arange(100_000.0).reshape(200, 500)
+    np.testing.assert_array_equal(b.get(), expected.T)
+    np.testing.assert_array_equal(c.get(), expected[::2, 3:])
+
+
+def test_an_allocation_that_fails_makes_room(cupy: Any, tmp_path: Path) -> None:
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    limit = pool.get_limit()
+    pool.set_limit(size=pool.used_bytes() + 100 * MIB)
+    try:
+        for i in range(30):
+            store[i] = cupy.full(10 * MIB, i, "u1")
+        assert [int(store[i][5]) for i in range(30)] == list(range(30))
+        assert store.counters["device_to_host"].number >= 20
+    finally:
+        pool.set_limit(size=limit)
+        store.close()
+
+
+def test_a_peer_gets_the_bytes(cupy: Any, store: GpuSpillBuffer) -> None:
+    for i in range(20):
+        store[i] = [cupy.full(MIB, i, "u1"), cupy.empty(0)]
+    assert store.settle(30)
+    with store.handing_out_handles():
+        handle = store[0]
+    assert isinstance(handle, Handle)
+    full, empty = handle.packed().unpack()
+    assert (int(full[7]), empty.shape) == (0, (0,))
+
+
+SCRIPT = """
+import cupy
+import numpy as np
+from distributed import Client
+
+
+def make(i):
+    return [cupy.asarray(np.full(8 << 20, i, "u1"))]
+
+
+def last(value):
+    return int(value[0][-1])
+
+
+if __name__ == "__main__":
+    with Client() as client:
+        values = client.map(make, range(24))
+        print(sum(client.gather(client.map(last, values))))
+        print(sum(client.gather(client.map(last, values, pure=False))))
+        found = client.gather(values[5:7])
+        print([type(array) is cupy.ndarray and int(array[-1]) for (array,) in found])
+        array = client.submit(lambda value: value[0], values[7]).result()  # numba is not needed for it
+        print(type(array) is cupy.ndarray and int(array[-1]))
+        spilled = [worker["metrics"]["spilled_bytes"]["disk"] for worker in client.scheduler_info()["workers"].values()]
+        print(min(spilled) > 0)
+"""
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("unspill", ["--jit-unspill", "--no-jit-unspill"])
+def test_a_script_that_knows_nothing_of_hpcgpu(tmp_path: Path, unspill: str) -> None:
+    (path := tmp_path / "script.py").write_text(SCRIPT)
+    argv = [sys.executable, "-m", "hpcgpu", "run", "--device-memory-limit", "32MiB", unspill, str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=ranks.environment())
+    assert done.returncode == 0, done.stderr
+    total = str(sum(range(24)))
+    assert done.stdout.split("\n")[-6:-1] == [total, total, "[5, 6]", "7", "True"]

@@ -1,0 +1,86 @@
+"""The Slurm lab as a fixture: one for each worker of pytest-xdist, or one for all tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from lab import WITH_ACCOUNTING, Lab, LabUnavailable
+
+LIMIT_S = 290  # of a test whose own commands have limits of up to 240 s, while others share the machine's cores
+WHY_NOT = pytest.StashKey[Exception]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests first that may take longest: at the end no worker of pytest-xdist is to wait for one of them."""
+    for item in items:
+        if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+    def limit_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return mark.args[0] if mark else 0
+
+    items.sort(key=limit_s, reverse=True)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what is not built before any test's time runs: minutes on a fresh machine."""
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if wanted & {"slurm_lab", "accounting_lab"} and not session.config.option.collectonly:
+        try:
+            Lab(accounting="accounting_lab" in wanted).build()
+        except Exception as why:
+            session.config.stash[WHY_NOT] = why  # for each test that wants a lab
+
+
+@contextmanager
+def started(lab: Lab) -> Iterator[Lab]:
+    """Start a lab once. One that was up already is used and left up, as with HPCGPU_KEEP_LAB=1."""
+    keep = os.environ.get("HPCGPU_KEEP_LAB") == "1" or lab.is_up()
+    with contextlib.ExitStack() as stack:
+        stack.callback(lab.close)
+        if not keep:
+            stack.enter_context(lab.down_at_the_end())
+        lab.up()
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def _lab(pytestconfig: pytest.Config) -> Iterator[Lab]:
+    why = pytestconfig.stash.get(WHY_NOT, None)
+    if isinstance(why, LabUnavailable):
+        pytest.skip(f"no Slurm lab here: {why}")
+    if why:
+        raise why
+    with started(Lab()) as lab:
+        yield lab
+
+
+@contextmanager
+def idle(lab: Lab) -> Iterator[Lab]:
+    """The lab, idle. Whatever a test leaves behind on it, jobs or processes, fails the test."""
+    jobs = lab.jobs()
+    assert not jobs, f"the Slurm lab is in use: {jobs}. End these jobs (scancel -u hpc) or 'make slurm-down'."
+    before = lab.processes()
+    yield lab
+    left = lab.wait_idle(before)
+    if left:
+        lab.clean_up(before)
+    assert not left, f"left behind on the lab: {left}"
+
+
+@pytest.fixture
+def slurm_lab(_lab: Lab) -> Iterator[Lab]:
+    with idle(_lab) as lab:
+        yield lab
+
+
+@pytest.fixture
+def accounting_lab(_lab: Lab) -> Iterator[Lab]:
+    """Another lab, whose Slurm knows users and their limits (slurmdbd); up for one test only."""
+    with started(Lab(WITH_ACCOUNTING, accounting=True)) as lab, idle(lab):
+        yield lab

@@ -1,0 +1,147 @@
+"""Our job scripts and commands on a real Slurm: values that are hard to carry, arrays, the warning before the end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+
+import pytest
+from lab import Lab
+
+from hpcgpu.batch import Slurm
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
+
+PATIENCE_S = 120
+NASTY = ("$(id)", "`id`", "it's", 'say "hi"', "a\\b\\", "two  words", "!!", "é日本", "-n", "a\nb", "*", "#x", "", "%j")
+SHOW = """
+import json, os, sys
+facts = dict(argv=sys.argv[1:], env=os.environb[b"NASTY"].decode(), index=os.environ["SLURM_ARRAY_TASK_ID"])
+print(json.dumps(facts))
+sys.exit(int(facts["index"]))
+"""
+
+
+def run(lab: Lab, command: Command) -> Result:
+    done = lab.exec(lab.login, command.argv, timeout=command.timeout_s, stdin=command.stdin)
+    return Result(command.argv, done.returncode, done.stdout, done.stderr)
+
+
+def submit(lab: Lab, spec: JobSpec) -> str:
+    slurm = Slurm()
+    return slurm.read_submit(run(lab, slurm.submit(slurm.script(spec), spec)))
+
+
+def ask(lab: Lab, job_ids: Sequence[str]) -> dict[str, JobStatus]:
+    return dict(Slurm().read_status(run(lab, Slurm().status(job_ids)), job_ids))
+
+
+def test_what_is_hard_to_carry_arrives_unharmed_in_each_element(slurm_lab: Lab) -> None:
+    folder = "/home/hpc/logs of 'é' $(id) 100% \"x\""
+    name = 'it\'s a "gang" of $(id) 100% é'
+    slurm_lab.exec(slurm_lab.login, ["mkdir", "-p", folder], check=True)
+    spec = JobSpec(
+        name=name,
+        argv=("python3", "-c", SHOW, *NASTY),
+        env=(("NASTY", "".join(NASTY)),),
+        log_directory=folder,
+        exit_file=f"{folder}/exit",
+        count=3,
+        walltime_s=600,
+    )
+    job = submit(slurm_lab, spec)
+    elements = Slurm().elements(job, 3)
+    for element in elements:
+        slurm_lab.wait_job(element, timeout=PATIENCE_S)
+    for index, element in enumerate(elements):
+        log = slurm_lab.read(Slurm().log(spec, element))
+        assert json.loads(log) == {"argv": list(NASTY), "env": "".join(NASTY), "index": str(index)}
+        assert slurm_lab.read(f"{folder}/exit.{index}") == f"{index}\n"
+    found = ask(slurm_lab, elements)
+    assert [(s.state, s.exit_code) for s in map(found.get, elements) if s] == [(JobState.ENDED, i) for i in range(3)]
+    names = slurm_lab.exec(slurm_lab.login, ["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%j"]).stdout
+    assert names.splitlines() == [name] * 3
+
+
+def test_elements_are_cancelled_by_ranges_in_one_call(slurm_lab: Lab) -> None:
+    spec = JobSpec(
+        name="x", argv=("sleep", "600"), count=40, walltime_s=600, extra_directives=("--hold", "-o /dev/null")
+    )
+    job = submit(slurm_lab, spec)
+    elements = Slurm().elements(job, 40)
+    (command,) = Slurm().cancel([elements[i] for i in (1, 2, 3, 9, 20)])
+    assert command.argv == ("scancel", f"{job}_[1-3,9,20]")
+    assert Slurm().read_cancel(run(slurm_lab, command))
+    found = ask(slurm_lab, elements)
+    assert [i for i, e in enumerate(elements) if found[e].state is JobState.ENDED] == [1, 2, 3, 9, 20]
+    assert {found[e].state for i, e in enumerate(elements) if i not in (1, 2, 3, 9, 20)} == {JobState.HELD}
+    for command in Slurm().cancel(elements):
+        assert Slurm().read_cancel(run(slurm_lab, command))
+    assert {s.state for e, s in ask(slurm_lab, elements).items() if e in elements} == {JobState.ENDED}
+
+
+RANK = """
+import os, signal, time
+me = os.environ.get("SLURM_PROCID") if "OMPI_COMM_WORLD_RANK" not in os.environ else os.environ["OMPI_COMM_WORLD_RANK"]
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+print("listens", me, flush=True)
+print(signal.Signals(signal.sigwait({signal.SIGUSR1})).name, me, flush=True)
+exit(3)
+"""
+LAUNCHERS = {
+    "srun": ("srun", "--unbuffered"),
+    "mpirun": ("/usr/bin/mpirun",),
+    "mpirun-5": ("/opt/venv-wheel/bin/mpirun", "--bind-to", "none"),
+}
+
+
+def heard(log: str, word: str) -> list[str]:
+    return sorted(re.findall(rf"^{word} (\d)$", log, re.M))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_warning_to_the_script_reaches_every_rank(slurm_lab: Lab, launcher: str) -> None:
+    slurm_lab.write("rank.py", RANK)
+    argv = (*LAUNCHERS[launcher], "python3", "/home/hpc/rank.py")
+    spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="warned", warn_s=60)
+    job = submit(slurm_lab, spec)
+    log = Slurm().log(spec, job)
+    follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"
+    slurm_lab.wait_job(job, {"RUNNING"}, timeout=PATIENCE_S)
+    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], timeout=PATIENCE_S, check=True)
+    slurm_lab.exec(slurm_lab.login, ["scancel", "--batch", "--signal=USR1", job], check=True)
+    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    said = slurm_lab.read(log)
+    assert heard(said, "SIGUSR1") == ["0", "1", "2", "3"], said
+    assert facts["ExitCode"] == "3:0", said
+    assert slurm_lab.read("warned") == "3\n"
+
+
+def test_slurm_warns_before_the_time_limit(slurm_lab: Lab) -> None:
+    """It looks twice a minute, and may be a minute early."""
+    slurm_lab.write("rank.py", RANK)
+    spec = JobSpec(name="x", argv=("srun", "python3", "/home/hpc/rank.py"), walltime_s=120, warn_s=60)
+    job = submit(slurm_lab, spec)
+    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0")
+    assert heard(slurm_lab.read(Slurm().log(spec, job)), "SIGUSR1") == ["0"]
+
+
+def test_a_cancelled_job_drains_and_leaves_its_exit_code(slurm_lab: Lab) -> None:
+    """Slurm sends SIGTERM to the ranks; the script waits for them."""
+    slurm_lab.write("rank.py", RANK.replace("USR1", "TERM"))
+    argv = ("srun", "--unbuffered", "python3", "/home/hpc/rank.py")
+    spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="cancelled")
+    job = submit(slurm_lab, spec)
+    log = Slurm().log(spec, job)
+    slurm_lab.wait_job(job, {"RUNNING"}, timeout=PATIENCE_S)
+    follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"
+    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], timeout=PATIENCE_S, check=True)
+    (command,) = Slurm().cancel([job])
+    assert Slurm().read_cancel(run(slurm_lab, command))
+    slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    slurm_lab.wait_idle()
+    said = slurm_lab.read(log)
+    assert heard(said, "SIGTERM") == ["0", "1", "2", "3"], said
+    assert slurm_lab.read("cancelled") == "3\n"

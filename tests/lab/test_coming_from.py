@@ -1,0 +1,22 @@
+"""The page for those who come from dask-jobqueue: what it shows runs."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from lab import Lab
+from pages import after, blocks
+
+
+@pytest.mark.parametrize("diff", [0, 1], ids=["its cluster", "our cluster"])
+def test_dask_jobqueue(slurm_lab: Lab, diff: int) -> None:
+    slurm_lab.write("coming.py", after(blocks("dask-jobqueue", "diff")[diff]))
+    done = slurm_lab.exec(slurm_lab.login, ["python", "coming.py"], timeout=150)
+    assert done.stdout.splitlines()[-1:] == ["6"], done.stderr
+
+
+def test_slurm_runner(slurm_lab: Lab) -> None:
+    slurm_lab.write("script.py", after(blocks("dask-jobqueue", "diff")[2]))
+    done = slurm_lab.exec(slurm_lab.login, shlex.split(blocks("dask-jobqueue", "bash")[0]), timeout=150)
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr

@@ -1,0 +1,79 @@
+"""The exit codes of jobs are those of their scripts, and no success where something was killed."""
+
+from __future__ import annotations
+
+import json
+
+from lab import CHECKOUT, Lab
+from waiting import until
+
+SCRIPT = """
+import os, signal, sys, time
+from distributed import Client
+with Client() as client:
+    assert client.submit(sum, [1, 2]).result() == 3
+if sys.argv[1] == "wait":
+    open("up", "w").close()
+    time.sleep(600)
+end = int(sys.argv[1])
+os.kill(os.getpid(), -end) if end < 0 else sys.exit(end)
+"""
+# Says where the scheduler of each shape is, and closes the clusters when it is told to.
+CLUSTERS = """
+import contextlib, json, os, socket, sys
+from distributed import Client
+from hpcgpu import SLURMGPUCluster
+
+def place():
+    return socket.gethostname(), os.getpid()
+
+found, clusters = {}, [SLURMGPUCluster(gpus="sim:1", shape=shape, dashboard=False) for shape in ("gang", "elastic")]
+for cluster in clusters:
+    with Client(cluster) as client:
+        found[cluster.job_id] = client.run_on_scheduler(place)
+print(json.dumps(found), flush=True)
+sys.stdin.readline()
+for cluster in clusters:
+    with contextlib.suppress(Exception):
+        cluster.close()
+"""
+
+
+def test_templates_end_as_their_script_though_nobody_can_write_their_output(slurm_lab: Lab) -> None:
+    slurm_lab.write("ends/script.py", SCRIPT)
+    template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
+    codes = {"0": "0:0", "3": "3:0", "-9": "137:0"}
+    words = ["sbatch", "--parsable", "--chdir=ends", "--output=/dev/full", "-N1", "--ntasks-per-node=1"]
+    argv = [*words, "--gpus-per-node=1", template, "--gpus", "sim:1", "script.py"]
+    jobs = {code: slurm_lab.exec(slurm_lab.login, [*argv, code], check=True).stdout.strip() for code in codes}
+    found = {code: slurm_lab.wait_job(job, timeout=120)["ExitCode"] for code, job in jobs.items()}
+    assert found == codes
+
+
+def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
+    """The launcher is on the login node, rank 0 on another: what both share is the home."""
+    slurm_lab.write("ends/script.py", SCRIPT)
+    job = ["salloc", "--quiet", "--chdir=ends", "-N2", "-w", "node1,node2", "--ntasks-per-node=1", "--gpus-per-node=1"]
+    command = ["hpcgpu", "launch", "--gpus", "sim:1", "script.py"]
+    slurm_lab.exec(slurm_lab.login, ["rm", "-f", "ends/up"])
+    assert slurm_lab.exec(slurm_lab.login, [*job, *command, "3"], timeout=120).returncode == 3
+    launch = slurm_lab.start(slurm_lab.login, [*job, *command, "wait"], timeout=150)
+    running = ["test", "-e", "ends/up"]
+    until(lambda: slurm_lab.exec(slurm_lab.login, running).returncode == 0, "the script runs", limit_s=120, every_s=0.5)
+    slurm_lab.exec("node1", ["pkill", "-KILL", "slurmstepd"], user="root", check=True)
+    _, err = launch.communicate(timeout=150)
+    assert launch.returncode not in (0, 124), err
+    look = ["sh", "-c", "ls -A .hpcgpu/launches"]  # salloc does not wait for what it has started
+    until(lambda: not slurm_lab.exec(slurm_lab.login, look, check=True).stdout, "its folder is gone", limit_s=60)
+
+
+def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
+    slurm_lab.write("ends/clusters.py", CLUSTERS)
+    client = slurm_lab.start(slurm_lab.login, ["python", "ends/clusters.py"], timeout=150)
+    assert client.stdout
+    places = json.loads(client.stdout.readline())
+    for node, pid in places.values():
+        slurm_lab.exec(node, ["kill", "-KILL", str(pid)], check=True)
+    found = {job: slurm_lab.wait_job(job)["ExitCode"] for job in places}
+    client.communicate("close\n", timeout=120)
+    assert found == dict.fromkeys(places, "70:0")

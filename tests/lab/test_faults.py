@@ -1,0 +1,147 @@
+"""Jobs that end, wait, stop or run out of time under a cluster that works: nothing is lost, and all are there again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from faults import Faulty
+from lab import Lab
+
+pytestmark = pytest.mark.timeout(400)
+RIGHT = {"right": True, "lost": {}}
+
+
+def root(lab: Lab, *argv: str) -> None:
+    lab.exec(lab.login, argv, user="root", check=True)
+
+
+def test_a_cancelled_job_hands_over_its_data_and_is_replaced(slurm_lab: Lab) -> None:
+    with Faulty(slurm_lab, jobs=3) as run:
+        run.do("start()")
+        before = run.members()
+        slurm_lab.exec(slurm_lab.login, ["scancel", before[0]], check=True)
+        assert run.results() == RIGHT
+        run.until("[row.view.id for row in cluster.jobs.gone]", lambda gone: gone == before[:1])
+        run.whole_again()
+        after = run.members()
+        assert len(after) == 3
+        assert before[0] not in after
+
+
+@contextmanager
+def epilog(lab: Lab) -> Iterator[Callable[[], None]]:
+    """Have every job be followed by a program that waits, so that it is COMPLETING, until what is yielded is called."""
+    script, line, held = "/etc/slurm/epilog", "/etc/slurm/slurm.conf", "/etc/slurm/held"
+    waits = f"#!/bin/sh\\nwhile [ -e {held} ]; do sleep 0.2; done\\n"
+    write = f"touch {held}; printf '{waits}' > {script}; chmod 755 {script}; echo Epilog={script} >> {line}"
+
+    def everywhere(command: str) -> None:
+        for machine in (lab.login, *lab.nodes):
+            lab.exec(machine, ["sh", "-c", command], user="root", check=True)
+
+    everywhere(write)
+    root(lab, "scontrol", "reconfigure")
+    try:
+        yield lambda: everywhere(f"rm -f {held}")
+    finally:
+        everywhere(f"rm -f {held}; sed -i /^Epilog=/d {line}")
+        root(lab, "scontrol", "reconfigure")
+
+
+def test_a_slow_epilog_is_said_and_keeps_nobody_from_closing(slurm_lab: Lab) -> None:
+    with epilog(slurm_lab) as go_on, Faulty(slurm_lab, jobs=2, scheduler="here") as run:
+        ended, stays = run.members()
+        slurm_lab.exec(slurm_lab.login, ["scancel", ended], check=True)
+        run.until("str(cluster.jobs)", lambda table: "in state COMPLETING" in table)
+        go_on()
+        run.until("[row.view.id for row in cluster.jobs.gone]", lambda gone: gone == [ended])
+        run.whole_again()
+        members = run.members()
+        assert stays in members
+        assert len(members) == 2
+
+
+def submitted(lab: Lab) -> set[str]:
+    """Return all jobs that Slurm remembers, ended ones too."""
+    seen = lab.exec(lab.login, ["squeue", "--noheader", "--array", "--states=all", "--format=%i"], check=True)
+    return set(seen.stdout.split())
+
+
+def test_adapt_replaces_a_cancelled_job_once_and_shrinks_when_the_work_is_done(slurm_lab: Lab) -> None:
+    before = submitted(slurm_lab)
+    with Faulty(slurm_lab, jobs=1, scheduler="here") as run:
+        run.do("TASKS = 2000")  # more than is done before the job is missed, however slow the nodes are
+        run.do("cluster.adapt(minimum=1, maximum=3, interval='1s', wait_count=3)")
+        run.do("start()")
+        run.until("len(client.scheduler_info(n_workers=-1)['workers'])", lambda n: n == 3)
+        victim = run.members()[0]
+        slurm_lab.exec(slurm_lab.login, ["scancel", victim], check=True)
+        run.until("[row.view.id for row in cluster.jobs.gone]", lambda gone: gone == [victim])
+        assert run.ask("not tasks[-1].done()"), "the work was done before the job was missed"
+        run.whole_again()
+        run.do("client.cancel(tasks[150:]); del tasks[150:]; TASKS = 150")
+        assert run.results() == {"right": True, "lost": {}}
+        assert len(submitted(slurm_lab) - before) == 4  # three, and one for the one that was cancelled
+        run.until("cluster.wanted_workers", lambda n: n == 1)
+        run.whole_again()
+        run.until("len(cluster.jobs)", lambda n: n == 2)  # the scheduler's, which is no job of Slurm's, and one
+        assert [job for job, state in slurm_lab.jobs().items() if state == "RUNNING"] == run.members()
+        assert run.results() == {"right": True, "lost": {}}
+        assert len(submitted(slurm_lab) - before) == 4
+
+
+def test_a_preempted_job_hands_over_its_data_and_comes_back_under_its_id(slurm_lab: Lab) -> None:
+    with Faulty(slurm_lab, jobs=4, scheduler="here", queue="low") as run:
+        run.do("start()")
+        victim = next(job for job in run.members() if run.node_of(job) == "node3")
+        other = slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", "-wnode3", "--exclusive")
+        assert run.results() == RIGHT
+        assert int(slurm_lab.job(victim)["Restarts"]) == 1
+        slurm_lab.wait_job(other)
+        run.start_at_once(victim)
+        run.whole_again()
+        assert victim in run.members()
+        assert run.ask(f"list(here({victim!r}).values())") == [f"{victim}-0r1"]
+
+
+def test_a_suspended_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
+    with Faulty(slurm_lab, jobs=4, scheduler="here") as run:
+        run.do("start()")
+        job = run.members()[0]
+        root(slurm_lab, "scontrol", "suspend", job)
+        run.until("sum(f.done() for f in tasks)", lambda done: done >= 25)
+        root(slurm_lab, "scontrol", "resume", job)
+        assert run.results() == RIGHT
+        run.whole_again()
+        assert job in run.members()
+
+
+def test_a_job_near_its_time_limit_hands_over_to_its_successor(slurm_lab: Lab) -> None:
+    with Faulty(slurm_lab, jobs=2, scheduler="here", walltime="00:02:00") as run:
+        run.do("start()")
+        before = run.members()
+        run.until(f"[row.view.id for row in cluster.jobs.rows if row.view.id in {before}]", lambda left: not left)
+        run.whole_again()
+        assert run.results() == RIGHT
+        assert {slurm_lab.job(job)["JobState"] for job in before} == {"COMPLETED"}
+
+
+def test_a_job_that_stays_pending_is_said_with_slurms_reason(slurm_lab: Lab) -> None:
+    with Faulty(slurm_lab, jobs=2, scheduler="here") as run:
+        run.do("cluster.scale(jobs=6)")
+        run.until("str(cluster.jobs)", lambda table: table.count("PENDING (Resources") == 2)
+        run.do(
+            """
+try:
+    cluster.wait_for_workers(6, timeout=2)
+except TimeoutError as e:
+    why = str(e)
+"""
+        )
+        assert "not 6 workers within 2 s: 2 PENDING (Resources" in run.ask("why")
+        run.do("start()")
+        assert run.results() == RIGHT
+        run.do("cluster.scale(jobs=4)")
+        run.until("len(cluster.jobs)", lambda n: n == 5)

@@ -1,0 +1,105 @@
+"""Names, paths, values and arguments that are hard to carry, through a whole cluster on a real Slurm: or refused."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import pytest
+from lab import CHECKOUT, Lab
+
+pytestmark = pytest.mark.timeout(300)
+
+PATIENCE_S = 200
+HARD = 'it\'s "two  words" $(id) `id` $HOME é日本 * #x !! 100% a\\b'
+LINES = f"{HARD}\n\nthird line\t-n"
+
+
+def client(lab: Lab, code: str, **given: Any) -> dict[str, Any]:
+    """Run a client on the login node, what it is given as a dict; return its facts."""
+    lab.write("given.json", json.dumps(given))
+    prelude = """
+    import json, os, subprocess
+    from distributed import Client
+    from hpcgpu import SLURMGPUCluster
+    from hpcgpu.errors import ConfigError
+    given = json.load(open("given.json"))
+    OPTIONS = dict(gpus="sim:1", ranks="node", launcher="fork", dashboard=False, walltime="00:30:00")
+    """
+    lab.write("client.py", f'{textwrap.dedent(prelude)}{textwrap.dedent(code)}\nprint("FACTS", json.dumps(facts))\n')
+    done = lab.exec(lab.login, ["python", "client.py"], timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout.split("FACTS")[1])
+    return facts
+
+
+def test_they_arrive_unharmed_in_each_job_of_an_elastic_cluster(slurm_lab: Lab) -> None:
+    folder = "/home/hpc/logs of 'é' $(id) 100% \"x\""
+    python = '/home/hpc/my env\'s "$(id)"/python'
+    name = 'it\'s a "cluster" of $(id) 100% é'
+    slurm_lab.exec(slurm_lab.login, ["mkdir", "-p", folder], check=True)
+    slurm_lab.write("called.sh", '#!/bin/sh\necho called >> ~/called\nexec /opt/venv/bin/python "$@"\n')
+    slurm_lab.exec(
+        slurm_lab.login,
+        ["sh", "-c", 'rm -f called; mkdir -p "$(dirname "$1")"; install -m 755 called.sh "$1"', "sh", python],
+        check=True,
+    )
+    code = """
+    options = dict(OPTIONS, job_name=given["name"], log_directory=given["folder"], python=given["python"],
+                   env={"HARD": given["value"]}, shape="elastic")
+    with SLURMGPUCluster(**options) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(3, timeout=120)
+        ids = [row.view.id for row in cluster.jobs.rows]
+        queue = subprocess.run(["squeue", "-h", "-r", "-o", "%j"], capture_output=True, text=True).stdout
+        facts = dict(seen=list(client.run(lambda: os.environ["HARD"]).values()), names=queue.splitlines(),
+                     logs=[os.path.exists(row.log) for row in cluster.jobs.rows],
+                     folders=[os.path.dirname(row.log) for row in cluster.jobs.rows])
+    """
+    facts = client(slurm_lab, code, name=name, folder=folder, python=python, value=HARD)
+    assert facts["seen"] == [HARD] * 3
+    assert facts["names"] == [name] * 3
+    assert facts["folders"] == [folder] * 3
+    assert facts["logs"] == [True] * 3
+    assert len(slurm_lab.read("called").split()) >= 3, "each job has called the Python that was wanted"
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_scripts_arguments_arrive_unharmed_through_the_template(slurm_lab: Lab, launcher: str) -> None:
+    arguments = [HARD, LINES, "", "-n", "--", "é", " "]
+    script = "a script's $(id).py"
+    slurm_lab.write("show.py", "import json, sys\nprint('ARGUMENTS', json.dumps(sys.argv))\n")
+    slurm_lab.exec(slurm_lab.login, ["mv", "show.py", script], check=True)
+    options = ["--gpus", "sim:1", "--launcher", launcher, "--ranks", "node"]
+    argv = ["sbatch", "--parsable", "-N1", "--ntasks-per-node=2", "--output=hard.log"]
+    template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
+    job = slurm_lab.exec(slurm_lab.login, [*argv, template, *options, script, *arguments], check=True).stdout.strip()
+    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    log = slurm_lab.read("hard.log")
+    assert facts["ExitCode"] == "0:0", log
+    line = next(line for line in log.splitlines() if line.startswith("ARGUMENTS"))
+    assert json.loads(line.removeprefix("ARGUMENTS")) == [script, *arguments]
+
+
+def test_what_no_option_can_carry_is_refused_before_submission(slurm_lab: Lab) -> None:
+    code = r"""
+    facts = {}
+    wrong = dict(job_name="two\nlines", queue="a\nb", account="a\x07b", log_directory="back\\slash", env={"A": "b\nc"},
+                 python="a\0b")
+    for name, value in wrong.items():
+        for shape in ("gang", "elastic"):
+            try:
+                with SLURMGPUCluster(**OPTIONS, **{name: value}, shape=shape, scheduler="job") as cluster:
+                    facts[f"{name}, {shape}"] = f"no error: {cluster.job_id}"
+            except ConfigError as e:
+                facts[f"{name}, {shape}"] = f"ConfigError: {e}"
+    facts["jobs"] = subprocess.run(["squeue", "-h", "-t", "all", "-o", "%i"], capture_output=True, text=True).stdout
+    """
+    before = slurm_lab.exec(slurm_lab.login, ["squeue", "-h", "-t", "all", "-o", "%i"]).stdout
+    facts = client(slurm_lab, code)
+    new = set(facts.pop("jobs").split()) - set(before.split())
+    assert not new, "a job has been submitted all the same"
+    print(json.dumps(facts, indent=1))
+    for name, said in facts.items():
+        assert said.startswith("ConfigError: "), f"{name}: {said}"

@@ -1,0 +1,46 @@
+"""Jobs that a real Slurm takes or refuses, and can never run: an error at once, with the keyword to change."""
+
+from __future__ import annotations
+
+import re
+
+from lab import Lab
+
+CODE = """
+from hpcgpu import HpcGpuError, SLURMGPUCluster
+ELASTIC = {"gpus": "sim:1", "shape": "elastic", "scheduler": "here"}
+for options in ({"gpus": "sim:1", "nodes": 5}, {"gpus_per_node": 5}, {"gpus": "sim:1", "queue": "low", "nodes": 3}):
+    try:
+        SLURMGPUCluster(**options)
+    except HpcGpuError as e:
+        print(type(e).__name__, str(e).replace(chr(10), " "))
+with SLURMGPUCluster(**ELASTIC, queue="low", walltime="2h") as cluster:
+    cluster.scale(jobs=3)
+    try:
+        cluster.wait_for_workers(3)
+    except HpcGpuError as e:
+        print(type(e).__name__, str(e).replace(chr(10), " "))
+"""
+
+
+def test_what_can_never_run_is_an_error_with_the_keyword_to_change(slurm_lab: Lab) -> None:
+    limits = ["scontrol", "update", "partitionname=low"]
+    slurm_lab.exec(slurm_lab.login, [*limits, "MaxTime=90", "MaxNodes=2"], user="root", check=True)
+    slurm_lab.write("never.py", CODE)
+    try:
+        done = slurm_lab.exec(slurm_lab.login, ["python", "never.py"], timeout=120)
+    finally:
+        slurm_lab.exec(slurm_lab.login, [*limits, "MaxTime=UNLIMITED", "MaxNodes=UNLIMITED"], user="root")
+    assert done.returncode == 0, done.stderr
+    more, refused, limited, long = done.stdout.splitlines()
+    assert more.startswith("JobError job ")
+    # PartitionNodeLimit, or PartitionConfig when Slurm has looked at it once (22.05.8); of the time limit likewise
+    assert re.search(
+        r"will not start: PENDING \(Partition\w+: nodes=5, but queue main has 4\)\. Ask for what there", more
+    )
+    assert refused.startswith("SubmitError sbatch refused the job: ")
+    assert refused.endswith("gpus_per_node=5, but the nodes of queue main have 4 at most")
+    assert "nodes=3, but queue low gives a job 2 at most" in limited
+    assert long.startswith("JobError 3 jobs in a row ended before their first worker; the last was job ")
+    assert "PENDING, Partition" in long
+    assert ": walltime=02:00:00, but queue low has a limit of 01:30:00" in long

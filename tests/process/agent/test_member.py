@@ -1,0 +1,375 @@
+"""Jobs that come and go: a scheduler alone, and workers that join it and leave with their data."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ranks
+from distributed import Client, Scheduler
+from distributed.security import Security
+from waiting import until
+
+from hpcgpu.config import document
+from hpcgpu.deploy.network import contact, lease_file
+from hpcgpu.deploy.network.contact import Contact
+from hpcgpu.deploy.network.reach import reach
+from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import pids
+from hpcgpu.model import RunDocument, Settings
+
+DEADLINE_S = 60
+
+
+class Ranks:
+    """Starts rank programs of one cluster, as jobs do; ends what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, shape: str, *, launcher: tuple[str, ...] = (), env: dict[str, str] | None = None, **settings: Any
+    ) -> subprocess.Popen[str]:
+        given = Settings(**{"gpus": "sim:2", "dashboard": False, "client_grace_s": 3600.0, **settings})
+        run = RunDocument(settings=given, shape=shape, meeting=str(self.folder))
+        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent", document.render(run)]
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ranks.environment(**(env or {}))
+        )
+        self._started.append(process)
+        return process
+
+    def member(self, job_id: str = "7", **settings: Any) -> subprocess.Popen[str]:
+        return self.start("member", env={"HPCGPU_JOB_ID": job_id}, **settings)
+
+    def contact(self, after: int = -1) -> Contact:
+        return until(lambda: contact.read(self.folder, after), "the contact", limit_s=DEADLINE_S)
+
+    def client(self) -> Client:
+        found = self.contact()
+        return Client(found.addresses[0], security=security(found.certificate))
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+def workers(client: Client) -> list[str]:
+    return sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
+
+
+def wait_workers(client: Client, *names: str) -> None:
+    until(lambda: workers(client) == sorted(names), f"workers {names}", limit_s=DEADLINE_S)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out = Ranks(contact.make_folder(tmp_path / "runs"))
+    yield out
+    out.end()
+
+
+@pytest.fixture
+def head(cluster: Ranks) -> subprocess.Popen[str]:
+    return cluster.start("head")
+
+
+def test_members_join_and_are_named_by_their_job(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    first, second = cluster.member("7_3"), cluster.member("9")
+    with cluster.client() as client:
+        wait_workers(client, "7_3-0", "7_3-1", "9-0", "9-1")
+        assert client.submit(sum, [1, 2]).result() == 3
+        client.sync(client.scheduler.hpcgpu_lease, goodbye=True)
+        assert [p.wait(DEADLINE_S) for p in (first, second, head)] == [0, 0, 0]
+    assert not (cluster.folder / "nonce").exists()
+
+
+def test_a_member_has_a_worker_for_each_rank_under_mpirun(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    member = cluster.start("member", launcher=(*ranks.MPIRUN, "-n", "2"), env={"HPCGPU_JOB_ID": "7"})
+    with cluster.client() as client:
+        wait_workers(client, "7-0", "7-1")
+        # the first rank has none that it must keep free for a scheduler
+        client.retire_workers(names=["7-0"], close_workers=True)
+        wait_workers(client, "7-1")
+        assert member.poll() is None
+        client.retire_workers(names=["7-1"], close_workers=True)
+        assert member.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("sig", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_member_that_must_go_hands_its_data_over(
+    cluster: Ranks, head: subprocess.Popen[str], sig: signal.Signals, tmp_path: Path
+) -> None:
+    leaving, staying, free = cluster.member("1"), cluster.member("2"), tmp_path / "free"
+    os.mkfifo(free)
+
+    def wait_for_file(path: str) -> str:
+        Path(path).open().close()  # comes back when the test has opened it, too
+        return path
+
+    with cluster.client() as client:
+        wait_workers(client, "1-0", "1-1", "2-0", "2-1")
+        by_name = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+        data = [client.scatter({i: str(i) * 1000}, workers=[by_name[f"1-{i}"]])[i] for i in range(2)]
+        running = client.submit(wait_for_file, str(free), workers=[by_name["1-0"]], allow_other_workers=True)
+        until(lambda: client.processing([by_name["1-0"]])[by_name["1-0"]], "the task is with its worker")
+        signal_job(leaving, sig)
+        assert leaving.wait(DEADLINE_S) == 0, leaving.stdout
+        wait_workers(client, "2-0", "2-1")
+        assert client.gather(data) == ["0" * 1000, "1" * 1000]
+        free.open("w").close()
+        assert running.result(timeout=DEADLINE_S) == str(free)  # what it was doing has moved, too
+        assert staying.poll() is None
+    assert leaving.stdout
+    assert "hand over their data and leave" in leaving.stdout.read()
+
+
+def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too(
+    cluster: Ranks, head: subprocess.Popen[str]
+) -> None:
+    cluster.member("2")
+    with ExitStack() as stack:
+        launcher = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(launcher.kill)
+        client = stack.enter_context(cluster.client())
+        env = {"HPCGPU_JOB_ID": "1", pids.LAUNCHER: pids.mark(launcher.pid)}
+        leaving = cluster.start("member", env=env)
+        wait_workers(client, "1-0", "1-1", "2-0", "2-1")
+        by_name = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+        data = [client.scatter({i: i}, workers=[by_name[f"1-{i}"]])[i] for i in range(2)]
+        assert leaving.stdout
+        leaving.stdout.close()
+        leaving.stdout = None
+        family = psutil.Process(leaving.pid).children(recursive=True)
+        assert len(family) == 3  # zygote, two workers
+        launcher.kill()
+        assert leaving.wait(DEADLINE_S) == 0
+        assert psutil.wait_procs(family, timeout=5)[1] == []
+        wait_workers(client, "2-0", "2-1")
+        assert client.gather(data) == [0, 1]
+
+
+def test_processes_are_found_by_what_names_them() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        named = pids.mark(process.pid)
+        host, pid, started = named.split()
+        assert pids.find(named) == (process.pid, int(started))
+        assert pids.find(f"another-{named}") is None
+        assert pids.find(f"{host} {pid} {int(started) - 1}") is None  # the pid was another process's
+        process.kill()
+    assert pids.find(named) is None
+    assert pids.find("") is None
+
+
+def test_sigterm_ends_a_member_whose_data_nobody_can_take(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    member = cluster.member()
+    with cluster.client() as client:
+        wait_workers(client, "7-0", "7-1")
+        kept = client.scatter([1, 2])
+        member.send_signal(signal.SIGTERM)
+        assert member.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        del kept
+    assert member.stdout
+    assert "it got SIGTERM" in (said := member.stdout.read())
+    assert "could" in said
+
+
+def test_a_member_leaves_before_its_time_limit(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    env = {"SLURM_JOB_ID": "30", "SLURM_ARRAY_JOB_ID": "29", "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"}
+    member = cluster.start("member", env=env, walltime_s=8)
+    with cluster.client() as client:
+        wait_workers(client, "29_4-0r1", "29_4-1r1")
+        assert member.wait(DEADLINE_S) == 0
+        assert workers(client) == []
+    assert member.stdout
+    assert "its time ends in 2 s" in member.stdout.read()
+
+
+def test_the_scheduler_of_a_job_says_that_its_time_ends(tmp_path: Path) -> None:
+    """And neither the script nor a follower dies of the signal."""
+    code = """
+        import psutil, queue
+        c, news = Client(), queue.Queue()
+        c.subscribe_topic("hpcgpu", news.put)
+        c.submit(sum, []).result()  # then the scheduler knows that
+        for rank in psutil.Process(os.getppid()).parent().children():
+            rank.send_signal(signal.SIGUSR1)
+        _, event = news.get()
+        for pid in [*c.run(os.getpid).values(), c.run_on_scheduler(os.getpid)]:
+            os.kill(pid, signal.SIGUSR1)
+        print(c.submit(sum, [1, 2]).result(), event["action"])
+    """
+    done = ranks.run(ranks.script(tmp_path, code), ranks=3)
+    assert (done.returncode, done.stdout) == (0, "3 time-limit\n"), done.stderr
+    assert "hpcgpu: the job's time ends soon" in done.stderr
+
+
+def test_a_worker_that_dies_is_back_and_its_member_stays(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    member = cluster.member()
+    with cluster.client() as client:
+        wait_workers(client, "7-0", "7-1")
+        victim = min(pids := set(client.run(os.getpid).values()))
+        os.kill(victim, signal.SIGKILL)
+        now = functools.partial(client.run, os.getpid, on_error="ignore")
+        until(lambda: len(alive := set(now().values())) == 2 and alive != pids, "another worker in its place")
+        assert member.poll() is None
+
+
+def test_a_scheduler_that_dies_ends_its_members_with_the_reason(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    member = cluster.member()
+    with cluster.client() as client:
+        wait_workers(client, "7-0", "7-1")
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+        assert member.wait(DEADLINE_S) == os.EX_UNAVAILABLE
+    assert head.wait(DEADLINE_S) == os.EX_SOFTWARE
+    assert member.stdout
+    assert "the scheduler is gone: no goodbye from tls://" in member.stdout.read()
+
+
+def test_a_member_without_a_contact_says_so(cluster: Ranks) -> None:
+    member = cluster.member(death_timeout_s=1.0)
+    assert member.wait(DEADLINE_S) == 1
+    assert member.stdout
+    assert f"there is no contact in {cluster.folder}" in member.stdout.read()
+
+
+def test_a_member_with_a_wrong_certificate_says_so_at_once(cluster: Ranks, head: subprocess.Popen[str]) -> None:
+    assert cluster.contact()
+    wrong = Certificate.make()
+    facts = json.loads((cluster.folder / "contact").read_text())
+    (cluster.folder / "contact").write_text(json.dumps({**facts, "cert": wrong.cert_pem, "key": wrong.key_pem}))
+    member = cluster.member(death_timeout_s=3600.0)
+    assert member.wait(DEADLINE_S) == 1
+    assert member.stdout
+    assert "the certificates do not belong together" in member.stdout.read()
+
+
+@pytest.mark.parametrize("who", ["we", "they"])
+def test_both_sides_refuse_a_certificate_that_is_not_the_clusters(who: str) -> None:
+    """TLS 1.3 tells us that they refuse ours only after the handshake."""
+    right, wrong = Certificate.make(), Certificate.make()
+    parts = {"tls_worker_cert": wrong.cert_pem, "tls_worker_key": wrong.key_pem, "require_encryption": True}
+    stranger = Security(tls_ca_file=(wrong if who == "we" else right).cert_pem, **parts)
+
+    async def knock() -> None:
+        async with Scheduler(
+            host="127.0.0.1", port=0, protocol="tls", security=security(right), dashboard=False
+        ) as there:
+            closed = f"tls://127.0.0.1:{unused_port()}"  # tried until the deadline, which nobody waits for
+            await reach([closed, there.address], stranger, 3600)
+
+    with pytest.raises(LaunchError, match=r"the certificates do not belong together|it closed the connection"):
+        asyncio.run(knock())
+
+
+def unused_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_a_head_ends_when_its_client_is_silent_and_leaves_no_secret(cluster: Ranks) -> None:
+    head = cluster.start("head", client_grace_s=1.0)
+    assert cluster.contact()
+    assert head.wait(DEADLINE_S) == 0
+    assert {"nonce", "contact"} & {p.name for p in cluster.folder.iterdir()} == set()
+    assert head.stdout
+    assert "has not been heard from for 1 s" in head.stdout.read()
+
+
+def test_jobs_that_were_suspended_take_nobody_for_silent(cluster: Ranks) -> None:
+    """Neither the client, nor the workers, whom distributed restarts after worker-ttl."""
+    head = cluster.start("head", client_grace_s=6.0, env={"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "6s"})
+    member = cluster.member()
+    with cluster.client() as client:
+        stop = threading.Event()
+        signs = threading.Thread(target=give_signs, args=(client, stop))
+        signs.start()
+        try:
+            wait_workers(client, "7-0", "7-1")
+            before = client.run(os.getpid)
+            for sig, pause_s in ((signal.SIGSTOP, 12), (signal.SIGCONT, 0)):
+                for process in (head, member):
+                    signal_job(process, sig)
+                time.sleep(pause_s)  # longer than grace and worker-ttl: that is what is tested
+            assert client.run(os.getpid) == before
+            assert (head.poll(), member.poll()) == (None, None)
+        finally:
+            stop.set()
+            signs.join()
+
+
+def give_signs(client: Client, stop: threading.Event) -> None:
+    while not stop.wait(0.3):
+        client.sync(client.scheduler.hpcgpu_lease)
+
+
+def signal_job(process: subprocess.Popen[str], sig: signal.Signals) -> None:
+    """As a batch system does: to all processes of the job."""
+    for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]:
+        os.kill(pid, sig)
+
+
+def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks) -> None:
+    lease_file.detach(cluster.folder)
+    head = cluster.start("head", client_grace_s=1.0)
+    with cluster.client() as client:
+        with pytest.raises(subprocess.TimeoutExpired):
+            head.wait(2.5)  # longer than the grace
+        client.sync(client.scheduler.hpcgpu_lease)
+    assert head.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("shape", ["head", "member", "gang"])
+def test_a_job_whose_client_is_long_gone_starts_nothing(cluster: Ranks, shape: str) -> None:
+    lease_file.touch(cluster.folder)
+    hour_ago = time.time() - 3600
+    os.utime(cluster.folder / "lease", (hour_ago, hour_ago))
+    process = cluster.start(shape)
+    assert process.wait(DEADLINE_S) == 1
+    assert process.stdout
+    assert "the client of this cluster is gone" in process.stdout.read()
+
+
+def test_the_lease_is_held_by_touching_it(tmp_path: Path) -> None:
+    assert lease_file.is_held(tmp_path, 1)  # nobody uses one here
+    with pytest.raises(FileNotFoundError):
+        lease_file.renew(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "a folder that is being removed stays without new files"
+    lease_file.touch(tmp_path)
+    assert lease_file.is_held(tmp_path, 5)
+    os.utime(tmp_path / "lease", (1, 1))
+    assert not lease_file.is_held(tmp_path, 5)
+    lease_file.detach(tmp_path)
+    assert lease_file.is_held(tmp_path, 5)
+    assert not lease_file.is_held(tmp_path / "gone", 5)
+    assert {p.name for p in tmp_path.iterdir()} == {"lease", "detached"}
+
+
+def test_a_job_that_is_requeued_publishes_again(cluster: Ranks) -> None:
+    job = {"PBS_JOBID": "7.server"}  # no variable of PBS says that it is another life
+    first = cluster.start("head", env=job)
+    assert cluster.contact().restart_count == 0
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert contact.read(cluster.folder) is None
+    cluster.start("head", env=job)
+    assert cluster.contact(after=0).restart_count == 1

@@ -1,0 +1,64 @@
+"""A run on GPUs that NVML shows: which of them each worker is given. The NVML is a fake, the rest is real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import ranks
+from fake_nvml import FakeGpu, FakeNvml, FakeSlice, compiled
+from paths import TOPOLOGIES
+
+TURIN = TOPOLOGIES / "turin-4gpu-nvml.xml"
+WHOLE = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
+SCRIPT = """
+    import hpcgpu, json
+    with Client() as client:
+        found = hpcgpu.bindings(client)
+        seen = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]))
+        print(json.dumps({
+            "devices": sorted(seen.values()),
+            "homes": [w.spec.gpu.numa_node for w in found.workers],
+            "limits": [w.spec.device_memory_limit_bytes >> 20 for w in found.workers],
+            "ports": [dict(w.spec.env).get("UCX_NET_DEVICES") for w in found.workers],
+            "differences": found.differences,
+        }))
+"""
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
+    return compiled(tmp_path_factory.mktemp("nvml"))
+
+
+def run(folder: Path, nvml: FakeNvml, gpus: list[FakeGpu], count: int = 1, **more: str):
+    env = {**nvml.environment(gpus), "HWLOC_XMLFILE": str(TURIN), **more}
+    done = ranks.run(ranks.script(folder, SCRIPT), options=(), ranks=count, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=lambda n: f"{n}-ranks")
+def test_whole_gpus_stay_visible_the_own_one_first(tmp_path: Path, nvml: FakeNvml, count: int) -> None:
+    found, _ = run(tmp_path, nvml, WHOLE, count)
+    assert found["devices"] == [["GPU-0,GPU-1", "PCI_BUS_ID"], ["GPU-1,GPU-0", "PCI_BUS_ID"]]
+    assert found["homes"] == [1, 2]  # NVML's GPUs, found in hwloc's topology by PCI address
+    assert found["limits"] == [819, 819]
+    assert found["ports"] == ["mlx5_4:1", "mlx5_5:1"]
+    assert found["differences"] == {}
+
+
+def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: FakeNvml) -> None:
+    found, stderr = run(tmp_path, nvml, WHOLE, CUDA_VISIBLE_DEVICES="1", UCX_NET_DEVICES="mlx5_0:1")
+    assert found["devices"] == [["GPU-1", "PCI_BUS_ID"]]
+    assert found["ports"] == [None]  # the user's own stays
+    assert "1 worker on 1 node ready" in stderr
+
+
+def test_a_worker_on_a_slice_sees_nothing_else(tmp_path: Path, nvml: FakeNvml) -> None:
+    slices = (FakeSlice("MIG-a", size_mib=512), FakeSlice("MIG-b", size_mib=256))
+    found, _ = run(tmp_path, nvml, [WHOLE[0], FakeGpu("0000:16:00.0", "GPU-1", parts=slices)])
+    assert found["devices"] == [["GPU-0", "PCI_BUS_ID"], ["MIG-a", "PCI_BUS_ID"], ["MIG-b", "PCI_BUS_ID"]]
+    assert found["homes"] == [1, 2, 2]
+    assert found["limits"] == [819, 409, 204]  # 0.8 of its own memory

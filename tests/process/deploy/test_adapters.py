@@ -1,0 +1,302 @@
+"""What users of the older tools start: dask-jobqueue's jobs, dask-mpi's ranks, and a runner in their own script."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+from dask_jobqueue import SLURMCluster
+from distributed import Client, LocalCluster
+from waiting import until
+
+import hpcgpu
+from hpcgpu.host import cgroup
+
+WORKER = (sys.executable, "-m", "hpcgpu.worker")
+
+
+@contextlib.contextmanager
+def scheduler(**options: Any) -> Iterator[tuple[str, Client]]:
+    with LocalCluster(n_workers=0, dashboard_address=None, **options) as cluster, Client(cluster) as client:
+        yield cluster.scheduler_address, client
+
+
+@contextlib.contextmanager
+def job(argv: tuple[str, ...] | list[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A job's command as a process, and its log; it has to end by itself when it is asked to."""
+    log = folder / "job.log"
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(argv, stderr=out, stdin=subprocess.DEVNULL, env=ranks.environment()) as process,
+    ):
+        try:
+            yield process, log
+            process.terminate()
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+def workers(client: Client) -> dict[str, dict[str, Any]]:
+    return {w["name"]: w for w in client.scheduler_info(n_workers=-1)["workers"].values()}
+
+
+def test_the_line_that_dask_jobqueue_writes_starts_bound_spilling_workers(tmp_path: Path) -> None:
+    """Its own job script's command, with TLS: names by which it counts, limits below what the kernel allows."""
+    extra = ["--gpus", "sim:2x16MiB", "--jit-unspill", "--device-memory-limit", "0.5"]
+    options = {"cores": 4, "processes": 2, "memory": "2TB", "security": True, "shared_temp_directory": str(tmp_path)}
+    with (
+        SLURMCluster(
+            worker_command="hpcgpu.worker",
+            worker_extra_args=extra,
+            local_directory=str(tmp_path / "scratch"),
+            scheduler_options={"dashboard_address": None},
+            **options,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        line = shlex.split(cluster.job_script().splitlines()[-1])
+        assert line[1:3] == ["-m", "hpcgpu.worker"]
+        with job(line, tmp_path) as (process, log):
+            client.wait_for_workers(2, timeout=60)
+            found = workers(client)
+            bindings = hpcgpu.bindings(client)
+            stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
+            specs = client.run(lambda dask_worker: dask_worker.plugins["hpcgpu"].spec.device_memory_limit_bytes)
+            assert client.submit(sum, [1, 2]).result() == 3
+            # the nanny brings a dead worker back
+            victim = next(iter(client.run(os.getpid).values()))
+            os.kill(victim, signal.SIGKILL)
+            now = functools.partial(client.run, os.getpid, on_error="ignore")
+            until(lambda: len(pids := set(now().values())) == 2 and victim not in pids, "another worker in its place")
+        said = log.read_text()
+        assert process.returncode == 128 + signal.SIGTERM
+    assert set(found) == {"dummy-name-0", "dummy-name-1"}
+    assert {w["nthreads"] for w in found.values()} == {2}
+    assert sum(w["memory_limit"] for w in found.values()) < cgroup.memory_limit().nbytes
+    assert "is lowered to" in said
+    assert not bindings.differences
+    assert set(stores.values()) == {("GpuSpillBuffer", True)}
+    assert set(specs.values()) == {8 << 20}
+    assert "2 workers at tls://" in said
+    assert "not encrypted" not in said
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_limit_below_the_share_is_kept_and_one_worker_has_the_plain_name(tmp_path: Path) -> None:
+    with scheduler() as (address, client):
+        argv = [*WORKER, address, "--name", "one", "--gpus", "sim:2x16MiB", "--nworkers", "1", "--memory-limit", "1GB"]
+        with job(argv, tmp_path) as (_, log):
+            client.wait_for_workers(1, timeout=60)
+            assert {n: w["memory_limit"] for n, w in workers(client).items()} == {"one": 10**9}
+            assert "lowered" not in log.read_text()
+            assert "protocol tcp of the scheduler is not encrypted" in log.read_text()
+
+
+def test_retired_workers_end_the_job(tmp_path: Path) -> None:
+    with scheduler() as (address, client), job([*WORKER, address, "--gpus", "sim:1x16MiB"], tmp_path) as (process, _):
+        client.wait_for_workers(1, timeout=60)
+        client.retire_workers()
+        assert process.wait(60) == 0
+
+
+def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with (
+        scheduler() as (address, client),
+        job([*WORKER, address, "--name", "stays", "--gpus", "sim:1x16MiB"], tmp_path / "other"),
+        job([*WORKER, address, "--name", "goes", "--gpus", "sim:1x16MiB"], tmp_path) as (process, log),
+    ):
+        client.wait_for_workers(2, timeout=60)
+        only = client.scatter(list(range(8)), workers=["goes"])
+        assert not client.submit(lambda: None, workers=["stays"]).result()
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert client.gather(only) == list(range(8))
+        assert "handed over the data of 1 of 1 workers" in log.read_text()
+
+
+def test_a_scheduler_file_and_a_lifetime(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    with scheduler() as (address, client):
+        file.write_text(json.dumps({"address": address}))
+        argv = [*WORKER, "--scheduler-file", str(file), "--gpus", "sim:1x16MiB", "--lifetime", "2s"]
+        with job(argv, tmp_path) as (process, _):
+            client.wait_for_workers(1, timeout=60)
+            assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nworkers", "3", "--gpus", "sim:2"], "has 2 GPUs for this job"),
+        (["--nwrokers", "3"], "No such option: --nwrokers|No such option '--nwrokers'"),
+        (["--worker-port", "3000"], "--worker-port: ports are free ones"),
+        (["--worker-class", "a.B"], "--worker-class: each worker is watched by hpcgpu's own nanny"),
+        (["--no-nanny"], "--no-nanny: each worker is watched"),
+        (["--name", "a/b", "--gpus", "sim:1"], "a name with a slash"),
+        (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
+        (["--gpus", "sim:1", "--death-timeout", "1"], "the scheduler could not be reached"),
+    ],
+)
+def test_a_wrong_line_says_what_is_wrong(arguments: list[str], words: str) -> None:
+    argv = [*WORKER, "tcp://127.0.0.1:1", *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    assert done.returncode in (1, 2)
+    assert re.search(words, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# dask-mpi
+
+
+INITIALIZE = """
+    import dask_mpi, json
+    options = {"gpus": "sim:2x16MiB", "jit_unspill": True, **json.loads(sys.argv[1])}
+    dask_mpi.initialize(
+        worker_class="hpcgpu.GPUWorker", worker_options=options, memory_limit="1GB", dashboard_address=None
+    )
+    import hpcgpu
+    with Client() as client:
+        client.wait_for_workers(2, timeout=60)
+        table = hpcgpu.bindings(client)
+        stores = client.run(lambda dask_worker: [type(dask_worker.data).__name__, dask_worker.data.jit_unspill])
+        facts = dict(
+            gpus=sorted(w.spec.gpu.pci for w in table.workers),
+            cores=[str(w.spec.binding.cpuset) for w in table.workers],
+            wrong=table.differences,
+            stores=list(stores.values()),
+            limits=[w["memory_limit"] for w in client.scheduler_info()["workers"].values()],
+            scratch=[w["local_directory"] for w in client.scheduler_info()["workers"].values()],
+        )
+    print("FACTS", json.dumps(facts), flush=True)
+"""
+BIND_TO_CORE = (*ranks.MPIRUN[:2], "--bind-to", "core:overload-allowed")
+
+
+@pytest.mark.parametrize("launcher", [ranks.MPIRUN, BIND_TO_CORE], ids=["bind-to-none", "bind-to-core"])
+def test_ranks_of_dask_mpi_share_out_gpus_and_cores(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    path = ranks.script(tmp_path, INITIALIZE)
+    argv = [*launcher, "-n", "4", sys.executable, str(path), "{}"]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=120, env=ranks.environment(), stdin=subprocess.DEVNULL
+    )
+    assert "FACTS" in done.stdout, done.stderr
+    facts = json.loads(done.stdout.partition("FACTS")[2].splitlines()[0])
+    assert len(set(facts["gpus"])) == 2
+    if len(os.sched_getaffinity(0)) > 1:
+        assert len(set(facts["cores"])) == 2
+    assert facts["wrong"] == {}
+    assert facts["stores"] == [["GpuSpillBuffer", True]] * 2
+    assert facts["limits"] == [10**9] * 2
+    assert not [folder for folder in facts["scratch"] if Path(folder).exists()]
+    assert done.stderr.count("protocol tcp of the scheduler is not encrypted") == 1
+    assert ("but its worker has a share of all" in done.stderr) == (launcher is BIND_TO_CORE)
+
+
+def test_a_rank_of_dask_mpi_beyond_the_gpus_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+    """dask-mpi's command keeps a failed rank waiting in MPI_Finalize: the run has one worker, its log the reason."""
+    file, log = tmp_path / "scheduler.json", tmp_path / "log"
+    argv = [*ranks.MPIRUN, "-n", "3", str(ranks.BIN / "dask-mpi"), "--worker-class", "hpcgpu.GPUWorker"]
+    argv += ["--no-dashboard", "--worker-options", '{"gpus": "sim:1x16MiB"}', "--scheduler-file", str(file)]
+    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, env=ranks.environment()) as process:
+        try:
+            until(lambda: process.poll() is not None or "LaunchError" in log.read_text(), "a rank says what is wrong")
+            until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
+            assert process.poll() is None, log.read_text()
+            with Client(scheduler_file=str(file), timeout=60) as client:
+                client.wait_for_workers(1, timeout=60)
+                assert len(workers(client)) == 1
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert re.search(r"LaunchError: each of the 1 GPUs of \S+ .* has its worker already", log.read_text())
+
+
+def test_a_worker_of_dask_worker_is_bound_too(tmp_path: Path) -> None:
+    """Any starter of Worker classes will do; its nanny has the place taken anew."""
+    argv = [str(ranks.BIN / "dask"), "worker", "--worker-class", "hpcgpu.GPUWorker", "--nworkers", "2"]
+    with scheduler() as (address, client):
+        env = ranks.environment(HPCGPU_GPUS="sim:2x16MiB")
+        with subprocess.Popen([*argv, address], env=env, stderr=subprocess.DEVNULL) as process:
+            try:
+                client.wait_for_workers(2, timeout=90)
+                first = hpcgpu.bindings(client)
+                client.restart()
+                client.wait_for_workers(2, timeout=90)
+                second = hpcgpu.bindings(client)
+            finally:
+                process.terminate()
+                process.wait(60)
+    for table in (first, second):
+        assert len({w.spec.gpu.pci for w in table.workers}) == 2
+        assert not table.differences
+
+
+# GPURunner
+
+RUNNER = """
+    print("above", flush=True)
+    from hpcgpu import GPURunner
+    with GPURunner(gpus="sim:2x16MiB") as runner, Client(runner) as client:
+        names = sorted(w["name"].rpartition("-")[2] for w in client.scheduler_info()["workers"].values())
+        print("below", names, client.submit(sum, [1, 2]).result(), sys.argv[1:], flush=True)
+    assert repr(runner) == "GPURunner(closed)"
+    sys.exit(3)
+"""
+
+
+def run_script(argv: list[str], count: int, **more: Any) -> subprocess.CompletedProcess[str]:
+    launcher = [*ranks.MPIRUN, "-n", str(count)] if count else []
+    if "input" not in more:
+        more["stdin"] = subprocess.DEVNULL
+    argv = [*launcher, sys.executable, *argv]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, env=ranks.environment(), **more)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_script_is_the_ranks_and_then_their_client(tmp_path: Path, count: int) -> None:
+    path = ranks.script(tmp_path, RUNNER)
+    done = run_script([str(path), "a b"], count)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.count("above") == max(count, 1) + 1
+    assert re.findall("below.*", done.stdout) == ["below ['0', '1'] 3 ['a b']"]
+
+
+def test_a_module_is_started_once_more_as_one(tmp_path: Path) -> None:
+    ranks.script(tmp_path, RUNNER, "mine.py")
+    done = run_script(["-m", "mine"], 0, cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("below")) == (3, 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("GPURunner(gpu=1)", "unknown option 'gpu', set by keyword gpu of GPURunner: did you mean 'gpus'"),
+        ("GPURunner(gpus='sim:1', python='/usr/bin/python3')", "ranks have the Python that runs the script"),
+        ("import mpi4py.MPI; GPURunner(gpus='sim:1')", "MPI has been started in this process"),
+    ],
+)
+def test_what_a_runner_cannot_do_is_said(tmp_path: Path, code: str, words: str) -> None:
+    path = ranks.script(tmp_path, f"from hpcgpu import GPURunner\n{code}")
+    done = run_script([str(path)], 0)
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+def test_a_runner_without_a_script_says_what_to_take() -> None:
+    code = "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"
+    done = run_script(["-"], 0, input=code)
+    assert "take LocalGPUCluster" in done.stderr

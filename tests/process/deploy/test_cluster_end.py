@@ -1,0 +1,162 @@
+"""What a cluster object says and does when it has ended: closed, detached, or its job is lost."""
+
+from __future__ import annotations
+
+import html
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from distributed.core import Status
+from pbs_replay import Pbs
+from waiting import Said, aside, until
+
+from hpcgpu import JobError, LocalGPUCluster, PBSGPUCluster
+from hpcgpu.deploy.clusters.cluster import GPUCluster
+
+GANG = {"gpus": "sim:2x16MiB", "queue": "gpu", "walltime": "00:10:00", "ranks": "node", "launcher": "fork"}
+ELASTIC = {**GANG, "shape": "elastic", "scheduler": "here"}
+JOB = "1021.login01"
+
+
+def has_nothing(cluster: GPUCluster, state: str) -> None:
+    """See that nothing looks alive, and that whatever needs a scheduler is an error at once."""
+    assert repr(cluster) == f"{type(cluster).__name__}(hpcgpu, {state})"
+    assert f"<strong>Status:</strong> {html.escape(state)}</td>" in cluster._repr_html_()
+    assert cluster.scheduler_info["workers"] == {}
+    assert cluster.plan == cluster.requested == cluster.observed == set()
+    assert "<strong>Workers:</strong> 0" in cluster._repr_html_()
+    assert cluster.scheduler_address == "<Not Connected>"
+    assert cluster.dashboard_link == ""
+    assert f"this cluster is {state}" in cluster.explain()
+    assert "ssh -N -L" not in cluster.explain()
+    assert "Scheduler" not in cluster.get_logs()
+    calls: list[Callable[[], object]] = [
+        *(lambda: cluster.wait_for_workers(1), cluster.memory, cluster.bindings, cluster.trim_memory),
+        *(cluster.dashboard_url, cluster.detach),
+    ]
+    if isinstance(cluster, PBSGPUCluster):
+        calls += [lambda: cluster.scale(4), lambda: cluster.adapt(maximum=4)]
+    for call in calls:
+        with pytest.raises(JobError) as caught:
+            call()
+        assert str(caught.value).startswith(f"this {type(cluster).__name__} is {state}")
+    with pytest.raises((JobError, RuntimeError)) as refused:
+        Client(cluster)
+    assert state in str(refused.value)
+
+
+def scheduler_of(cluster: GPUCluster) -> int:
+    """Return its process."""
+    with Client(cluster) as client:
+        return int(client.run_on_scheduler(os.getpid))
+
+
+def rows(cluster: PBSGPUCluster) -> list[tuple[str, str]]:
+    """Return of jobs that may be there, then of those that are gone, id and text."""
+    shown = cluster.jobs
+    return [(row.view.id, row.view.text) for row in (*shown.rows, *shown.gone)]
+
+
+def test_a_closed_cluster_has_nothing(pbs: Pbs) -> None:
+    with PBSGPUCluster(**GANG) as cluster:
+        cluster.wait_for_workers(2)
+        assert rows(cluster) == [(JOB, "UP 2/2")]
+        assert "workers=2" in repr(cluster)
+        assert cluster.plan == cluster.requested == cluster.observed
+        assert "<strong>Status:</strong> running" in cluster._repr_html_()
+    has_nothing(cluster, "closed")
+    assert cluster.status == Status.closed
+    assert (len(cluster.jobs), len(cluster.jobs.gone)) == (0, 1)
+    assert rows(cluster) == [(JOB, "GONE (closed)")]
+    cluster.close()
+    cluster.shutdown()
+
+
+def test_a_closed_elastic_cluster_has_no_jobs(pbs: Pbs) -> None:
+    with PBSGPUCluster(**ELASTIC) as cluster:
+        cluster.scale(jobs=1)
+        assert (len(cluster.plan), len(cluster.requested)) == (2, 2)  # on return
+        cluster.wait_for_workers(2)
+        assert cluster.plan == cluster.requested == cluster.observed
+        assert all(name.startswith(JOB.partition(".")[0]) for name in cluster.plan)
+        waiting = aside(lambda: cluster.wait_for_workers(9))
+    with pytest.raises(JobError, match="this PBSGPUCluster is clos"):
+        waiting.result(30)
+    has_nothing(cluster, "closed")
+    assert len(cluster.jobs) == 0
+    assert (JOB, "GONE (closed)") in rows(cluster)
+
+
+def test_a_detached_cluster_says_that_its_job_goes_on(pbs: Pbs) -> None:
+    cluster = PBSGPUCluster(**GANG)
+    cluster.detach()
+    takes_up = f"job {JOB} goes on, PBSGPUCluster.attach('{JOB}') takes it up"
+    has_nothing(cluster, f"detached: {takes_up}")
+    assert cluster.status == Status.closed
+    assert rows(cluster) == [(JOB, "UNKNOWN (this object has left it)")]
+    with pytest.raises(JobError, match="detached: "):
+        cluster.shutdown()
+    with PBSGPUCluster.attach(JOB) as guest:
+        assert rows(guest) == [(JOB, "UP 2/2")]
+    has_nothing(guest, f"closed: {takes_up}")
+    PBSGPUCluster.attach(JOB).shutdown()
+    until(lambda: pbs.over(JOB), "the job is over")
+
+
+@pytest.mark.parametrize("how", ["walltime", "scheduler"])
+def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str) -> None:
+    pbs.history(True)
+    with PBSGPUCluster(**GANG) as cluster:
+        cluster.wait_for_workers(2)
+        waiting = aside(lambda: cluster.wait_for_workers(9))
+        if how == "walltime":
+            pbs.exceed_walltime(JOB)
+        else:
+            os.kill(scheduler_of(cluster), signal.SIGKILL)
+        with pytest.raises(JobError, match=f"this PBSGPUCluster is lost: job {JOB} has ended: F"):
+            waiting.result(60)
+        lost = f"lost: job {JOB} has ended: F (Job run"
+        assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, {lost}")
+        has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
+        assert cluster.status == Status.failed
+        [(job, text)] = rows(cluster)
+        assert (job, text[:16], len(cluster.jobs)) == (JOB, "GONE (exit code ", 0)
+        after = said.text.partition("the cluster is lost")[2]
+        assert not [word for word in ("STARTING", "UP 2/2", "READY") if word in after]
+    has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
+    assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, closed; it was {lost}")
+    assert pbs.calls("qdel") == []
+
+
+def test_an_elastic_cluster_whose_scheduler_died_here_says_so(pbs: Pbs) -> None:
+    with PBSGPUCluster(**ELASTIC) as cluster:
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(2)
+        os.kill(int(cluster.job_id), signal.SIGKILL)
+        until(lambda: cluster.status == Status.failed, "the cluster has failed")
+        state = "lost: the ranks ended with exit code -9"
+        assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, {state}")
+        with pytest.raises(JobError, match=state):
+            cluster.scale(jobs=2)
+        assert rows(cluster)[0] == (JOB, "UNKNOWN (the cluster is lost)")
+        assert rows(cluster)[1][1] == "GONE (exit code -9)"
+    assert rows(cluster)[0] == (JOB, "GONE (closed)") or pbs.over(JOB)
+
+
+def test_a_local_cluster_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with LocalGPUCluster(gpus="sim:1") as cluster:
+        pass
+    has_nothing(cluster, "closed")
+    with LocalGPUCluster(gpus="sim:1") as cluster:
+        assert len(cluster.plan) == 1
+        assert cluster.plan == cluster.requested == cluster.observed
+        waiting = aside(lambda: cluster.wait_for_workers(5))
+        os.kill(scheduler_of(cluster), signal.SIGKILL)
+        with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
+            waiting.result(60)
+        has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])

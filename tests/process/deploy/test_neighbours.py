@@ -1,0 +1,159 @@
+"""Another user of the host has been there before: whatever lies in the folders that all share, the run is right."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ranks
+from created import Created
+from shared_host import NEIGHBOUR, Place, as_neighbour, by_root, shared_host
+
+pytestmark = by_root
+
+SUM = "with Client() as c:\n    print(sum(c.gather(c.map(lambda x: x + 1, range(10)))))\n"
+CLUSTER = """
+    import json
+    from hpcgpu import LocalGPUCluster
+    if __name__ == "__main__":
+        with LocalGPUCluster(**json.loads(sys.argv[1])) as cluster, Client(cluster) as c:
+            print(sum(c.gather(c.map(lambda x: x + 1, range(10)))))
+"""
+# Eight random characters of Python's tempfile and 16 of secrets; what a launcher makes is its own.
+RANDOM = re.compile(
+    rf"hpcgpu-(run|client|launch)-\d+-{re.escape(os.uname().nodename)}-[a-z0-9_]{{8}}|(tmp)?[a-z0-9_]{{8}}|ompi\.\d+"
+)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with shared_host() as made:
+        yield made
+
+
+def doors(place: Place, folder: Path) -> dict[str, list[str]]:
+    """The ways to start a run of two workers."""
+    options = ("--gpus", "sim:2", "--local-directory", str(place.spill))
+    path, cluster = ranks.script(folder, SUM), ranks.script(folder, CLUSTER, "cluster.py")
+    given = f'{{"gpus": "sim:2", "local_directory": "{place.spill}"}}'
+    return {
+        "run": ranks.command(path, options=options),
+        "mpirun": ranks.command(path, options=options, ranks=3),
+        "cluster": [sys.executable, str(cluster), given],
+    }
+
+
+@pytest.mark.parametrize("door", ["mpirun", "cluster"])
+def test_no_name_in_a_shared_folder_can_be_guessed(place: Place, tmp_path: Path, door: str) -> None:
+    seen: list[dict[Path, set[str]]] = []
+    for _ in range(2):
+        with Created(*place.shared) as created:
+            code, said, wrong = place.run(doors(place, tmp_path)[door])
+        assert (code, said) == (0, "55\n"), wrong
+        seen.append(created.names)
+    names = set().union(*(found[folder] for found in seen for folder in (place.tmp, place.spill)))
+    assert any(name.startswith("hpcgpu-run-") for name in names)
+    assert [name for name in names if not RANDOM.fullmatch(name)] == []
+    # Each of Open MPI's ranks tries whether segments can be made there, and passes over a name that is taken, by its
+    # brother or by anybody (O_EXCL, O_NOFOLLOW).
+    assert [name for found in seen for name in found[place.shm] if not re.fullmatch(r"open_mpi\.\d{4}", name)] == []
+    for folder in (place.tmp, place.spill):
+        assert not seen[0][folder] & seen[1][folder]
+        assert list(folder.iterdir()) == []
+
+
+def names_of_dask(folder: Path) -> list[Path]:
+    """The folders that Dask takes below ``folder`` (distributed 2026.8.0, diskutils.py), now and in older ones."""
+    return [folder / name for name in ("dask-scratch-space", f"dask-scratch-space-{os.getuid()}", "dask-worker-space")]
+
+
+def lay(place: Place, kind: str) -> None:
+    """Lay something in the way of each name that can be guessed; done by the neighbour."""
+    precious = place.home / "precious"
+    for folder in [name for shared in (place.tmp, place.spill) for name in names_of_dask(shared)]:
+        if kind in ("link", "fifo"):
+            folder.symlink_to(place.home) if kind == "link" else os.mkfifo(folder, 0o666)
+            continue
+        folder.mkdir(mode=0o777)
+        for lock in ("global.lock", "purge.lock"):
+            if kind == "folder-of-links":
+                (folder / lock).symlink_to(precious)
+            elif kind == "folder-of-fifos":
+                os.mkfifo(folder / lock, 0o666)
+            else:
+                (folder / lock).touch(0o666)
+    for name in ("open_mpi.0000", "open_mpi.0001"):
+        (place.shm / name).symlink_to(precious)
+
+
+@contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Hold all locks that lie in the way."""
+    found = [path for shared in place.shared for path in shared.glob("*/*.lock")]
+    files = [os.open(path, os.O_RDWR) for path in found if stat.S_ISREG(path.lstat().st_mode)]
+    for file in files:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+    for file in files:
+        os.close(file)
+
+
+def picture(folder: Path) -> dict[str, tuple[object, ...]]:
+    """What lies in a folder: kind, owner, mode, and what is in it."""
+    out: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        facts = path.lstat()
+        said = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        out[str(path)] = (facts.st_mode, facts.st_uid, facts.st_size if path.is_file() else None, said)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "door"),
+    [
+        ("link", "cluster"),
+        ("fifo", "run"),
+        ("folder-of-links", "mpirun"),
+        ("folder-of-fifos", "run"),
+        ("folder-of-held-locks", "run"),
+    ],
+)
+def test_what_lies_in_the_way_changes_nothing_and_is_not_changed(
+    place: Place, tmp_path: Path, kind: str, door: str
+) -> None:
+    (place.home / "precious").write_text("mine")
+    (place.home / ".hpcgpu").mkdir(mode=0o700)
+    as_neighbour(lambda: lay(place, kind))
+    before = {folder: picture(folder) for folder in (*place.shared, place.home)}
+    with locked(place):
+        code, said, wrong = place.run(doors(place, tmp_path)[door])
+    assert (code, said) == (0, "55\n"), wrong
+    after = {folder: picture(folder) for folder in (*place.shared, place.home)}
+    made = place.home / ".hpcgpu" / "runs"
+    after[place.home].pop(str(made), None)  # the folder of all runs stays, empty
+    assert after == before
+
+
+def test_a_folder_in_which_others_could_swap_ours_is_taken_on_demand_only(place: Place, tmp_path: Path) -> None:
+    project = place.tmp / "project"
+    project.mkdir()
+    os.chown(project, 0, NEIGHBOUR)
+    project.chmod(0o2770)
+    (project / "me").mkdir(mode=0o700)
+    path = ranks.script(tmp_path, SUM)
+    options = ("--gpus", "sim:1", "--local-directory", str(project / "me"))
+    code, said, wrong = place.run(ranks.command(path, options=options))
+    assert (code, said) == (1, "")
+    assert f"every member of group {NEIGHBOUR} can replace what lies in {project} (mode 2770)" in wrong
+    assert list((project / "me").iterdir()) == []
+    code, said, wrong = place.run(ranks.command(path, options=(*options, "--trust-local-directory")))
+    assert (code, said) == (0, "55\n"), wrong
+    assert "is taken, as trust_local_directory says, though every member of group" in wrong

@@ -1,0 +1,185 @@
+"""Jobs of PBS that come and go: arrays, their elements, and what is said of them; the jobs themselves are real."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from pbs_replay import Pbs
+from waiting import Said, aside, until
+
+from hpcgpu import PBSGPUCluster
+from hpcgpu.errors import JobError
+
+BUILDS = ["release", "head"]
+OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+
+
+def members(cluster: PBSGPUCluster) -> list[str]:
+    return [row.view.id for row in cluster.jobs.rows if row.has == "workers"]
+
+
+def arrays(pbs: Pbs) -> list[str]:
+    """Return for each submission the elements that it asks for; empty for a single job."""
+    found = sorted(path for path in pbs.jobs.glob("[!.]*") if "[]" in path.name or "[" not in path.name)
+    lines = [pbs.get(path.name, "script").splitlines() for path in found]
+    return [next((line.split()[-1] for line in script if line.startswith("#PBS -J")), "") for script in lines]
+
+
+def kill(pbs: Pbs, job_id: str) -> None:
+    """Let a job's node fail: all of its processes are gone at once."""
+    for pid in pbs.processes(job_id):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_an_array_is_one_qsub_and_a_dead_element_is_replaced_by_a_job(pbs: Pbs) -> None:
+    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=3)
+        assert arrays(pbs) == ["0-2"]
+        cluster.wait_for_workers(6)
+        assert members(cluster) == [f"1021[{i}].login01" for i in range(3)]
+        assert {row.view.text for row in cluster.jobs.rows[1:]} == {"UP 2/2"}
+        kill(pbs, "1021[1].login01")
+        until(lambda: len(arrays(pbs)) == 2, "a second submission")
+        assert arrays(pbs) == ["0-2", ""]
+        until(lambda: "1022.login01" in members(cluster), "the new job is known")
+        client.wait_for_workers(6, timeout=60)
+        assert "1021[1].login01" not in members(cluster)
+        assert sum(client.gather(client.map(abs, range(20)))) == 190
+    assert all(map(pbs.over, pbs.ids()))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_elements_that_wait_are_deleted_by_one_qdel_for_a_range(pbs: Pbs) -> None:
+    pbs.auto(False)
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        cluster.scale(jobs=5)
+        cluster.scale(jobs=2)
+        assert pbs.calls("qdel") == [["1021[2-4].login01"]]
+        pbs.start("1021[1].login01")
+        cluster.wait_for_workers(2)
+        assert sorted(members(cluster))[:2] == ["1021[0].login01", "1021[1].login01"]
+        cluster.scale(jobs=1)
+        assert pbs.calls("qdel")[1:] == [["1021[0].login01"]]
+        until(lambda: members(cluster) == ["1021[1].login01"], "only the job that runs is left")
+
+
+def test_elements_that_leave_take_their_data_along_and_need_no_qdel(pbs: Pbs) -> None:
+    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(4)
+        kept = client.scatter(list(range(8)), broadcast=False)
+        cluster.scale(jobs=1)
+        until(
+            lambda: sum(map(pbs.over, pbs.ids())) == 1 and len(members(cluster)) == 1, "one job is over, and forgotten"
+        )
+        assert client.gather(kept) == list(range(8))
+        assert pbs.calls("qdel") == []
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_an_array_that_is_over_is_replaced_whether_or_not_pbs_remembers_it(pbs: Pbs, said: Said, history: bool) -> None:
+    pbs.history(history)
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(4)
+        for index in range(2):
+            kill(pbs, f"1021[{index}].login01")
+        until(lambda: not [i for i in members(cluster) if "1021[" in i], "the elements are forgotten")
+        cluster.wait_for_workers(4)
+        until(lambda: "job 1021[0].login01: " in said.text, "the end of the first is said")
+        reason = "(node0001:ncpus=2) and failed" if history else "Unknown Job Id 1021[].login01"
+        assert reason in said.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_jobs_that_can_never_run_stop_the_loop_in_the_words_of_pbs(pbs: Pbs) -> None:
+    pbs.auto(False)
+    never = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        cluster.scale(jobs=1)
+
+        def refuse() -> bool:
+            for job_id in pbs.ids():
+                if pbs.get(job_id, "state") == "Q":
+                    pbs.say(job_id, "Q", never)
+            return waiting.done()
+
+        waiting = aside(lambda: cluster.wait_for_workers(2))
+        until(refuse, "a submission is refused")
+        with pytest.raises(JobError) as caught:
+            waiting.result()
+    assert "3 jobs in a row ended before their first worker" in str(caught.value)
+    assert never in str(caught.value)
+    assert len(pbs.calls("qsub")) == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_down_for_a_while_loses_no_job_and_gets_no_second_one(pbs: Pbs, said: Said) -> None:
+    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(4)
+        pbs.trouble("down")
+        asked = len(pbs.calls("qstat"))
+        kill(pbs, "1021[0].login01")
+        until(lambda: len(pbs.calls("qstat")) > asked, "qstat is asked")
+        assert client.submit(sum, [1, 2]).result() == 3
+        until(lambda: "qstat did not answer: Connection refused" in said.text, "its refusal is said")
+        assert len(pbs.calls("qsub")) == 1
+        pbs.trouble("")
+        until(lambda: len(members(cluster)) == 2 and "1021[0].login01" not in members(cluster), "it is replaced")
+        cluster.wait_for_workers(4)
+        assert len(pbs.calls("qsub")) == 2
+
+
+def test_an_element_that_is_requeued_joins_again_under_another_name(pbs: Pbs) -> None:
+    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(4)
+        job_id = "1021[1].login01"
+        pbs.requeue(job_id)
+        until(lambda: pbs.get(job_id, "state") == "Q", "the job is in the queue again")
+        pbs.start(job_id)
+
+        def names() -> set[str]:
+            return {facts["name"] for facts in client.scheduler_info()["workers"].values()}
+
+        until(lambda: {f"{job_id}-0r1", f"{job_id}-1r1"} <= names(), "workers of its next life")
+        until(lambda: len(names()) == 4, "four workers, none of its last life")
+        assert job_id in members(cluster)
+        assert sum(client.gather(client.map(abs, range(20)))) == 190
+
+
+def test_a_job_is_followed_by_another_before_its_time_is_over(pbs: Pbs) -> None:
+    with PBSGPUCluster(**OPTIONS, walltime="00:00:24") as cluster, Client(cluster) as client:
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(2)
+        kept = client.scatter(list(range(4)), broadcast=False)
+        until(lambda: pbs.over("1021.login01"), "the first job is over")
+        assert client.gather(kept) == list(range(4))
+        assert pbs.get("1021.login01", "exit") == "0"
+        assert "1022.login01" in pbs.ids()
+
+
+def test_a_job_knows_by_itself_when_its_time_is_over(pbs: Pbs) -> None:
+    """PBS warns nobody before the walltime, and here there is no server either, so no successor."""
+    first, second = "1021[0].login01", "1021[1].login01"
+    pbs.auto(False)
+    with PBSGPUCluster(**OPTIONS, walltime="00:00:24") as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        pbs.trouble("down")
+        for count, job_id in ((2, first), (4, second)):
+            pbs.start(job_id)
+            client.wait_for_workers(count)
+        kept = client.scatter(list(range(8)), broadcast=False)
+        until(lambda: pbs.over(first), "the first job is over")
+        assert client.gather(kept) == list(range(8))
+        assert pbs.get(first, "exit") == "0"
+        pbs.trouble("")
+        log = next(Path(row.log) for row in cluster.jobs.rows if row.view.id == first)
+    said = log.read_text()
+    assert "the workers of this job hand over their data and leave: its time ends in" in said

@@ -1,0 +1,220 @@
+"""Jobs of PBS that end slowly, or whose node does not answer: what is cancelled, and what is said of it.
+
+The jobs are real processes of no cluster, but for one test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import pytest
+from fleets import crew
+from pbs_replay import Pbs as Server
+from waiting import until
+
+from hpcgpu.batch import Pbs
+from hpcgpu.config import document
+from hpcgpu.deploy.jobs import ending, record, runs
+from hpcgpu.deploy.jobs.ask import cancel, submit
+from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.job import SubmittedJob
+from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
+from hpcgpu.errors import HpcGpuError, JobError
+from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
+from hpcgpu.plan.phase import describe
+from hpcgpu.plan.reconcile import Policy
+
+LIMIT_S = 60.0
+
+
+def start(pbs: Server, count: int) -> tuple[str, ...]:
+    """Start jobs that sleep; return their ids."""
+    spec = JobSpec(name="x", argv=("sleep", "600"), count=count)
+    ids = asyncio.run(submit(Pbs(), spec, Pbs().script(spec), print, Patience()))
+    until(lambda: all(pbs.processes(i) for i in ids), "the jobs run")
+    return ids
+
+
+def late(pbs: Server, ids: Sequence[str], state: str) -> None:
+    """Bring these jobs into a long end."""
+    pbs.end_slowly(state)
+    for job_id in ids:
+        pbs.end(job_id, 271)
+    until(lambda: all(pbs.get(i, "late") for i in ids), "the jobs are ending")
+
+
+@pytest.mark.parametrize("state", ["R", "E"])
+def test_what_ends_already_is_no_error_to_cancel(pbs: Server, state: str) -> None:
+    """R: in an epilogue (run/56-epi); E: the output cannot be written (run/56-badlog)."""
+    ids = start(pbs, 3)
+    late(pbs, ids[1:2], state)
+    asyncio.run(cancel(Pbs(), ids))
+    until(lambda: all(pbs.get(i, "late") for i in ids), "the others have been cancelled")
+    asyncio.run(cancel(Pbs(), ids))
+    pbs.end_slowly("")
+    until(lambda: all(map(pbs.over, ids)), "all jobs are over")
+
+
+def test_jobs_on_nodes_that_do_not_answer_are_ended_by_force_and_all_others_as_usual(pbs: Server) -> None:
+    ids = start(pbs, 4)
+    for job_id in ids[1:3]:
+        pbs.lose_node(job_id)
+    asyncio.run(cancel(Pbs(), ids))
+    forced = [words[-1] for words in pbs.calls("qdel") if "force" in words]
+    assert forced == list(ids[1:3])
+    until(lambda: all(map(pbs.over, ids)), "all jobs are over")
+
+
+def refuse_to_delete(job_id: str, bin_: Path) -> None:
+    qdel = bin_ / "qdel"
+    qdel.write_text(qdel.read_text().replace("exec", f'[ "$1" != {job_id} ] || {{ echo no >&2; exit 159; }}\nexec'))
+
+
+def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tmp_path: Path) -> None:
+    one, other = start(pbs, 1)[0], start(pbs, 1)[0]
+    refuse_to_delete(one, tmp_path / "bin")
+    said: list[str] = []
+    left, why = asyncio.run(ending.end(Pbs(), [one, other], 2.0, said.append))
+    assert left == [one]
+    assert str(why) == "qdel failed: no"
+    assert said == ["qdel failed: no"]
+    until(lambda: pbs.over(other), "the other one is over")
+    pbs.end(one, 271)
+    until(lambda: pbs.over(one), "the first one is over")
+
+
+def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_END_S", "_CANCEL_S"):
+        monkeypatch.setattr(f"hpcgpu.deploy.jobs.job.{name}", 1.0)
+    (job_id,) = start(pbs, 1)
+    late(pbs, [job_id], "R")
+    said: list[str] = []
+    job = SubmittedJob(RecordedJob(id=job_id, log=""), Pbs(), said.append)
+    asyncio.run(job.end())
+    assert said == [f"job {job_id}: cancelled, but still there after 1 s: job {job_id}"]
+    pbs.end_slowly("")
+    until(lambda: pbs.over(job_id), "the job is over")
+
+
+def test_a_job_that_takes_long_to_end_has_ended_with_its_script(
+    pbs: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a folder for logs that its node cannot write to: E, for a minute and more."""
+    monkeypatch.setattr("hpcgpu.deploy.jobs.job._LATE_S", 1.0)
+    (job_id,) = start(pbs, 1)
+    late(pbs, [job_id], "E")
+    exit_file, log = tmp_path / "exit", tmp_path / "log"
+    exit_file.write_text("143\n")
+    job = SubmittedJob(RecordedJob(id=job_id, log=str(log), exit_file=str(exit_file)), Pbs(), print)
+
+    async def check() -> None:
+        while True:
+            await job.check()
+            await asyncio.sleep(0.1)
+
+    with pytest.raises(JobError) as caught:
+        asyncio.run(asyncio.wait_for(check(), 30))
+    ended = f"job {job_id} has ended: its script has ended with exit code 143 1 s ago"
+    assert str(caught.value).startswith(f"{ended}, though the batch system still has it in state E; its log {log}")
+    pbs.end_slowly("")
+    until(lambda: pbs.over(job_id), "the job is over")
+
+
+def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Path) -> None:
+    """As its guard does, and ``hpcgpu stop``."""
+    ids = start(pbs, 2)
+    pbs.lose_node(ids[0])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    text = document.render(RunDocument(settings=Settings(), shape="gang", meeting=str(folder)))
+    jobs = tuple(RecordedJob(id=i, log="") for i in ids)
+    there = Record(
+        name="x", batch="pbs", document=text, client=Process.here(), created=record.now(), dialect={}, jobs=jobs
+    )
+    record.write(folder, there)
+    asyncio.run(runs.finish(Run(folder, there)))
+    assert all(map(pbs.over, ids))
+    assert not folder.exists()
+
+
+def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: Path) -> None:
+    """PBS goes on to say that it runs."""
+
+    seen: list[str] = []
+
+    async def run() -> None:
+        spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
+        policy = Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5))
+
+        def ids() -> list[str]:
+            return [member.recorded.id for member in fleet.members]
+
+        def look() -> None:
+            seen.extend(describe(member.facts, date.today()).text for member in fleet.members)
+
+        fleet = Fleet(Pbs(), spec, policy, 1, crew(written_down=lambda: ((), ()), changed=look))
+        fleet.take(0, steers=True)
+        await fleet.scale(1)
+        (lost,) = pbs.ids()
+        await asyncio.to_thread(until, lambda: pbs.processes(lost), "the job runs")
+        pbs.lose_node(lost)
+        await asyncio.to_thread(until, lambda: "STARTING 0/1 (node0001 is down)" in seen, "it is said")
+        await asyncio.to_thread(until, lambda: len(pbs.ids()) == 2, "another one is submitted")
+        await asyncio.to_thread(until, lambda: pbs.over(lost), "it is deleted by force")
+        await asyncio.to_thread(until, lambda: ids() == pbs.ids()[1:], "it is forgotten, and the other one is known")
+        await fleet.close()
+
+    asyncio.run(run())
+    assert all(map(pbs.over, pbs.ids()))
+
+
+def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def run() -> None:
+        spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
+        fleet = Fleet(Pbs(), spec, Policy(), 1, crew(written_down=lambda: ((), ()), say=said.append))
+        fleet.take(0, steers=True)
+        await fleet.scale(1)
+        refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
+        await fleet.scale(0)
+        await fleet.scale(2)
+        assert fleet.error is None
+        fleet.stop()
+
+    asyncio.run(run())
+    assert said == ["qdel failed: no"]
+    one, *others = pbs.ids()
+    assert len(others) == 2
+    asyncio.run(cancel(Pbs(), others))
+    until(lambda: all(map(pbs.over, others)), "the others are over")
+    pbs.end(one, 271)
+    until(lambda: pbs.over(one), "the first one is over")
+
+
+def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Path) -> None:
+    """Another one, which was cancelled, is forgotten at the same time."""
+    pbs.history(True)
+    first = "1021[0].login01"
+    fails = ("bash", "-c", '[ "$PBS_ARRAY_INDEX" = 1 ] || { echo why; exit 3; }; sleep 600')
+    spec = JobSpec(name="x", argv=fails, exit_file=str(tmp_path / "exit"))
+    policy = Policy(breaker=1, patience=Patience(ask_s=0.5))
+
+    async def run() -> HpcGpuError:
+        fleet = Fleet(Pbs(), spec, policy, 1, crew(written_down=lambda: ((), ())))
+        fleet.take(0, steers=True)
+        await fleet.scale(2)
+        await asyncio.to_thread(until, lambda: pbs.over(first) and pbs.processes("1021[1].login01"), "the first failed")
+        await fleet.scale(1)
+        await asyncio.to_thread(until, lambda: all(map(pbs.over, pbs.ids())), "both are over")
+        await asyncio.to_thread(until, lambda: fleet.error, "no more are submitted")
+        fleet.stop()
+        assert fleet.error
+        return fleet.error
+
+    said = str(asyncio.run(run()))
+    assert f"the last was job {first}" in said
+    assert said.endswith("x.o1021.0:\n  why"), said

@@ -1,0 +1,231 @@
+"""The life of a PBSGPUCluster's job, in the words of both builds of OpenPBS: what a person sees, and what is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from pbs_replay import Pbs
+from pbs_words import quirks
+from waiting import Said, aside, until
+
+from hpcgpu import PBSGPUCluster
+from hpcgpu.errors import JobError, SubmitError
+
+BUILDS = ["release", "head"]
+OPTIONS = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "walltime": "00:10:00", "ranks": "node", "launcher": "fork"}
+JOB = "1021.login01"
+FULL = "Not Running: Insufficient amount of resource: ncpus (R: 32 A: 28 T: 32)"
+NEVER = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
+HELD = "job held, too many failed attempts to run"
+
+
+def starting(pbs: Pbs, **options: object) -> Future:
+    """Start a cluster whose job waits until the test has it start."""
+    pbs.auto(False)
+    made = aside(lambda: PBSGPUCluster(**OPTIONS | options))
+    until(lambda: pbs.get(JOB, "state"), "the job is submitted", made)
+    return made
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_job_that_waits_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
+    made = starting(pbs)
+    pbs.say(JOB, "Q", FULL)
+    until(lambda: f"PENDING ({FULL})" in said.text, "it is said that the job waits", made)
+    pbs.start(JOB)
+    with made.result() as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert "#PBS -l place=scatter\n" in cluster.job_script()
+    assert (pbs.get(JOB, "state"), pbs.get(JOB, "exit")) == ("F", "0")
+    assert pbs.calls("qdel") == []
+
+
+SCRIPT = f"""
+from distributed import Client
+from hpcgpu import PBSGPUCluster
+
+with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
+    print(client.submit(sum, [1, 2]).result())
+"""
+
+
+def test_progress_is_there_at_once_and_not_among_the_results(pbs: Pbs, tmp_path: Path) -> None:
+    """Both are files, as under nohup or in a job: python holds back what it prints, and lines replace nothing."""
+    pbs.auto(False)
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("w") as results, err.open("w") as log:
+        script = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=results, stderr=log)
+    made = aside(script.wait)
+    until(lambda: pbs.get(JOB, "state"), "the job is submitted", made)
+    pbs.say(JOB, "Q", FULL)
+    waits = f"hpcgpu: job {JOB}: PENDING ({FULL})\n"
+    until(lambda: waits in err.read_text(), "it is written that the job waits", made)
+    pbs.start(JOB)
+    assert made.result() == 0, err.read_text()
+    assert out.read_text() == "3\n"
+    assert err.read_text().count(waits) == 1
+    assert {line[:8] for line in err.read_text().splitlines()} == {"hpcgpu: "}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(("state", "comment"), [("Q", NEVER), ("H", HELD)])
+def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, comment: str) -> None:
+    made = starting(pbs)
+    pbs.say(JOB, state, comment)
+    with pytest.raises(JobError) as caught:
+        made.result()
+    assert str(caught.value).startswith(f"job {JOB} will not start: {state} ({comment}). Ask for what there is")
+    assert pbs.calls("qdel") == [[JOB]]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_that_its_owner_holds_is_waited_for(pbs: Pbs) -> None:
+    made = starting(pbs)
+    pbs.say(JOB, "H")
+    asked = len(pbs.calls("qstat"))
+    until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", made)
+    pbs.start(JOB)
+    with made.result():
+        pass
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("history", [True, False])
+def test_a_job_that_fails_says_its_exit_code_whether_or_not_pbs_remembers_it(pbs: Pbs, history: bool) -> None:
+    pbs.history(history)
+    with pytest.raises(JobError) as caught:
+        PBSGPUCluster(**OPTIONS, memory_limit="900TB")
+    kept = "F (Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and failed)"
+    assert (kept if history else f"gone (qstat: Unknown Job Id {JOB})") in str(caught.value)
+    assert ", exit code 1; the end of its log" in str(caught.value)
+    assert "900" in str(caught.value).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [("walltime", "exceeded resource walltime), exit code -29"), ("qdel", "terminated by user1@login01")],
+)
+def test_a_cluster_whose_job_is_killed_says_why(pbs: Pbs, said: Said, end: str, words: str) -> None:
+    pbs.history(True)
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        assert cluster.job_id == JOB
+        if end == "walltime":
+            pbs.exceed_walltime(JOB)
+        else:
+            pbs.end(JOB, 271, "Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and terminated by user1@login01")
+        until(lambda: "the cluster is lost" in said.text, "the loss is said")
+        assert f"the cluster is lost: job {JOB} has ended: F (Job run" in said.text
+        assert words in said.text
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said) -> None:
+    made = starting(pbs)
+    pbs.trouble("down")
+    asked = len(pbs.calls("qstat"))
+    until(lambda: len(pbs.calls("qstat")) > asked + 2, "qstat is asked three times", made)
+    pbs.trouble("")
+    pbs.start(JOB)
+    with made.result() as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        pbs.trouble("down")
+        assert client.submit(sum, [1, 3]).result() == 4
+        pbs.trouble("")
+    assert said.text.count("qstat did not answer: Connection refused") == 1
+    assert "cannot connect to server login01" in said.text
+    assert f"job {JOB}: UNKNOWN (the batch system does not answer)" in said.text
+
+
+def test_a_qsub_that_finds_no_server_is_tried_again(pbs: Pbs, said: Said) -> None:
+    pbs.trouble("down")
+    made = aside(lambda: PBSGPUCluster(**OPTIONS))
+    until(lambda: pbs.calls("qsub"), "qsub is called", made)
+    pbs.trouble("")
+    with made.result():
+        pass
+    assert "again in 1 s" in said.text
+    assert len(pbs.ids()) == 1
+
+
+def test_a_cluster_is_closed_without_a_server(pbs: Pbs) -> None:
+    """The goodbye goes to the scheduler, and the job's own file says that it has ended."""
+    with PBSGPUCluster(**OPTIONS):
+        pbs.trouble("down")
+    assert pbs.calls("qdel") == []
+    until(lambda: pbs.over(JOB), "the job is over")
+
+
+def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: Said) -> None:
+    made = starting(pbs)
+    pbs.trouble("qdel")
+    pbs.say(JOB, "Q", NEVER)
+    until(lambda: len(pbs.calls("qdel")) > 1, "qdel is called again", made)
+    pbs.trouble("")
+    with pytest.raises(JobError, match="will not start"):
+        made.result()
+    assert pbs.get(JOB, "state") == "F"
+    assert said.text.count("qdel failed: Connection refused") == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_stays_down_is_an_error_in_its_words(pbs: Pbs) -> None:
+    pbs.trouble("down")
+    with pytest.raises(SubmitError, match="qsub refused the job: Connection refused\nqsub: cannot connect to server"):
+        PBSGPUCluster(**OPTIONS)
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_somebody_elses_job_that_is_no_json_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
+    pbs.history(history)
+    pbs.write("others", ",\n".join(quirks()))
+    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_a_job_that_ends_slowly_is_waited_for(pbs: Pbs) -> None:
+    """E lasts 33 s where the folder for the output is not there: nothing is deleted meanwhile."""
+    pbs.end_slowly("E")
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        cluster.wait_for_workers(2)
+        closed = aside(cluster.close)
+        until(lambda: pbs.get(JOB, "state") == "E", "the job is ending", closed)
+        asked = len(pbs.calls("qstat"))
+        until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", closed)
+        pbs.end_slowly("")
+        closed.result()
+    assert pbs.calls("qdel") == []
+
+
+def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        pbs.requeue(JOB)
+        until(lambda: pbs.get(JOB, "state") == "Q", "the job is in the queue again")
+        pbs.start(JOB)
+        until(lambda: "the cluster is back" in said.text, "the return is said")
+        assert f"job {JOB} was requeued; its results are lost" in said.text
+        with Client(cluster) as client:
+            client.wait_for_workers(2)
+            assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_a_job_that_waits_again_is_said_while_its_old_scheduler_is_still_tried(pbs: Pbs, said: Said) -> None:
+    with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
+        asked = len(pbs.calls("qstat"))
+        for pid in pbs.processes(JOB):
+            os.kill(pid, signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection
+        until(lambda: "lost its workers" in str(cluster.jobs), "the table says that the job has lost its workers")
+        until(lambda: len(pbs.calls("qstat")) > asked, "qstat is asked")
+        pbs.requeue(JOB)
+        until(lambda: "PENDING" in said.text, "it is said that the job waits")
+        assert "PENDING" in str(cluster.jobs)
+        assert "could not be reached" not in said.text
+        pbs.start(JOB)
+        until(lambda: "the cluster is back" in said.text, "the return is said")

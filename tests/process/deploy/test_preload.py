@@ -1,0 +1,146 @@
+"""Plain dask workers with the store, by hpcgpu's preload: real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+from distributed import Client, Worker, wait
+from paths import SUPPORT
+
+DASK = str(Path(sys.executable).with_name("dask"))
+PRELOAD = ("--preload", "hpcgpu.deploy.preload")
+# What a user writes for 'dask worker', and values that know where they are pickled and unpickled.
+MODULE = """
+    import asyncio
+    import numpy as np
+    from distributed import Worker
+    from hpcgpu.sim.dask import register
+    from hpcgpu.spill import GpuSpillBuffer
+
+    register()
+    ON_LOOP = []
+
+    def note(what):
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        ON_LOOP.append(what)
+
+    class Parcel:
+        def __init__(self, i):
+            self.bytes = np.full(100 << 10, i, "u1")
+        def __reduce__(self):  # a class that says itself how it is pickled is not taken apart
+            note("down")
+            return back, (self.bytes,)
+        def __sizeof__(self):
+            return self.bytes.nbytes
+
+    def back(data):
+        note("up")
+        made = Parcel(0)
+        made.bytes = data
+        return made
+
+    class SpillingWorker(Worker):
+        def __init__(self, *args, **kwargs):
+            store = {"device_memory_limit": "400KiB", "memory_limit": "600KiB"}
+            super().__init__(*args, data=(GpuSpillBuffer, store), **kwargs)
+"""
+
+
+@contextlib.contextmanager
+def dask_worker(folder: Path, *options: str) -> Iterator[tuple[Client, Path]]:
+    """A scheduler and one worker, as processes; the client, and the worker's log."""
+    ranks.script(folder, MODULE, "spilling.py")
+    contact, log = folder / "scheduler.json", folder / "worker.log"
+    env = ranks.environment(PYTHONPATH=f"{folder}:{SUPPORT}")
+    files = ("--scheduler-file", str(contact))
+    common = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    with contextlib.ExitStack() as stack:
+
+        def start(*argv: str, out: Any) -> None:
+            process = stack.enter_context(subprocess.Popen([DASK, *argv, *files], stderr=out, **common))
+            stack.callback(process.kill)  # their own ways to end take up to 30 s
+
+        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", out=subprocess.DEVNULL)
+        out = stack.enter_context(log.open("wb"))
+        limits = ("--nthreads", "2", "--memory-limit", "0", "--no-dashboard", "--local-directory", str(folder / "tmp"))
+        start("worker", "--host", "127.0.0.1", *limits, *options, out=out)
+        client = stack.enter_context(Client(scheduler_file=str(contact), timeout=30))
+        client.wait_for_workers(1, timeout=30)
+        yield client, log
+
+
+def parcel(i: int) -> Any:
+    from spilling import Parcel
+
+    return Parcel(i)
+
+
+def array(i: int) -> Any:
+    import numpy as np
+
+    from hpcgpu import sim
+
+    return sim.asarray(np.full(100 << 10, i, "u1"))
+
+
+def look(*values: Any) -> list[tuple[str, int]]:
+    return [(type(v).__name__, int(getattr(v, "bytes", v)[-1])) for v in values]
+
+
+def settled(dask_worker: Worker) -> bool:
+    return bool(dask_worker.data.settle(30))
+
+
+def on_loop() -> set[str]:
+    import spilling
+
+    return set(spilling.ON_LOOP)
+
+
+def moved(dask_worker: Worker) -> dict[str, int]:
+    return {way: count.number for way, count in dask_worker.data.counters.items()}
+
+
+def ask(client: Client, function: Callable[..., Any]) -> Any:
+    [answer] = client.run(function).values()
+    return answer
+
+
+@pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
+@pytest.mark.parametrize("preload", [True, False])
+def test_a_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) -> None:
+    """Right answers and real values with and without; only with the preload does the event loop move nothing."""
+    spilling = ("--worker-class", "spilling.SpillingWorker", nanny)
+    with dask_worker(tmp_path, *spilling, *(PRELOAD if preload else ())) as (client, _):
+        makers = {"Parcel": parcel, "SimArray": array}
+        futures = {(kind, i): client.submit(make, i) for kind, make in makers.items() for i in range(20)}
+        wait(list(futures.values()))
+        assert ask(client, settled)
+        expected = list(futures)
+        for _ in range(2):
+            seen = [client.submit(look, f, pure=False) for f in futures.values()]
+            assert [pair for [pair] in client.gather(seen)] == expected
+        assert client.submit(look, *futures.values()).result() == expected
+        assert min(ask(client, moved).values()) > 0
+        assert ask(client, on_loop) == (set() if preload else {"up"})
+
+
+def test_without_the_store_nothing_changes_and_it_says_what_to_write(tmp_path: Path) -> None:
+    with dask_worker(tmp_path, "--no-nanny", *PRELOAD) as (client, log):
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert not ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins)
+        said = re.findall("hpcgpu.deploy.preload changes nothing.*", log.read_text())
+    assert len(said) == 1
+    assert "data=(hpcgpu.spill.GpuSpillBuffer," in said[0]
+    assert "--worker-class" in said[0]

@@ -1,0 +1,190 @@
+"""Runs asked for, ended and cleaned up: with real process groups for jobs, and a recorded squeue for many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import BATCH
+from recordings import records
+from waiting import until
+
+from hpcgpu.batch import Local
+from hpcgpu.config import document
+from hpcgpu.deploy.jobs import ask, logs, record, runs
+from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
+from hpcgpu.deploy.network import contact, lease, lease_file
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
+
+RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
+DEAD = Process("another-host", 1, 1)
+
+
+def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
+    folder = contact.make_folder(home / ".hpcgpu" / "runs")
+    settings = Settings(job_name="mine", client_grace_s=grace_s)
+    text = document.render(RunDocument(settings=settings, shape="gang", meeting=str(folder)))
+    facts = Record(name="mine", batch=batch, dialect={}, document=text, client=client, created=record.now(), jobs=jobs)
+    record.write(folder, facts)
+    lease_file.touch(folder)
+    return Run(folder, facts)
+
+
+def submit(folder: Path, command: str) -> RecordedJob:
+    spec = JobSpec(name="job", argv=("bash", "-c", command), log_directory=str(folder))
+    system = Local()
+    (job_id,) = asyncio.run(ask.submit(system, spec, system.script(spec), print, Patience()))
+    return RecordedJob(id=job_id, log=system.log(spec, job_id))
+
+
+def state(job: RecordedJob) -> JobState:
+    return asyncio.run(ask.ask(Local(), [job.id]))[job.id].state
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[RecordedJob]:
+    """A job that runs until it is ended."""
+    there = submit(tmp_path, "echo first; sleep 600")
+    yield there
+    asyncio.run(ask.cancel(Local(), [there.id]))
+
+
+def test_a_guard_ends_what_the_lease_has_not(tmp_path: Path, job: RecordedJob) -> None:
+    run = make_run(tmp_path, job)
+    asyncio.run(runs.abandon(run.folder))
+    assert state(job) is JobState.ENDED
+    assert not run.folder.exists()
+
+
+def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path, job: RecordedJob) -> None:
+    run = make_run(tmp_path, job, grace_s=2)
+
+    async def main() -> None:
+        attached = lease.keep_touched(run.folder, 2)
+        guard = asyncio.create_task(runs.abandon(run.folder))
+        done, _ = await asyncio.wait([guard], timeout=12)  # longer than it would wait for a lease that has ended
+        assert not done
+        assert (await ask.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
+        attached.cancel()
+        await guard
+
+    asyncio.run(main())
+    assert state(job) is JobState.ENDED
+
+
+def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: RecordedJob) -> None:
+    run = make_run(tmp_path, job, grace_s=600)
+    lease_file.detach(run.folder)
+    asyncio.run(runs.abandon(run.folder))
+    assert state(job) is JobState.RUNNING
+    assert run.folder.exists()
+
+
+def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: RecordedJob) -> None:
+    run = make_run(tmp_path, job, client=Process.here())
+    asyncio.run(runs.stop(run))
+    assert state(job) is JobState.ENDED
+    assert not run.folder.exists()
+
+
+def test_what_is_over_is_cleaned_up_and_nothing_else(
+    tmp_path: Path, job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = submit(tmp_path, "true")
+    until(lambda: state(over) is JobState.ENDED, "the job has ended")
+    detached = make_run(tmp_path, job)
+    lease_file.detach(detached.folder)
+    waiting = make_run(tmp_path, over, client=Process.here())  # its client will want to know how it ended
+    held = make_run(tmp_path, over, grace_s=600)  # by a client on another host
+    dead, empty = make_run(tmp_path, over, grace_s=0), make_run(tmp_path, grace_s=0)
+    left = runs.clean_up(asyncio.run(runs.see(tmp_path / ".hpcgpu" / "runs")))
+    assert {one.run.folder for one in left} == {detached.folder, waiting.folder, held.folder}
+    assert {one.run.folder: one.client for one in left}[detached.folder] == "detached"
+    assert not dead.folder.exists()
+    assert not empty.folder.exists()
+    assert capsys.readouterr().err.count("has ended and its client is gone") == 2
+
+
+def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = next(r for r in records(RECORDED) if r.command.startswith("squeue") and r.stdout)
+    ids = [line.split("|")[0] for line in listed.stdout.splitlines()]
+    parent = ids[0].partition("_")[0]
+    program = tmp_path / "squeue"
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nprintf %s {shlex.quote(listed.stdout)}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for element in ids:
+        make_run(tmp_path, RecordedJob(id=element, log="x"), batch="slurm", client=Process.here())
+    seen = asyncio.run(runs.see(tmp_path / ".hpcgpu" / "runs"))
+    assert [list(one.states) for one in seen] == [[element] for element in ids]
+    assert (tmp_path / "asked").read_text() == "asked\n"
+    assert runs.find(tmp_path / ".hpcgpu" / "runs", ids[-1]).record.jobs[0].id == ids[-1]
+    with pytest.raises(ConfigError, match=f"{len(ids)} runs have the name '{parent}'"):
+        runs.find(tmp_path / ".hpcgpu" / "runs", parent)
+
+
+@given(
+    st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"") + b"\n")), st.integers(0, 9)
+)
+def test_the_last_lines_are_the_last_lines(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], count: int
+) -> None:
+    log = tmp_path_factory.mktemp("log") / "log"
+    log.write_bytes(b"".join(lines))
+    expected = b"".join(lines[len(lines) - min(count, len(lines)) :]).decode(errors="replace")
+    assert logs.last(log, count) == (expected, log.stat().st_size)
+
+
+def test_a_log_of_many_chunks(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(100_000)))
+    assert logs.last(tmp_path / "log", 2)[0] == "line 99998\nline 99999\n"
+    assert logs.last(tmp_path / "log", 20_000)[0].startswith("line 80000\n")
+
+
+def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    there = submit(tmp_path, f"echo first; while [ -e {tmp_path}/go ]; do sleep 0.1; done; echo last")
+    run = make_run(tmp_path, there, client=Process.here())
+    log = logs.log_of(run, "mine")
+    said: list[str] = []
+
+    def echo(part: str) -> None:
+        said.append(part)
+        (tmp_path / "go").unlink(missing_ok=True)
+
+    asyncio.run(logs.follow(run, log, 0, echo))
+    assert "".join(said) == "first\nlast\n"
+
+
+def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, "-m", "hpcgpu", *words], capture_output=True, text=True, env=env, timeout=120
+    )
+
+
+def test_the_commands(tmp_path: Path, job: RecordedJob) -> None:
+    assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
+    run = make_run(tmp_path, job, client=Process.here())
+    record.write(run.folder, replace(run.record, name="a [b] c"))
+    header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
+    assert header.split() == ["name", "shape", "jobs", "state", "workers", "client", "age"]
+    assert [word for word in ("a [b] c", "gang", job.id, f":{os.getpid()}") if word not in row] == []
+    logged = hpcgpu(tmp_path, "logs", "a [b] c")
+    assert logged.stdout in ("first\n", "")  # the job may not have come so far
+    refused = hpcgpu(tmp_path, "stop", "mine")
+    assert (refused.returncode, refused.stderr.count("there is no run 'mine'; there are: a [b] c (job")) == (2, 1)
+    stopped = hpcgpu(tmp_path, "stop", job.id)
+    assert stopped.stdout == f"a [b] c has ended (jobs {job.id})\n"
+    assert state(job) is JobState.ENDED
+    assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"

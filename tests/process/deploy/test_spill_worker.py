@@ -1,0 +1,391 @@
+"""The store in real workers: a graph with transfers, gathers and own reads, and no user code meets a handle."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Scheduler, Worker, get_client, get_worker, wait
+from distributed.utils import DequeHandler
+
+from hpcgpu import sim
+from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.sim import SimArray, SimGpu
+from hpcgpu.sim.dask import register
+from hpcgpu.spill import GpuSpillBuffer
+
+KIB = 1024
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[SimGpu]:
+    before = sim.current_gpu()
+    made = SimGpu(16 << 20)
+    sim.set_current_gpu(made)
+    register()
+    yield made
+    sim.set_current_gpu(before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@asynccontextmanager
+async def cluster(
+    folder: Path, *, plugin: bool, memory_limit: str | int = 0, jit_unspill: bool = False
+) -> AsyncIterator[tuple[Client, Worker, Worker]]:
+    """Two workers whose limits are a fraction of what the tests give them, unless distributed is to watch over them."""
+    host = None if memory_limit else "600KiB"
+    limits = {"device_memory_limit": 400 * KIB, "memory_limit": host, "local_directory": str(folder)}
+    limits["jit_unspill"] = jit_unspill
+    async with AsyncExitStack() as stack:
+        # it removes copies from either worker, every 2 s, and tests say what lies where
+        stack.enter_context(dask.config.set({"distributed.scheduler.active-memory-manager.start": False}))
+        scheduler = await stack.enter_async_context(
+            Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0")
+        )
+        workers = []
+        for name in "ab":
+            plugins = [Unspilling(None)] if plugin else []
+            worker = Worker(
+                scheduler.address,
+                name=name,
+                host="127.0.0.1",
+                local_directory=str(folder.with_name(folder.name + "-work")),
+                nthreads=2,
+                data=(GpuSpillBuffer, limits),
+                plugins=plugins,
+                dashboard=False,
+                memory_limit=memory_limit,
+            )
+            workers.append(await stack.enter_async_context(worker))
+            if not plugin:
+                stack.callback(worker.data.close)
+        client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True))
+        yield client, workers[0], workers[1]
+
+
+def make(i: int) -> SimArray:
+    return sim.asarray(np.full(100 * KIB, i, "u1"))
+
+
+def kinds(*args: Any, **kwargs: Any) -> list[str]:
+    """The names of the types of all arguments, in lists and dicts, too."""
+    out = []
+    for x in (*args, *kwargs.values()):
+        if type(x) in (list, tuple):
+            out += kinds(*x)
+        elif type(x) is dict:
+            out += kinds(**x)
+        else:
+            out.append(type(x).__name__)
+    return out
+
+
+def moved(*workers: Worker) -> dict[str, int]:
+    return {name: sum(w.data.counters[name].nbytes for w in workers) for name in workers[0].data.counters}
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_an_array_graph_bigger_than_all_memory(gpu: SimGpu, tmp_path: Path, plugin: bool) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=plugin) as (client, a, b):
+            host = np.random.default_rng(1).normal(size=(4000, 50))
+            x = da.from_array(host, chunks=(200, 50)).map_blocks(sim.asarray, dtype=float, meta=sim.asarray([[0.0]]))
+            x = await client.persist(x)
+            u, s, v = da.linalg.svd(x)
+            s = await client.compute(s)
+            np.testing.assert_allclose(s.get(), np.linalg.svd(host, compute_uv=False))
+            back = await client.compute((u * await client.compute(da.linalg.svd(x)[1])) @ v)
+            np.testing.assert_allclose(back.get(), host)
+            total = await client.compute(x.T @ x)
+            np.testing.assert_allclose(total.get(), host.T @ host)
+            assert min(moved(a, b).values()) > 0
+            assert a.transfer_outgoing_count_total + b.transfer_outgoing_count_total > 0
+            for w in (a, b):
+                assert await asyncio.to_thread(w.data.settle, 10)
+                assert w.data.tiers["device"] <= 400 * KIB
+                assert w.data.spilled_total.disk == sum(w.data.tiers.values()) - up(w)
+            del x, u, s, v, back, total
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def up(worker: Worker) -> int:
+    """Bytes in the tiers where they are used: the device's, and those of the host that came from no device."""
+    units = {unit for e in worker.data._entries.values() for unit in e.units}
+    return worker.data.tiers["device"] + sum(u.nbytes for u in units if u.top == u.tier == "host")
+
+
+def read_own(keys: list[str]) -> list[str]:
+    data = get_worker().data
+    return kinds(*(data[k] for k in keys), list(data.values()))
+
+
+def gather_all(futures: list[Any]) -> list[str]:
+    return kinds(get_client().gather([f for [f] in futures]))
+
+
+async def coroutine(*args: Any, **kwargs: Any) -> list[str]:
+    return kinds(*args, **kwargs)
+
+
+class Holder:
+    def kinds(self, *args: Any) -> list[str]:
+        return kinds(*args)
+
+
+def test_no_user_code_meets_a_handle(gpu: SimGpu, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, b):
+            keys = [f"{n}-{i}" for n in "ab" for i in range(10)]
+            futures = [client.submit(make, i, key=k, workers=[k[0]]) for i, k in enumerate(keys)]
+            nested = client.submit(lambda: {"x": [make(1), (make(2), np.zeros(10))]}, key="nested", workers=["a"])
+            await client.gather([client.submit(len, f) for f in futures])
+            for w in (a, b):
+                assert await asyncio.to_thread(w.data.settle, 10)
+            arrays = {"SimArray"}
+            for name in "ab":
+                where = {"workers": [name], "pure": False}
+                assert set(await client.submit(kinds, *futures, **where)) == arrays
+                assert set(await client.submit(kinds, futures, x={"a": futures[3]}, **where)) == arrays
+                assert set(await client.submit(coroutine, futures, x=futures[5], **where)) == arrays
+                assert set(await client.submit(kinds, nested, **where)) == {"SimArray", "ndarray"}
+                assert set(await client.submit(read_own, [k for k in keys if k[0] == name], **where)) <= {
+                    "SimArray",
+                    "ndarray",
+                    *kinds("", 1),
+                }
+                assert set(await client.submit(gather_all, [[f] for f in futures], **where)) == arrays
+                holder = await client.submit(Holder, actor=True, **where)
+                assert set(await holder.kinds(*await client.gather(futures[:3]))) == arrays
+            assert set(kinds(*await client.gather(futures))) == arrays
+            assert set(kinds(*await client.gather(futures, direct=True))) == arrays
+            assert [int(x[0]) for x in await client.gather(futures)] == list(range(20))
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_peer_gets_spilled_values_without_the_device(gpu: SimGpu, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, b):
+            futures = [client.submit(make, i, key=f"k-{i}", workers=["a"]) for i in range(20)]
+            await client.gather([client.submit(type, f, workers=["a"], pure=False) for f in futures])
+            assert await asyncio.to_thread(a.data.settle, 10)
+            with a.data.handing_out_handles():
+                below = [f for f in futures if type(a.data[f.key]) is not SimArray]
+            assert len(below) > 10
+            copies = gpu.h2d_copies, gpu.d2h_copies
+            await client.replicate(below, workers=[b.address])
+            assert all(f.key in b.data for f in below)
+            assert (gpu.h2d_copies, gpu.d2h_copies) == copies
+            sums = await client.gather([client.submit(lambda x: int(x[0]), f, workers=["b"]) for f in below])
+            assert sums == [int(f.key[2:]) for f in below]
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_thousand_reads_at_once_do_not_take_a_thread_each(gpu: SimGpu, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, _):
+            values = {f"k-{i}": np.full(2 * KIB, i) for i in range(1000)}
+            futures = await client.scatter(values, workers=[a.address], hash=False)
+            assert await asyncio.to_thread(a.data.settle, 30)
+            assert a.data.tiers["disk"] > 14_000 * KIB
+            counts = []
+
+            async def read(key: str) -> int:
+                found = await client.gather(futures[key], direct=True)
+                counts.append(threading.active_count())
+                return int(found[-1])
+
+            before = threading.active_count()
+            assert await asyncio.gather(*(read(key) for key in values)) == list(range(1000))
+            assert max(counts) <= before + 8  # dask's pool for serialization, and that of the event loop
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+class Asked:
+    """A peer's connection, with what was answered."""
+
+    peer_address = "tcp://127.0.0.1:1"
+
+    async def write(self, message: dict[str, Any], **_: Any) -> int:
+        self.answer = message
+        return 1
+
+    async def read(self, **_: Any) -> str:
+        return "OK"
+
+
+def test_a_closed_worker_still_has_its_keys(gpu: SimGpu, tmp_path: Path) -> None:
+    """It is right about itself, as distributed sees it, and a peer that asks at its end is told that it has nothing."""
+
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, _):
+            futures = [client.submit(make, i, workers=["a"]) for i in range(9)]
+            await client.gather([client.submit(type, f, workers=["a"], pure=False) for f in futures])
+            keys = list(a.data)
+            await a.close()
+            assert {f.key for f in futures} <= set(keys) == set(a.data)
+            a.state.validate_state()
+            await a.handlers["get_data"](asked := Asked(), keys=keys, who="a peer")
+            assert (asked.answer["status"], asked.answer["data"]) == ("OK", {})
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("jit_unspill", [False, True])
+@pytest.mark.parametrize("side", [40, 400], ids=["pieces in one message", "pieces of their own"])
+def test_rechunking_from_worker_to_worker(gpu: SimGpu, tmp_path: Path, side: int, jit_unspill: bool) -> None:
+    """distributed's P2P rechunking, to which CuPy's arrays would be an error (distributed 2026.8.0)."""
+
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True, jit_unspill=jit_unspill) as (client, a, b):
+            host = np.random.default_rng(1).normal(size=(2 * side, side))
+            x = da.from_array(host, chunks=(side // 2, side)).map_blocks(
+                sim.asarray, dtype=float, meta=sim.asarray([[0.0]])
+            )
+            back = await client.compute(x.rechunk((2 * side, side // 4), method="p2p"))
+            assert type(back) is SimArray
+            np.testing.assert_array_equal(back.get(), host)
+            assert a.transfer_outgoing_count_total + b.transfer_outgoing_count_total > 0
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def total(x: SimArray) -> int:
+    return int(x.get().sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_tasks_in_an_executors_processes_get_values(gpu: SimGpu, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, _):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as a.executors["processes"]:
+                pid = a.executors["processes"].submit(os.getpid).result()  # forked before anything moves
+                futures = [client.submit(make, i, workers=["a"]) for i in range(9)]
+                await wait(futures)
+                assert await asyncio.to_thread(a.data.settle, 10)
+                assert a.data.spilled_total.disk > 0
+                with dask.annotate(executor="processes", workers=["a"]):
+                    sums, there = client.map(total, futures), client.submit(os.getpid)
+                assert await client.gather(sums) == [i * 100 * KIB for i in range(9)]
+                assert await there == pid != os.getpid()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def fail(*_: Any) -> None:
+    raise ValueError
+
+
+async def fail_later(*_: Any) -> None:
+    raise ValueError
+
+
+def shapes(x: SimArray) -> list[str]:
+    """What stands on the stack of users' code, for distributed's profile."""
+    frame, out = sys._getframe(), list[str]()
+    while frame and not frame.f_code.co_filename.endswith("distributed/worker.py"):  # Worker.trigger_profile
+        out.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return out
+
+
+def test_tracebacks_and_profiles_have_the_frames_of_a_plain_worker(gpu: SimGpu, tmp_path: Path) -> None:
+    async def frames(*, plugin: bool) -> list[list[str]]:
+        async with cluster(tmp_path, plugin=plugin) as (client, _, __):
+            x = client.submit(make, 1)
+            failed = [client.submit(f, x) for f in (fail, fail_later)]
+            await wait(failed)
+            seen = [[f.name for f in traceback.extract_tb(await future.traceback())] for future in failed]
+            return [*seen, await client.submit(shapes, x)]
+
+    async def main() -> None:
+        plain = await frames(plugin=False)
+        assert plain == [["fail"], ["fail_later"], ["shapes", "__call__"]]
+        assert await frames(plugin=True) == plain
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize(("target", "on_disk"), [(0.7, 1), (0.4, 7), (False, 1)])
+def test_spilling_goes_on_from_the_spill_threshold_to_the_target(
+    tmp_path: Path, target: float | bool, on_disk: int
+) -> None:
+    """15 MB are above ``spill``, 0.7 of 20 MB; distributed asks for memory once, and not again below that."""
+    memory = {"target": target, "spill": 0.7, "pause": False, "monitor-interval": "10ms"}
+    config = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
+
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True, memory_limit="20 MB") as (client, a, _):
+            a.monitor.get_process_memory = lambda: len(a.data) * 10**6 - a.data.tiers["disk"]
+            futures = [client.submit(np.zeros, 10**6, "u1", workers=["a"], pure=False) for _ in range(14)]
+            await wait(futures)
+            assert await asyncio.to_thread(a.data.settle, 10)
+            assert a.data.tiers["disk"] == 0
+            futures.append(client.submit(np.zeros, 10**6, "u1", workers=["a"], pure=False))
+            await wait(futures)
+            while a.monitor.get_process_memory() > (target or 0.7) * 20e6:
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(a.data.settle, 10)
+            assert a.data.tiers["disk"] // 10**6 == on_disk
+
+    with dask.config.set(config):
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_releasing_copies_nothing(gpu: SimGpu, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, b):
+            futures = client.map(make, range(40))
+            await client.gather(client.map(type, futures))
+            for w in (a, b):
+                assert await asyncio.to_thread(w.data.settle, 10)
+            copies = gpu.h2d_copies, gpu.d2h_copies, moved(a, b)
+            gone = asyncio.Event()
+            del futures
+            while a.data or b.data or gpu.used_bytes:
+                await asyncio.wait([asyncio.create_task(gone.wait())], timeout=0.02)
+            assert copies == (gpu.h2d_copies, gpu.d2h_copies, moved(a, b))
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_value_that_is_lost_on_disk_is_computed_again(
+    gpu: SimGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, plugin=True) as (client, a, _):
+            only = {"workers": ["a", "b"], "allow_other_workers": True}
+            futures = [client.submit(make, i, key=f"k-{i}", **only) for i in range(40)]
+            await client.gather([client.submit(type, f, pure=False) for f in futures])
+            kept = await client.scatter({"kept": "what nobody can compute again"}, workers=[a.address])
+            assert await asyncio.to_thread(a.data.settle, 10)
+            lost = [p for p in a.data.disk.folder.iterdir() if p.name != ".lock"]
+            assert lost
+            for path in lost:
+                os.truncate(path, 10)
+            firsts = [client.submit(lambda x: int(x[0]), f, pure=False, retries=3) for f in futures]
+            assert await client.gather(firsts) == list(range(40))
+            await a.finished()
+            assert await kept["kept"] == "what nobody can compute again"
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # so long does a peer try to reach one that left
+        asyncio.run(asyncio.wait_for(main(), 120))
+    # Records have tracebacks, whose frames have the file that could not be read; pytest and distributed keep them.
+    caplog.clear()
+    DequeHandler.clear_all_instances()

@@ -1,0 +1,54 @@
+"""Processes that somebody has stopped (SIGSTOP) do not outlive the cluster that they are of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+CLIENT = """
+import sys
+from hpcgpu import LocalGPUCluster
+if __name__ == "__main__":
+    with LocalGPUCluster(gpus="sim:1", client_grace=2) as cluster:
+        print(cluster.job_id, flush=True)
+        sys.stdin.read()
+"""
+# Twice the grace until rank 0 is given up, as long until the worker is, and a loaded machine.
+GONE_S = 45
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("who", "end"),
+    [
+        ("zygote", "closes"),
+        ("leader", "closes"),
+        ("leader", "is killed"),
+    ],
+)
+def test_a_stopped_process_is_gone_when_its_client_ends(tmp_path: Path, who: str, end: str) -> None:
+    (tmp_path / "client.py").write_text(CLIENT)
+    argv = [sys.executable, str(tmp_path / "client.py")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdin
+        assert client.stdout
+        leader = psutil.Process(int(client.stdout.readline()))
+        (zygote,) = leader.children()
+        family = [leader, zygote, *zygote.children()]
+        os.kill({"leader": leader, "zygote": zygote}[who].pid, signal.SIGSTOP)
+        if end == "closes":
+            client.stdin.close()
+        else:
+            client.kill()
+        assert psutil.wait_procs(family, timeout=GONE_S)[1] == []
+        assert client.wait(GONE_S) == (0 if end == "closes" else -signal.SIGKILL)

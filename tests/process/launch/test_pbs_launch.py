@@ -1,0 +1,102 @@
+"""Ranks of a PBS job, started by mpirun and mpiexec here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import ranks
+import two_nodes
+
+from hpcgpu.model import RunDocument, Settings
+
+SCRIPT = """
+import json
+def facts(dask_worker):
+    e = os.environ
+    place = socket.gethostname(), dask_worker.memory_manager.memory_limit
+    return [*place, e.get("MARK"), e["PATH"], e.get("CUDA_VISIBLE_DEVICES"), e["OMP_NUM_THREADS"]]
+import socket
+with Client() as client:
+    client.wait_for_workers(4)
+    print("FACTS", json.dumps(list(client.run(facts).values())))
+"""
+
+
+@pytest.mark.parametrize("program", ["open-mpi", "mpich"])
+def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    script = ranks.script(tmp_path, textwrap.dedent(SCRIPT))
+    options = ["--gpus", "sim:2x64MiB"]
+    if program == "mpich":
+        options += ["--launcher", request.getfixturevalue("mpich"), "--rendezvous", "file"]
+    argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "launch", *options, str(script)]
+    two_nodes.grant(tmp_path, "2gb", "1048576kb")
+    env = two_nodes.environment(tmp_path)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(next(line for line in done.stdout.splitlines() if "FACTS" in line).partition("FACTS ")[2])
+    # what PBS has granted of each node, less the simulated GPUs' own
+    limits = {"node0001": (2048 - 2 * 64) << 19, "node0002": (1024 - 2 * 64) << 19}
+    assert sorted((host, limit) for host, limit, *_ in found) == sorted([*limits.items()] * 2)
+    assert (tmp_path / "qstat.log").read_text() == "-f -F json 7.login01\n"
+    assert {(mark, path) for _, _, mark, path, *_ in found} == {('of the "script"', env["PATH"])}
+    assert {(host, gpus) for host, *_, gpus, _ in found} == {("node0001", "GPU-of-node0001"), ("node0002", None)}
+    assert {threads for *_, threads in found} == {"1"}, "PBS has set it to the job's cores on each node"
+    assert "env= changes it" in done.stderr
+    assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
+
+
+def test_the_nodes_of_a_job_are_compared_without_ssh(tmp_path: Path) -> None:
+    argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "topo", "--diff"]
+    env = two_nodes.environment(tmp_path)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "2 nodes, all alike\n"
+    assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
+
+
+def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) -> None:
+    (tmp_path / "nodefile").write_text(f"{os.uname().nodename}\n")
+    script = ranks.script(tmp_path, "with Client() as c:\n    print(sys.argv[1], len(c.scheduler_info()['workers']))")
+    env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"), HOME=str(tmp_path))
+    argv = [str(ranks.BIN / "hpcgpu"), "launch", "--rendezvous", "file", "--gpus"]
+    both = [
+        subprocess.Popen(
+            [*argv, f"sim:{n}", str(script), f"wants {n}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for n in (2, 3)
+    ]
+    said = [launch.communicate(timeout=120) for launch in both]
+    assert [out for out, _ in said] == ["wants 2 2\n", "wants 3 3\n"], said
+    assert list((tmp_path / ".hpcgpu" / "meetings").iterdir()) == []
+
+
+def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: Path) -> None:
+    script = ranks.script(tmp_path, "pass")
+    argv = [mpich, "-n", "2", str(ranks.BIN / "hpcgpu"), "run", "--rendezvous", "file", "--gpus", "sim:1", str(script)]
+    env = ranks.environment(PBS_JOBID="7.login01", HOME=str(tmp_path))
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode != 0
+    assert "rendezvous='file' needs 'hpcgpu launch', srun" in done.stderr
+
+
+def test_a_job_whose_chunks_are_on_one_node_says_how_to_scatter_them(tmp_path: Path) -> None:
+    from hpcgpu.config import document
+
+    (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
+    env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"))
+    run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", meeting=str(tmp_path))
+    argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode != 0
+    assert "2 nodes were asked for (default), but PBS has put this job on 1 (node0001)" in done.stderr
+    assert "place=scatter" in done.stderr

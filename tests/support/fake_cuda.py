@@ -1,0 +1,59 @@
+"""A CUDA driver without a GPU for a child process: ``fake_cuda.c``, a small libcuda.so.1.
+
+Allocations, copies, fills, streams and events are those of a driver that is as late as it may be; there are no kernels.
+cuda.bindings and cuda.core take it for a driver. The CUDA runtime does not: it asks the driver for tables that are not
+public and checks what they answer, so CuPy's arrays can be made on memory that lies there, and no more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from compiling import compile_library
+from paths import ROOT, TESTS
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+def compiled(folder: Path) -> dict[str, str]:
+    """Compile it into ``folder``; return the variables with which a new process finds it."""
+    compile_library(SOURCE, folder / "libcuda.so.1", "-pthread", "-O1", "-Wl,-soname,libcuda.so.1")
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
+def not_passed(folder: Path, tests: Sequence[str], *options: str) -> list[str]:
+    """Run tests of ``tests/gpu`` in a child that finds it; return which failed or were skipped, and why."""
+    report = folder / "tests.xml"
+    argv = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    argv += [f"--basetemp={folder}/tests", f"--junitxml={report}", *(str(TESTS / "gpu" / name) for name in tests)]
+    done = subprocess.run(argv, env=compiled(folder), cwd=ROOT, capture_output=True, text=True, timeout=150)
+    if done.returncode:
+        return [done.stdout + done.stderr]
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    return [f"{case.get('name')}: {case[0].get('message')}" for case in cases if len(case)] if cases else ["no test"]
+
+
+class Standin:
+    """The driver of this process, if it is this one.
+
+    Raises
+    ------
+    OSError, AttributeError
+        There is none, or it is another one.
+
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libcuda.so.1")
+        self._count, self.mend = library.fake_cuda_count, library.fake_cuda_mend
+        self._count.restype = ctypes.c_longlong
+
+    def count(self, what: str) -> int:
+        """Return how many "events", "streams", contexts "pushed" here, "waiting" work, or bytes "device", "pinned"."""
+        return int(self._count(what.encode()))

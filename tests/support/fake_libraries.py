@@ -1,0 +1,269 @@
+"""A GPU whose memory is the host's, and as much of PyTorch, numba and RMM as the store asks for on it.
+
+Which calls there are, and what they take, was read from torch 2.15, numba-cuda 0.30 and RMM 26.10; ``tests/gpu`` has
+the libraries themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcgpu.spill.devices.cuda import CudaDevice
+
+_FIELDS = {"float32": "f4", "float64": "f8", "uint8": "u1"}
+
+
+class Gpu:
+    """Its memory, counted."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes, self.used_bytes, self.idle_bytes = memory_bytes, 0, 0
+        self.downs = self.ups = 0
+        self.contexts: set[int] = set()  # threads in which numba has one
+        self.put_off: list[int] = []  # what numba has still to free
+
+    def trim(self) -> int:
+        return 0
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        root = empty(nbytes)
+        ctypes.memmove(root.ctypes.data, pointer, nbytes)
+        self.downs += 1
+        return root
+
+    def to_host_each(self, extents: Any, empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
+        return [self.to_host(*extent, empty) if extent[1] else empty(0) for extent in extents]
+
+    def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
+        assert after == 0
+        ctypes.memmove(pointer, root.ctypes.data, root.nbytes)
+        self.ups += 1
+
+
+class Memory:
+    """An allocation; freed with the last one that holds it. CuPy's pointers, RMM's buffers and the like look so."""
+
+    def __init__(self, gpu: Gpu, nbytes: int, error: type[Exception] = MemoryError) -> None:
+        self.gpu, self.size, self.bytes = gpu, 0, np.zeros(nbytes, "u1")
+        if gpu.used_bytes + nbytes > gpu.memory_bytes:
+            raise error(f"{nbytes} bytes")
+        self.size = nbytes
+        gpu.used_bytes += nbytes
+        self.ptr = self.bytes.ctypes.data if nbytes else 0
+
+    def __del__(self) -> None:
+        self.gpu.used_bytes -= self.size
+
+    data_ptr = lambda self: self.ptr  # noqa: E731
+    nbytes = lambda self: self.size  # noqa: E731
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's: no MemoryError."""
+
+
+class Tensor:
+    is_quantized, is_cuda, layout = False, True, "torch.strided"
+    grad: Any
+    grad_fn: Any
+    grad = grad_fn = _backward_hooks = None
+
+    __slots__ = ("__dict__", "__weakref__", "_at", "_memory", "requires_grad")
+
+    def __init__(self, memory: Memory, at: tuple[str, int, tuple[int, ...], tuple[int, ...]]) -> None:
+        self._memory, self._at, self.requires_grad = memory, at, False
+
+    dtype = property(lambda self: self._at[0])
+    shape = property(lambda self: self._at[2])
+    device = property(lambda _: types.SimpleNamespace(index=0))
+    storage_offset = lambda self: self._at[1]  # noqa: E731
+    stride = lambda self: self._at[3]  # noqa: E731
+    untyped_storage = lambda self: self._memory  # noqa: E731
+    data_ptr = lambda self: self._memory.ptr  # noqa: E731
+    is_conj = is_neg = lambda _: False  # noqa: E731
+    __cuda_array_interface__ = property(lambda _: {})
+
+    def set_(self, storage: Memory, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self._memory, self._at = storage, (self.dtype, offset, shape, strides)
+
+    def requires_grad_(self, requires: bool) -> Tensor:
+        self.requires_grad = requires
+        return self
+
+    def host(self) -> np.ndarray:
+        dtype = np.dtype(_FIELDS[self.dtype])
+        strides = [n * dtype.itemsize for n in self.stride()]
+        return np.ndarray(self.shape, dtype, self._memory.bytes.data, self.storage_offset() * dtype.itemsize, strides)
+
+
+class Parameter(Tensor):
+    __slots__ = ()
+
+
+def torch(gpu: Gpu) -> Any:
+    """Return the module."""
+    Tensor.__module__, Parameter.__module__ = "torch", "torch.nn.parameter"
+
+    def empty(n: int, *, dtype: str, device: Any) -> Tensor:
+        del device
+        nbytes = n * np.dtype(_FIELDS[dtype]).itemsize
+        return Tensor(Memory(gpu, nbytes, OutOfMemoryError), (dtype, 0, (n,), (1,)))
+
+    def parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
+        return Parameter(tensor._memory, tensor._at).requires_grad_(requires_grad)
+
+    cuda = types.SimpleNamespace(
+        OutOfMemoryError=OutOfMemoryError,
+        current_stream=lambda _: types.SimpleNamespace(cuda_stream=0),
+        memory_allocated=lambda _: gpu.used_bytes,
+        empty_cache=lambda: None,
+    )
+    names: dict[str, Any] = {**{name: name for name in _FIELDS}, "empty": empty, "cuda": cuda, "Tensor": Tensor}
+    names |= {"device": lambda *_: None, "nn": types.SimpleNamespace(Parameter=parameter)}
+    names |= {"no_grad": contextlib.nullcontext, "inference_mode": contextlib.nullcontext}
+    return _module("torch", names)
+
+
+class DeviceNDArray:
+    """As numba's: a shape, strides and whose memory it is."""
+
+    __module__ = "numba.cuda.cudadrv.devicearray"
+
+    def __init__(self, shape: Any, strides: Any, dtype: Any, pointer: int, owner: Any) -> None:
+        self.shape, self.strides, self.dtype, self.owner, self._pointer = (
+            shape,
+            strides,
+            np.dtype(dtype),
+            owner,
+            pointer,
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        told = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "descr": self.dtype.descr}
+        return {**told, "data": (self._pointer, False), "version": 3}
+
+    def host(self) -> np.ndarray:
+        begin = self._pointer - self.owner.ptr
+        return np.ndarray(self.shape, self.dtype, self.owner.bytes.data, begin, self.strides)
+
+
+class NumbaMemory(Memory):
+    """As numba frees it: in the thread that lets go, which must have a context, and not at once."""
+
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        super().__init__(gpu, nbytes)
+        gpu.contexts.add(threading.get_ident())
+
+    def __del__(self) -> None:
+        if threading.get_ident() in self.gpu.contexts:
+            self.gpu.put_off.append(self.size)
+
+
+def numba(gpu: Gpu) -> Any:
+    """Return the module."""
+
+    def free() -> None:
+        while gpu.put_off:
+            gpu.used_bytes -= gpu.put_off.pop()
+
+    def current_context() -> Any:
+        gpu.contexts.add(threading.get_ident())
+        return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=free))
+
+    def from_cuda_array_interface(told: dict[str, Any], owner: Any) -> DeviceNDArray:
+        return DeviceNDArray(told["shape"], told["strides"], told["typestr"], told["data"][0], owner)
+
+    names = {"from_cuda_array_interface": from_cuda_array_interface, "current_context": current_context}
+    return _module("numba", {"cuda": types.SimpleNamespace(**names)})
+
+
+class DeviceBuffer(Memory):
+    """As RMM's."""
+
+    __module__ = "rmm.pylibrmm.device_buffer"
+    __cuda_array_interface__ = property(lambda _: {})
+
+
+def rmm(gpu: Gpu) -> Any:
+    """Return the module."""
+    return _module("rmm", {"DeviceBuffer": lambda size: DeviceBuffer(gpu, size)})
+
+
+class Foreign:
+    """Of a library that nobody here knows."""
+
+    def __init__(self, gpu: Gpu, n: int) -> None:
+        self._memory = Memory(gpu, n)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._memory.size,), "typestr": "|u1", "data": (self._memory.ptr, False), "version": 2}
+
+
+class Pickled:
+    """Of another one, whose objects can be pickled."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.n,), "typestr": "|u1", "data": (id(self), False), "version": 3}
+
+
+def _module(name: str, names: dict[str, Any]) -> Any:
+    made = types.ModuleType(name)
+    vars(made).update(names)
+    return made
+
+
+class Pool:
+    """What the device's own memory is taken from, in place of CuPy's pool and of the driver's."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def allocate(self, device: Any, nbytes: int) -> tuple[Memory, int, int]:
+        from hpcgpu.spill.devices.pressure import with_room
+
+        memory = with_room(device, nbytes, lambda: Memory(self._gpu, nbytes), device.give_back)
+        return memory, memory.ptr, 0
+
+    def used_bytes(self, device: Any) -> int:
+        del device
+        return 0  # torch has told all
+
+    def give_back(self) -> None:
+        """Nothing is kept."""
+
+
+_installed: list[CudaDevice] = []
+
+
+def current(number: int) -> CudaDevice:
+    """Return the device, in place of CudaDevice.current: pickled devices find it by this name."""
+    assert number == 0
+    return _installed[-1]
+
+
+def install(patch: pytest.MonkeyPatch, memory_bytes: int) -> Gpu:
+    """Let this process have such a GPU and these libraries."""
+    gpu = Gpu(memory_bytes)
+    device = CudaDevice(0, gpu)
+    pool: Any = Pool(gpu)
+    device.kinds |= {"cuda": pool, "cupy": pool}
+    patch.setattr("fake_libraries._installed", [device])
+    patch.setattr(CudaDevice, "current", staticmethod(current))
+    for name, module in {"torch": torch(gpu), "numba": numba(gpu), "rmm": rmm(gpu)}.items():
+        patch.setitem(sys.modules, name, module)
+    return gpu

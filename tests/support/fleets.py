@@ -1,0 +1,26 @@
+"""A cluster that is none, for jobs that come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcgpu.deploy.jobs.crew import Crew
+from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.roster import Present
+
+GONE = "99999999.1"  # no process has this pid
+
+
+async def nothing(*_: object) -> None:
+    """Done."""
+
+
+def crew(**given: Any) -> Crew:
+    """Return what a fleet has of its cluster: nothing, but for what is given."""
+    none: dict[str, Present] = {}
+    known = {
+        **{"present": lambda: none, "retire": nothing, "remove": nothing, "write_down": lambda: None},
+        **{"written_down": lambda: ((RecordedJob(id=GONE, log=""),), ()), "changed": lambda: None},
+        "say": lambda _: None,
+    }
+    return Crew(**{**known, **given})

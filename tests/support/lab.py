@@ -1,0 +1,225 @@
+"""The Slurm lab of ``docker/`` as an object: run commands on its machines, wait for its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from errands import Errands
+from paths import ROOT
+
+LAB_SH = ROOT / "docker" / "lab.sh"
+UNAVAILABLE = 3  # exit code of lab.sh
+ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+}
+# Labs beside each other, with networks of their own: HPCGPU_LAB names another one than that without a number, and each
+# worker of pytest-xdist (gw0, gw1, ...) has the next one.
+_BESIDE = int(os.environ.get("HPCGPU_LAB") or 0) + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+NUMBER = str(_BESIDE or "")
+NETWORK = f"10.77.{_BESIDE}"
+WITH_ACCOUNTING = str(_BESIDE + 5)  # the number of the lab with slurmdbd beside it
+CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
+
+
+class LabUnavailable(Exception):
+    """The lab cannot be had on this machine; the text says why."""
+
+
+class Lab:
+    """Login container, compute nodes, and what runs on them."""
+
+    login = "slurmctld"
+    nodes = ("node1", "node2", "node3", "node4")
+    gpus_per_node = 4
+
+    def __init__(self, number: str = NUMBER, accounting: bool = False) -> None:
+        """Take the lab of that number, with slurmdbd or without."""
+        self.number, self.accounting = number, accounting
+        self._errands: dict[str, Errands] = {}
+
+    def lab_sh(self, word: str, timeout: float, typed: str = "") -> subprocess.CompletedProcess[str]:
+        argv = [LAB_SH, word]
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout, env=self._environment(), input=typed
+        )
+
+    def _environment(self) -> dict[str, str]:
+        more = {"PYTHON": sys.executable, "HPCGPU_LAB": self.number, "ACCOUNTING": "1" if self.accounting else ""}
+        return {**os.environ, **more}
+
+    def build(self) -> None:
+        """Build what is not built.
+
+        Raises
+        ------
+        LabUnavailable
+            If this machine has no Docker, no compose, or no way to a base image.
+
+        """
+        done = self.lab_sh("build", timeout=850)
+        if done.returncode == UNAVAILABLE:
+            raise LabUnavailable(done.stderr.strip().removeprefix("slurm lab: "))
+        assert done.returncode == 0, done.stderr
+
+    def up(self) -> None:
+        """Start what is not started; raise as ``build``."""
+        done = self.lab_sh("up", timeout=300)
+        assert done.returncode == 0, done.stderr
+
+    @contextmanager
+    def down_at_the_end(self) -> Iterator[None]:
+        """Take it down at the end, also when this process is killed: then its end of a pipe is closed."""
+        argv = ["sh", "-c", 'cat > /dev/null; exec "$0" down', LAB_SH]
+        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        waiting = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, text=True, env=self._environment(), process_group=0, **out
+        )
+        try:
+            yield
+        finally:
+            self.close()
+            said, _ = waiting.communicate(timeout=120)
+            assert waiting.returncode == 0, said
+
+    def is_up(self) -> bool:
+        try:
+            return self.exec(self.login, ["sinfo"], timeout=10).returncode == 0
+        except FileNotFoundError:
+            return False
+
+    def exec(
+        self,
+        container: str,
+        argv: Sequence[str],
+        user: str = "hpc",
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a container, from the user's home; after ``timeout`` seconds it is ended, exit code 124."""
+        limited = ["timeout", "-k", "5", str(timeout), *argv]
+        errand = {"argv": limited, "user": user, "env": dict(env or {}), "stdin": stdin}
+        try:
+            said = self._run(container, timeout + 30, errand)
+        except EOFError as e:
+            said = {"code": 1, "out": "", "err": str(e)}
+        done = subprocess.CompletedProcess(argv, said["code"], said["out"], said["err"])
+        assert not check or done.returncode == 0, f"{argv}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def _run(self, container: str, timeout: float, errand: dict[str, Any]) -> dict[str, Any]:
+        known = self._errands.pop(container, None)
+        if known:
+            with contextlib.suppress(EOFError):  # the container has been stopped and started, so has what ran in it
+                return self._run_in(container, known, timeout, errand)
+        return self._run_in(container, Errands(f"hpcgpu{self.number}-{container}", CHECKOUT), timeout, errand)
+
+    def _run_in(self, container: str, errands: Errands, timeout: float, errand: dict[str, Any]) -> dict[str, Any]:
+        try:
+            said = errands.run(timeout, **errand)
+        except BaseException:
+            errands.close()
+            raise
+        self._errands[container] = errands
+        return said
+
+    def close(self) -> None:
+        """Let go of the containers; they are opened again when they are needed."""
+        while self._errands:
+            self._errands.popitem()[1].close()
+
+    def start(
+        self, container: str, argv: Sequence[str], timeout: float = 120, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command of the user in a container and hand its process out, to talk to or to wait for."""
+        pipe = subprocess.PIPE
+        # Ending `docker exec` leaves its command running in the container: the limit must be in there.
+        limit = ["timeout", "-k", "5", str(timeout)]
+        variables = [f"--env={name}={value}" for name, value in (env or {}).items()]
+        place = ["-u", "hpc", "-w", "/home/hpc", *variables, f"hpcgpu{self.number}-{container}"]
+        argv = ["docker", "exec", "-i", *place, *limit, *argv]
+        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the user in the shared home."""
+        self.exec(self.login, ["sh", "-c", f'mkdir -p "$(dirname {path})" && cat > {path}'], stdin=text, check=True)
+
+    def read(self, path: str) -> str:
+        return self.exec(self.login, ["cat", path], check=True).stdout
+
+    def submit(self, script: str, *options: str) -> str:
+        """Give a batch script to sbatch and return the job id."""
+        return self.exec(self.login, ["sbatch", "--parsable", *options], stdin=script, check=True).stdout.strip()
+
+    def jobs(self) -> dict[str, str]:
+        """Return the state of every job that has not ended, of any user."""
+        out = self.exec(self.login, ["squeue", "-h", "-o", "%i %T"], check=True).stdout
+        return dict(line.split() for line in out.splitlines())
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """Return the facts that ``scontrol show job`` has, by their names there."""
+        out = self.exec(self.login, ["scontrol", "--oneliner", "show", "job", job_id], check=True).stdout
+        return dict(word.split("=", 1) for word in out.split() if "=" in word)
+
+    def wait_job(self, job_id: str, states: frozenset[str] | set[str] = ENDED, timeout: float = 60) -> dict[str, str]:
+        """Wait until the job is in one of the states (default: it ended) and return its facts."""
+        deadline = time.monotonic() + timeout
+        while (facts := self.job(job_id))["JobState"] not in states:
+            assert facts["JobState"] not in ENDED, f"job {job_id} ended before it was {states}: {facts}"
+            assert time.monotonic() < deadline, f"job {job_id} is not {states} after {timeout} s: {facts}"
+            time.sleep(0.2)
+        return facts
+
+    def processes(self, user: str = "hpc") -> set[str]:
+        """Return ``container: pid command`` of all processes of the user, on all machines."""
+
+        def there(container: str) -> set[str]:
+            out = self.exec(container, ["ps", "-o", "pid=,args=", "-u", user], user="root").stdout
+            return {f"{container}: {line.strip()}" for line in out.splitlines()}
+
+        with ThreadPoolExecutor() as pool:
+            return set().union(*pool.map(there, (self.login, *self.nodes)))
+
+    def wait_idle(self, before: set[str] = frozenset(), timeout: float = 15) -> list[str]:
+        """Wait until no jobs and no new processes are left; return what still is after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while left := [*self.jobs().items(), *(self.processes() - before)]:
+            if time.monotonic() > deadline:
+                return [str(thing) for thing in left]
+            time.sleep(0.2)
+        return []
+
+    def clean_up(self, before: set[str] = frozenset()) -> None:
+        """End all jobs, and all processes of the user that were not there before."""
+        self.exec(self.login, ["scancel", "--full", "-u", "hpc"])
+        for line in self.processes() - before:
+            container, rest = line.split(": ", 1)
+            self.exec(container, ["kill", "-9", rest.split()[0]], user="root")
+        self.wait_idle(before)
+
+    @contextmanager
+    def closed_ports(self) -> Iterator[None]:
+        """Let the login container reach no port of the compute nodes but slurmd's, as on sites with a firewall."""
+        to_nodes = ["-p", "tcp", "--syn", "-d", f"{NETWORK}.8/29", "!", "--dport", "6818", "-j", "DROP"]
+        self.exec(self.login, ["iptables", "-A", "OUTPUT", *to_nodes], user="root", check=True)
+        try:
+            yield
+        finally:
+            self.exec(self.login, ["iptables", "-D", "OUTPUT", *to_nodes], user="root", check=True)

@@ -1,0 +1,99 @@
+"""Sees to it that the spill store's lock is a leaf: who holds it copies nothing, frees nothing, calls no user code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hpcgpu.sim import SimGpu
+from hpcgpu.spill.proxies import part, proxy, stub
+from hpcgpu.spill.storage import dask_bytes, pickled
+from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.store import catalog, executor, keeper
+from hpcgpu.spill.values import host, owners, unit
+
+# Where what must not happen under the lock is looked up when it does.
+WATCHED: tuple[tuple[Any, str], ...] = (
+    *((SimGpu, name) for name in ("pack", "unpack", "buffer_of", "_free", "_allocate")),
+    *((Disk, name) for name in ("write", "read", "empty", "empty_bin", "trim")),
+    (pickled, "write"),
+    (pickled, "read"),
+    (dask_bytes, "size_of"),
+    (dask_bytes, "dumps"),
+    (catalog, "take_apart"),
+    (catalog, "held_by"),
+    (host, "held_by"),
+    (owners, "_held_by_frame"),
+    (keeper, "put_together"),
+    (part, "make_proxy"),
+    (part, "let_go"),
+    (proxy, "up"),
+    (stub.State, "load"),
+    (unit.Content, "stored"),
+)
+
+
+class GuardedLock:
+    """A lock that knows who holds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.owner: int | None = None
+
+    def __enter__(self) -> None:
+        assert self.owner != threading.get_ident(), "the lock is taken by who has it"
+        self._lock.acquire()
+        self.owner = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self.owner = None
+        self._lock.release()
+
+
+@contextlib.contextmanager
+def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail if anything that is watched happens under the lock of a store that is made meanwhile."""
+    locks: list[GuardedLock] = []
+    found: list[str] = []
+    collecting = set[int]()  # the garbage collector may run anything anywhere
+
+    def note_collection(phase: str, _: object) -> None:
+        (collecting.add if phase == "start" else collecting.discard)(threading.get_ident())
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            me = threading.get_ident()
+            if me not in collecting and any(lock.owner == me for lock in locks):
+                found.append(f"{name} under the lock:\n{''.join(traceback.format_stack(limit=12))}")
+            return call(*args, **kwargs)
+
+        return checked
+
+    make = executor.Executor.__init__
+
+    def make_guarded(self: executor.Executor, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        locks.append(GuardedLock())
+        self.lock = locks[-1]  # type: ignore[assignment]
+
+    monkeypatch.setattr(executor.Executor, "__init__", make_guarded)
+    for owner, name in WATCHED:
+        plain = vars(owner)[name]
+        if isinstance(plain, staticmethod):
+            monkeypatch.setattr(owner, name, staticmethod(watched(name, plain.__func__)))
+        else:
+            monkeypatch.setattr(owner, name, watched(name, plain))
+    gc.callbacks.append(note_collection)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(note_collection)
+    assert not found, found[0]

@@ -1,0 +1,165 @@
+"""The recorded machines, as the tests of plans take them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+from paths import TOPOLOGIES
+
+from hpcgpu.model import CpuSet, Gpu, Nic, Topology
+from hpcgpu.plan.binding import place_simulated
+from hpcgpu.topology import document
+
+MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))
+GIB = 2**30
+
+
+@cache
+def machine(name: str) -> Topology:
+    return document.read(text_of(name))
+
+
+def pus(topology: Topology) -> CpuSet:
+    return CpuSet(i for c in topology.cores for i in c)
+
+
+def gpus_of(topology: Topology) -> tuple[Gpu, ...]:
+    """Its GPUs, or four simulated ones where it has none."""
+    return topology.gpus or place_simulated(topology, 4, GIB, "node")
+
+
+# --- machines made of recorded ones ------------------------------------------------------------------------------
+
+HWLOC = [name for name in MACHINES if name != "aws-p4de-24xl-topo"]
+
+
+@cache
+def text_of(name: str) -> str:
+    return (TOPOLOGIES / f"{name}.xml").read_text()
+
+
+def mask(pus: Iterable[int]) -> str:
+    """A set as hwloc writes it: words of 32 bits, the highest first."""
+    value = sum(1 << i for i in pus)
+    words = [f"{value >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(value.bit_length(), 1), 32)]
+    return ",".join(f"0x{word}" for word in reversed(words))
+
+
+def granted(text: str, pus: Iterable[int], nodes: Iterable[int] | None = None) -> str:
+    """What ``lstopo --disallowed`` writes in a job with these PUs and NUMA nodes."""
+    text = re.sub(r'allowed_cpuset="[^"]*"', f'allowed_cpuset="{mask(pus)}"', text, count=1)
+    return (
+        text if nodes is None else re.sub(r'allowed_nodeset="[^"]*"', f'allowed_nodeset="{mask(nodes)}"', text, count=1)
+    )
+
+
+def with_device(text: str, place: int, address: str, ids: str, model: str = "") -> str:
+    """One more PCI function, below one of the objects that have devices."""
+    root = ET.fromstring(text)
+    places = [o for o in root.iter("object") if o.find("object[@type='Bridge']") is not None] or [root.find("object")]
+    device = ET.SubElement(places[place % len(places)], "object", type="PCIDev", pci_busid=address, pci_type=ids)
+    if model:
+        ET.SubElement(device, "info", name="PCIDevice", value=model)
+    return ET.tostring(root, encoding="unicode")
+
+
+def with_flat_memory(text: str, share: float, latency: bool) -> str:
+    """A second NUMA node beside each, of the same PUs and with no subtype, as hwloc 2.2 to 2.4 show flat HBM."""
+    root = ET.fromstring(text)
+    above = {child: parent for parent in root.iter() for child in parent}
+    nodes = [(p, o) for p in root.iter("object") for o in p.findall("object[@type='NUMANode']")]
+    first = max(int(o.get("os_index", "0")) for _, o in nodes) + 1
+    told = ET.SubElement(root, "memattr", name="Latency", flags="6") if latency else None
+    for old in root.findall("memattr") if latency else []:
+        if old is not told and old.get("name") == "Latency":
+            root.remove(old)
+    for i, (parent, node) in enumerate(nodes):
+        fast = ET.SubElement(parent, "object", node.attrib)
+        fast.set("os_index", str(first + i))
+        fast.set("gp_index", str(100_000 + i))
+        fast.set("nodeset", mask([first + i]))
+        fast.set("complete_nodeset", mask([first + i]))
+        fast.set("local_memory", str(int(int(node.get("local_memory", "0")) * share)))
+        place: ET.Element | None = parent
+        while place is not None:
+            for name in ("nodeset", "complete_nodeset", "allowed_nodeset"):
+                if place.get(name):
+                    place.set(name, mask({*CpuSet.from_mask(place.get(name, "")), first + i}))
+            place = above.get(place)
+        for o, value in ((node, "110"), (fast, "140")) if told is not None else ():
+            target = {"target_obj_type": "NUMANode", "target_obj_gp_index": o.get("gp_index", "")}
+            ET.SubElement(told, "memattr_value", target, value=value, initiator_cpuset=node.get("cpuset", ""))
+    return ET.tostring(root, encoding="unicode")
+
+
+def lstopo(*arguments: str, given: str = "") -> str:
+    """What lstopo of hwloc 2 writes; version 3 no longer writes version 1."""
+    program = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
+    if program is None:
+        pytest.skip("no lstopo here (Debian: hwloc-nox)")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    if not re.search(r" 2\.\d", version):
+        pytest.skip(f"no lstopo of hwloc 2 here: {version.strip()}")
+    argv = [program, *arguments]
+    return subprocess.run(argv, input=given, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+IDS = {
+    "nvidia": "0302 [10de:2330] [10de:1626] a1",
+    "amd": "0380 [1002:740c] [1002:0b0c] 01",
+    "infiniband": "0207 [15b3:101b] [15b3:0007] 00",
+    "roce": "0200 [15b3:101d] [15b3:0016] 00",
+    "slingshot": "0200 [17db:0501] [17db:0001] 02",
+}
+
+
+def as_xml(topology: Topology, *, subtypes: bool = True) -> str:
+    """A machine as hwloc 2 writes it; without subtypes as 2.4 does, which gives all memory the PUs beside it."""
+    everything, nodes = pus(topology), (*topology.numa_nodes, *topology.other_memory)
+    numbers = mask(n.os_index for n in nodes)
+    granted_to = {"allowed_cpuset": mask(everything), "allowed_nodeset": numbers}
+    root = ET.Element("topology", version="2.0")
+    whole = {"type": "Machine", "cpuset": mask(everything), "nodeset": numbers, "complete_nodeset": numbers}
+    machine_ = ET.SubElement(root, "object", whole | granted_to)
+    for package in sorted({n.package for n in topology.numa_nodes}):
+        _package(machine_, topology, package, subtypes)
+    for nic in (n for n in topology.nics if n.numa_node is None):
+        _nic(machine_, nic)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _package(parent: ET.Element, topology: Topology, package: int, subtypes: bool) -> None:
+    mine = [n for n in topology.numa_nodes if n.package == package]
+    beside = [n for n in topology.other_memory if n.package == package]
+    places = {"nodeset": mask(n.os_index for n in (*mine, *beside))}
+    cpus = {"cpuset": mask(i for n in mine for i in n.cpuset)}
+    box = ET.SubElement(parent, "object", {"type": "Package", "os_index": str(package)} | cpus | places)
+    for i, node in enumerate(mine):
+        memories = [node, *(beside if i == 0 else ())]
+        near = {"cpuset": mask(node.cpuset), "nodeset": mask(n.os_index for n in memories)}
+        group = ET.SubElement(box, "object", {"type": "Group"} | near)
+        for memory in memories:
+            facts = {"os_index": str(memory.os_index), "local_memory": str(memory.memory_bytes)}
+            facts |= {"cpuset": mask(node.cpuset), "nodeset": mask([memory.os_index])}
+            facts |= {"subtype": "GPUMemory"} if subtypes and memory.kind == "gpu" else {}
+            ET.SubElement(group, "object", {"type": "NUMANode"} | facts)
+        for core in topology.cores:
+            if core & node.cpuset:
+                ET.SubElement(group, "object", type="Core", cpuset=mask(core))
+        for gpu in (g for g in topology.gpus if g.numa_node == node.os_index):
+            ET.SubElement(group, "object", type="PCIDev", pci_busid=gpu.pci, pci_type=IDS[gpu.vendor])
+        for nic in (n for n in topology.nics if n.numa_node == node.os_index):
+            _nic(group, nic)
+
+
+def _nic(parent: ET.Element, nic: Nic) -> None:
+    device = ET.SubElement(parent, "object", type="PCIDev", pci_busid=nic.pci, pci_type=IDS[nic.kind])
+    osdev = ET.SubElement(device, "object", type="OSDev", name=nic.name, osdev_type="2" if nic.interface else "3")
+    if not nic.interface:
+        ET.SubElement(osdev, "info", name="Port1State", value="4")

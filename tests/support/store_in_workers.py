@@ -1,0 +1,38 @@
+"""A plugin of pytest for distributed's own tests: workers of this process that are given no data have the store.
+
+``STORE``: ``none``, ``whole`` or ``jit``; ``LIMIT`` is the store's ``memory_limit``. See CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+import pytest
+from distributed import Worker
+from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
+
+from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.spill import GpuSpillBuffer
+
+plain, given = Worker.__init__, inspect.signature(Worker.__init__)
+store = os.environ["STORE"]
+
+
+def with_store(self: Worker, *args: Any, **kwargs: Any) -> None:
+    if given.bind(self, *args, **kwargs).arguments.get("data") is None:
+        limits = {"memory_limit": os.environ.get("LIMIT"), "jit_unspill": store == "jit", "quiet": True}
+        kwargs["data"] = GpuSpillBuffer, limits
+        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), Unspilling(None))
+    plain(self, *args, **kwargs)
+
+
+if store != "none":
+    Worker.__init__ = with_store
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow"))

@@ -1,0 +1,84 @@
+"""Things that happen beside a test or in its event loop, and waiting for what it is about."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+LIMIT_S = 30
+
+
+class Said:
+    """What has been printed so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self._text = capsys, ""
+
+    @property
+    def text(self) -> str:
+        more = self._capsys.readouterr()
+        self._text += more.out + more.err
+        return self._text
+
+
+def aside(call: Callable[[], object]) -> Future:
+    """Have something done beside the test; a thread of a pool would be waited for, also where the test has failed."""
+    done: Future = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as e:
+            done.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
+
+def until(
+    condition: Callable[[], T], what: str, while_: Future | None = None, *, limit_s: float = 60, every_s: float = 0.05
+) -> T:
+    """Wait for a condition that nothing tells of, and return what it returned.
+
+    Parameters
+    ----------
+    condition : callable
+        Asked again and again until it returns something true.
+    what : str
+        What is waited for, for the error.
+    while_ : Future, optional
+        Of what is done aside: when that fails, so does the wait.
+    limit_s, every_s : float
+        How long to wait, and how long between two looks, in seconds.
+
+    """
+    end_s = time.monotonic() + limit_s
+    while not (found := condition()):
+        if while_ is not None and while_.done():
+            while_.result()
+        assert time.monotonic() < end_s, f"waited {limit_s:g} s in vain: {what}; it is {found!r}"
+        time.sleep(every_s)
+    return found
+
+
+def run(body: Callable[[], Awaitable[Any]]) -> Any:
+    """Return what a coroutine function returns, in an event loop of its own, within ``LIMIT_S`` seconds."""
+
+    async def within() -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            return await body()
+
+    return asyncio.run(within())
+
+
+async def when(condition: Callable[[], object]) -> None:
+    """Wait for a condition that nothing tells of; :func:`run` has the limit."""
+    while not condition():
+        await asyncio.sleep(0.01)

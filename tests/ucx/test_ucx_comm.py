@@ -1,0 +1,187 @@
+"""Connections of UCX: their readers can be cancelled, they end, and they cost nothing at rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from waiting import until
+
+# Each in a process of its own: UCX stays in one, with its sockets, to its end.
+BOTH = """
+import asyncio, os, sys
+from distributed.comm import CommClosedError, connect, listen
+from hpcgpu.deploy.network import protocols
+protocols.prepare("ucx:")
+
+async def echo(comm):
+    try:
+        while True:
+            await comm.write(await comm.read())
+    except CommClosedError:
+        pass
+
+async def both():
+    listener = await listen("ucx://127.0.0.1:0", echo)
+    comm = await connect(listener.contact_address)
+    await comm.write("x")
+    assert await comm.read() == "x"
+    return listener, comm
+
+def run(main):
+    asyncio.run(main())
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def python(code: str, *arguments: str, timeout: float = 60) -> str:
+    argv = [sys.executable, "-c", BOTH + textwrap.dedent(code), *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_reader_that_is_cancelled_is_cancelled() -> None:
+    """Not told that the connection is closed, as by distributed-ucxx: then it would go on with that."""
+    code = """
+        async def main():
+            listener, comm = await both()
+            reading = asyncio.create_task(comm.read())
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            print(reading.cancelled(), comm.closed())
+            try:
+                async with asyncio.timeout(0):
+                    await (await connect(listener.contact_address)).read()
+            except TimeoutError:
+                print("too late")
+        run(main)
+    """
+    assert python(code).split("\n")[:2] == ["True True", "too late"]
+
+
+def test_what_is_given_up_does_no_harm() -> None:
+    """Connections in the making, and messages: UCX writes to their buffers later, which ucxx has freed then."""
+    code = """
+        async def main():
+            listener, comm = await both()
+            for i in range(60):
+                try:
+                    async with asyncio.timeout(i * 2e-4):
+                        other = await connect(listener.contact_address)
+                        await other.write(b"x" * 100_000)
+                        await other.read()
+                except TimeoutError:
+                    pass
+            data = bytes(range(256)) * 40_000
+            await comm.write(data)
+            assert await comm.read() == data
+            print("well")
+        run(main)
+    """
+    assert python(code) == "well\n"
+
+
+def test_nothing_turns_while_a_message_is_awaited() -> None:
+    """Each process awaits some all the time; with ucxx alone the event loop turns 100,000 times a second."""
+    code = """
+        async def main():
+            listener, comm = await both()
+            reading = asyncio.create_task(comm.read())
+            selector, turns = asyncio.get_running_loop()._selector, 0
+            select = selector.select
+            def count(timeout=None):
+                nonlocal turns
+                turns += 1
+                return select(timeout)
+            selector.select = count
+            await asyncio.sleep(2)
+            print(turns)
+            await comm.write(b"y" * 10_000_000)
+            print(len(await reading))
+        run(main)
+    """
+    turns, size = map(int, python(code).split())
+    assert turns < 50
+    assert size == 10_000_000
+
+
+def test_whoever_awaits_a_message_hears_of_the_end() -> None:
+    """That of the peer's process, that of the peer's connection, and that of its own."""
+    code = """
+        async def main():
+            listener, comm = await both()
+            reading = asyncio.create_task(comm.read())
+            await asyncio.sleep(0.1)
+            comm.abort()
+            for what in (reading, *others):
+                try:
+                    await asyncio.wait_for(what, 20)
+                except CommClosedError:
+                    print("closed")
+        others = []
+        run(main)
+    """
+    assert python(code).split() == ["closed"]
+
+
+def test_a_connection_closes_whose_peer_is_stopped_or_killed(tmp_path: Path) -> None:
+    serve = """
+        async def main():
+            listener = await listen("ucx://127.0.0.1:0", echo)
+            print(listener.contact_address, flush=True)
+            await asyncio.Event().wait()
+        run(main)
+    """
+    talk = """
+        async def main():
+            comms = [await connect(sys.argv[1]) for _ in range(3)]
+            readers = [asyncio.create_task(comm.read()) for comm in comms]
+            print("here", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            await asyncio.wait_for(comms[0].close(), 20)
+            print("closed", comms[0].closed(), flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            for reader in readers:
+                try:
+                    await asyncio.wait_for(reader, 40)
+                except CommClosedError:
+                    print("end", flush=True)
+        run(main)
+    """
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    argv = [sys.executable, "-c"]
+    with subprocess.Popen([*argv, BOTH + textwrap.dedent(serve)], **pipe) as server:
+        try:
+            address = server.stdout.readline().strip()
+            with subprocess.Popen([*argv, BOTH + textwrap.dedent(talk), address], **pipe) as client:
+                assert client.stdout.readline() == "here\n"
+                os.kill(server.pid, signal.SIGSTOP)
+                client.stdin.write("\n")
+                client.stdin.flush()
+                assert client.stdout.readline() == "closed True\n"
+                os.kill(server.pid, signal.SIGKILL)
+                said, _ = client.communicate("\n", timeout=60)
+                assert said.split() == ["end"] * 3
+        finally:
+            server.kill()
+    assert until(lambda: server.returncode is not None, "the server's end")
+
+
+def test_the_event_loop_of_others_is_left_alone() -> None:
+    """A process that speaks UCX runs another event loop later."""
+    code = """
+        async def main():
+            listener, comm = await both()
+            await comm.close()
+            listener.stop()
+        asyncio.run(main())
+        run(main)
+    """
+    assert python(code) == ""

@@ -1,0 +1,167 @@
+"""The doors to a cluster that speaks UCX: the command, mpirun, ``hpcgpu launch``; and what its workers are tied to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ranks
+from distributed import Client, Worker
+from fake_nvml import FakeGpu, compiled
+from paths import ROOT, TOPOLOGIES
+from waiting import until
+
+import hpcgpu
+from hpcgpu.deploy.network import protocols
+
+UCX = ("--gpus", "sim:2", "--protocol", "ucx")
+SCRIPT = """
+    import threading
+    with Client() as client:
+        first, second = sorted(client.scheduler_info()["workers"])
+        held = client.submit(bytes, 3_000_000, workers=[first])
+        print(client.submit(len, held, workers=[second]).result())
+        print(first.partition("://")[0], client.scheduler.address.partition("://")[0])
+        print(type(client.scheduler_comm.comm).__name__)
+"""
+SAID = ["3000000", "ucx ucx", "UcxComm"]
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["run", "mpirun"])
+def test_a_script_has_its_data_over_ucx(tmp_path: Path, count: int) -> None:
+    """After MPI UCX does not work in a process, so that the ranks do not meet by MPI."""
+    done = ranks.run(ranks.script(tmp_path, SCRIPT), options=UCX, ranks=count)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == SAID  # nor are UCX's own words among it
+    assert "protocol ucx is not encrypted" in done.stderr
+    assert "2 workers on 1 node ready" in done.stderr
+    assert "UCX  WARN" not in done.stderr
+
+
+def test_launch(tmp_path: Path) -> None:
+    """As the template for any allocation has it."""
+    argv = ["bash", str(ROOT / "jobscripts/mpirun.sh"), *UCX, str(ranks.script(tmp_path, SCRIPT))]
+    done = ranks.run_command(argv, {"PATH": f"{ranks.BIN}:/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == SAID
+
+
+def test_mpi_is_not_for_ranks_that_speak_ucx(tmp_path: Path) -> None:
+    done = ranks.run(ranks.script(tmp_path, "pass"), options=(*UCX, "--rendezvous", "mpi"))
+    assert done.returncode == 2
+    assert "leave rendezvous out" in done.stderr
+
+
+def test_a_script_that_fails_and_one_that_leaves_its_client_open_end(tmp_path: Path) -> None:
+    done = ranks.run(
+        ranks.script(tmp_path, "client = Client(); print(client.submit(sum, [1, 2]).result()); sys.exit(3)"),
+        options=UCX,
+    )
+    assert (done.returncode, done.stdout) == (3, "3\n"), done.stderr
+
+
+def test_workers_have_the_planned_ports(tmp_path: Path) -> None:
+    """In their environment, and in what UCX itself takes from it. There is no such card: they speak tls meanwhile."""
+    code = """
+        import hpcgpu, json
+        def ports():
+            import ucxx
+            ucxx.init()
+            return os.environ["UCX_NET_DEVICES"], ucxx.get_config()["NET_DEVICES"]
+        with Client() as client:
+            found = hpcgpu.bindings(client)
+            planned = {w.spec.name: dict(w.spec.env)["UCX_NET_DEVICES"] for w in found.workers}
+            names = {a: w["name"] for a, w in client.scheduler_info()["workers"].items()}
+            print(json.dumps([planned, {names[a]: p for a, p in client.run(ports).items()}, found.differences]))
+    """
+    gpus = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
+    (tmp_path / "nvml").mkdir()
+    env = compiled(tmp_path / "nvml").environment(gpus) | {"HWLOC_XMLFILE": str(TOPOLOGIES / "turin-4gpu-nvml.xml")}
+    done = ranks.run(ranks.script(tmp_path, code), options=(), env=env)
+    assert done.returncode == 0, done.stderr
+    planned, seen, differences = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(planned.values()) == ["mlx5_4:1", "mlx5_5:1"]
+    assert seen == {name: [port, port] for name, port in planned.items()}
+    assert differences == {}
+
+
+def test_plain_python_of_a_user_ends_with_a_client_that_is_left_open(tmp_path: Path) -> None:
+    code = """
+        from hpcgpu import LocalGPUCluster
+        cluster = LocalGPUCluster(gpus="sim:1", protocol="ucx")
+        client = Client(cluster)
+        print(client.submit(sum, [1, 2]).result())
+    """
+    argv = [sys.executable, str(ranks.script(tmp_path, code))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+WORKER = """
+    import asyncio, hpcgpu
+    async def main():
+        ours = dict(gpus="sim:1x16MiB", env={"UCX_NET_DEVICES": "lo"})
+        async with hpcgpu.GPUWorker(sys.argv[1], name="ranked", host="127.0.0.1", **ours) as worker:
+            await worker.finished()
+    asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def started(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has to end when it is asked to."""
+    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, stdout=out, env=ranks.environment()) as process:
+        try:
+            yield process
+            process.terminate()
+            process.wait(60)
+        except BaseException:
+            print(log.read_text())
+            raise
+        finally:
+            process.kill()
+
+
+def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's own, of one that knows nothing of hpcgpu: ``python -m hpcgpu.worker``, and ``hpcgpu.GPUWorker``."""
+
+    def seen(dask_worker: Worker) -> tuple[str, str, str]:
+        import ucxx
+
+        devices = os.environ["UCX_NET_DEVICES"], ucxx.get_config()["NET_DEVICES"]
+        return *devices, type(dask_worker.data).__name__
+
+    monkeypatch.setenv("UCX_LOG_FILE", "stderr")  # this process is a client from now on
+    file = tmp_path / "scheduler.json"
+    dask = [str(ranks.BIN / "dask"), "scheduler", "--protocol", "ucx", "--host", "127.0.0.1", "--port", "0"]
+    joined = [sys.executable, "-m", "hpcgpu.worker", "--scheduler-file", str(file), "--gpus", "sim:1x16MiB"]
+    named = ["--name", "joined", "--env", "UCX_NET_DEVICES=lo"]
+    with started([*dask, "--no-dashboard", "--scheduler-file", str(file)], tmp_path / "scheduler.log"):
+        until(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler")
+        address = json.loads(file.read_text())["address"]
+        ranked = [sys.executable, str(ranks.script(tmp_path, WORKER)), address]
+        protocols.prepare(address)
+        with (
+            started([*joined, *named], tmp_path / "joined.log") as process,
+            started(ranked, tmp_path / "ranked.log"),
+            Client(address, timeout=60) as client,
+        ):
+            client.wait_for_workers(2, timeout=60)
+            names = {w["name"]: a for a, w in client.scheduler_info()["workers"].items()}
+            held = client.submit(bytes, 3_000_000, workers=[names["joined"]])
+            assert client.submit(len, held, workers=[names["ranked"]]).result(timeout=60) == 3_000_000
+            assert {tuple(found) for found in client.run(seen).values()} == {("lo", "lo", "GpuSpillBuffer")}
+            assert hpcgpu.bindings(client).differences == {}
+            only = client.scatter(list(range(8)), workers=[names["joined"]])
+            process.terminate()
+            assert process.wait(60) == 128 + 15
+            assert client.gather(only) == list(range(8))
+    assert "handed over the data of 1 of 1 workers" in (tmp_path / "joined.log").read_text()
+    assert set(names) == {"joined", "ranked"}
+    assert all(a.startswith("ucx://127.0.0.1:") for a in names.values())

@@ -1,0 +1,95 @@
+"""Who has not come to the meeting, in words, on one node and on several."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.agent import missing
+from hpcgpu.agent.missing import Absence, Node, describe
+from hpcgpu.host import pids
+from hpcgpu.host import process as process_of_host
+from hpcgpu.launch.environment import read_rank
+
+
+def test_what_is_seen_and_what_is_not_is_told_apart() -> None:
+    one = Node("n1", (0, 1), {2: "process 7 is stopped"})
+    began = "not all 3 ranks came to the meeting within 60 s (--death-timeout)"
+    there = "There: ranks 0-1 on n1"
+    assert describe(3, [one], 60, "") == f"{began}. Missing: rank 2 on n1 (process 7 is stopped). {there}"
+    alone = describe(4, [Node("n1", (0, 1, 2), {})], 60, "", {})
+    assert "Missing: rank 3 (nothing is seen of it). There: ranks 0-2 on n1. Only this rank's node is seen" in alone
+    slurm = describe(6, [Node("n1", (0, 1, 2), {})], 60, "/home/a/m", {"SLURM_STEP_NODELIST": "n[1-2]"})
+    assert "ranks 3-5 (nothing is seen of them)" in slurm
+    assert slurm.endswith("Seen are the nodes of n[1-2] that share /home/a/m")
+
+
+def test_ranks_that_are_all_there_are_not_called_missing() -> None:
+    said = describe(2, [Node("n1", (0,), {}), Node("n2", (1,), {})], 60, "/home/a/m")
+    assert said.startswith("all 2 ranks came to the meeting, but MPI did not connect them within 60 s")
+    assert "--rendezvous file" in said
+
+
+def _rank(rank: int, launch: str = "a@1") -> dict[str, str]:
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": launch}
+
+
+def test_nodes_that_share_a_folder_are_said_once_and_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me = pids.start_time(os.getpid())
+    assert me
+
+    def process(rank: int, title: str, launch: str = "a@1") -> pids.Process:
+        return pids.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
+
+    nodes = {
+        "n1": [process(0, missing.TITLE), process(0, "hpcgpu-zygote"), process(3, missing.TITLE, "another@1")],
+        "n2": [process(1, missing.TITLE), process(2, "python3")],
+    }
+    monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
+    monkeypatch.setattr(pids, "own", lambda: nodes[threading.current_thread().name])
+    ends = [
+        threading.Thread(
+            target=Absence(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "meeting", 60, 0.5).tell, name=host
+        )
+        for rank, host in ((0, "n1"), (1, "n2"))
+    ]
+    for thread in ends:
+        thread.start()
+    for thread in ends:
+        thread.join()
+    pid = 1 << 30 | 2
+    assert capsys.readouterr().err == (
+        "hpcgpu: not all 4 ranks came to the meeting within 60 s (--death-timeout). Missing: "
+        f"rank 2 on n2 (process {pid} has not come so far), rank 3 (nothing is seen of it). "
+        f"There: rank 0 on n1, rank 1 on n2. Seen are the nodes that share {tmp_path}/meeting\n"
+    )
+    assert not (tmp_path / "meeting").exists()
+
+
+@pytest.mark.parametrize("made_anew", [False, True], ids=["gone", "made-anew"])
+def test_a_node_that_looks_while_another_clears_up_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made_anew: bool
+) -> None:
+    me = pids.start_time(os.getpid())
+    assert me
+    monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
+    monkeypatch.setattr(pids, "own", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
+    folder, together_s = tmp_path / "meeting", 0.25
+    absence = Absence(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
+    absence.note()
+
+    def clear_up(seconds: float) -> None:
+        if seconds == together_s and folder.exists():
+            folder.rename(tmp_path / "cleared")
+            if made_anew:
+                folder.mkdir()
+                (folder / "late-n2").touch()
+
+    monkeypatch.setattr(missing.time, "sleep", clear_up)
+    absence.tell()
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,129 @@
+"""What a rank has in the background meets what nobody expected: what is said, and what happens then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from background import failures
+from waiting import Said, run, when
+
+from hpcgpu.agent.attendance import Attendance
+from hpcgpu.agent.follower import Guest
+from hpcgpu.agent.leader import Leader, Post
+from hpcgpu.agent.member import Member
+from hpcgpu.agent.spawner import ZygoteSpawner
+from hpcgpu.agent.zygote import Zygote
+from hpcgpu.model import RunDocument, Settings
+
+
+def post() -> Any:
+    settings = Settings()
+    return Post(
+        run=RunDocument(settings=settings, shape="gang", meeting=""),
+        **{"environ": {}, "zygote": None, "scheduler": {}, "workers": ()},
+    )
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_workers_of_a_dead_rank_that_cannot_be_retired_are_said(
+    pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture, said: Said
+) -> None:
+    async def retire(_: list[str]) -> list[str]:
+        asked.set()
+        raise KeyError("name")
+
+    asked = asyncio.Event()
+
+    async def body() -> str:
+        ours, theirs = pair
+        attendance = Attendance([Guest(3, ours, 1, 2)], lambda _: ["w"], retire, asyncio.Event(), "node1")
+        theirs.close()
+        await asked.wait()
+        await when(lambda: "retired" in said.text)
+        attendance.close()
+        return said.text
+
+    assert "node1: rank 3 died; its worker w could not be retired: KeyError: 'name'" in run(body)
+    assert failures(log) == ["the end of rank 3 failed: KeyError: 'name'"]
+
+
+def test_a_rank_whose_end_cannot_be_looked_at_is_said_once(
+    pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
+) -> None:
+    """Its connection stays readable: the loop would look for ever."""
+
+    async def body() -> None:
+        ours, theirs = pair
+        guest = Guest(3, ours, 1, 2)
+        attendance = Attendance([guest], lambda _: ["w"], None, asyncio.Event(), "node1")  # type: ignore[arg-type]
+        attendance._guests.clear()  # what cannot be
+        theirs.close()
+        await when(lambda: failures(log))
+        for _ in range(5):  # each time the loop looks at what is readable
+            await asyncio.sleep(0)
+        attendance.close()
+
+    run(body)
+    assert failures(log) == ["the look at rank 3 failed: KeyError: 3"]
+
+
+def test_a_zygote_whose_reports_cannot_be_read_is_taken_for_dead(
+    pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        ours, theirs = pair
+        died = asyncio.Event()
+        spawner = ZygoteSpawner(Zygote(ours, 0), {}, died.set)
+        child = spawner.adopt(1 << 30, theirs)
+        theirs.send(b"garbage")
+        await died.wait()
+        assert child.exited.result() == -9
+
+    run(body)
+    (said,) = failures(log)
+    assert said.startswith("reading the zygote's reports failed: UnpicklingError")
+
+
+class Stubborn(Leader):
+    def stop(self, sig: signal.Signals, why: str) -> None:
+        raise RuntimeError("no")
+
+
+def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptureFixture) -> None:
+    leader = Stubborn(post())
+    leader._answer(signal.SIGTERM)()
+    assert leader.exit_code == 128 + signal.SIGTERM
+    assert leader.why.startswith("it got SIGTERM")
+    assert failures(log) == ["the answer to SIGTERM failed: RuntimeError: no"]
+
+
+def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCaptureFixture) -> None:
+    def close_gracefully(reason: str) -> None:
+        raise RuntimeError("no")
+
+    async def body() -> None:
+        member = Member(post())
+        member.watch = SimpleNamespace(peer_address="tls://x")
+        member.nannies = [SimpleNamespace(close_gracefully=close_gracefully)]
+        member.drain(None)
+        await member.ended.wait()
+        assert (member.exit_code, member.why) == (
+            os.EX_SOFTWARE,
+            "its workers could not be retired: RuntimeError: no",
+        )
+
+    run(body)
+    assert failures(log) == ["handing over the workers' data failed: RuntimeError: no"]

@@ -1,0 +1,622 @@
+"""The contract of every batch system: scripts as golden files, readers on every output ever recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import BATCH
+from recordings import Record, records
+
+from hpcgpu import batch
+from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_nodes
+from hpcgpu.cli.commands import jobscript
+from hpcgpu.config import site
+from hpcgpu.deploy import templates
+from hpcgpu.deploy.clusters import batch as clusters
+from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.model import JobSpec, JobState, Result
+from hpcgpu.plan.phase import words
+
+SYSTEMS = sorted(batch.SYSTEMS)
+FILES = [(name, path) for name in SYSTEMS for path in sorted((BATCH / name).glob("*/*.txt"))]
+# Of another form; see test_no_qdel_of_ours_is_one_that_ended_the_server.
+FILES = [(name, path) for name, path in FILES if path.stem != "17-qdel-many"]
+SPEC = JobSpec(
+    name="svd",
+    argv=("/opt/env/bin/hpcgpu", "launch", "--document", '{"shape": "gang", "what": "it\'s $HOME"}'),
+    walltime_s=7200,
+    nodes=2,
+    tasks_per_node=4,
+    cpus_per_task=8,
+    gpus_per_node=4,
+    memory_per_node_bytes=200 << 30,
+    queue="gpu",
+    account="proj",
+    prologue=("module load cuda",),
+    env=(("UCX_LOG_LEVEL", "warn"),),
+    log_directory="/scratch/user1/logs",
+    exit_file="/scratch/user1/logs/exit",
+)
+DIALECTS: dict[str, BatchSystem] = {
+    "slurm": Slurm(),
+    "slurm-gres": Slurm(gpus="gres", gpu_type="a100", cpus=False),
+    "slurm-whole-nodes": Slurm(gpus="none", memory=False),
+    "pbs": Pbs(),
+    "pbs-whole-nodes": Pbs(gpus="none", mpiprocs=False, resources="system=polaris", launcher=("mpiexec",)),
+    "pbs-totals": Pbs(select=False, cpus_multiple_of=12, direct_output=False, resources="storage=gdata/a1"),
+    "local": Local(),
+}
+
+
+def golden(path: Path, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs; if it should, UPDATE_GOLDEN=1 and read the diff"
+
+
+def options(script: str) -> list[str]:
+    return [line.split(" ", 1)[1] for line in script.splitlines() if line.startswith(("#SBATCH ", "#PBS "))]
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_script(name: str) -> None:
+    golden(BATCH / "golden" / "scripts" / f"{name}.sh", DIALECTS[name].script(SPEC))
+
+
+@pytest.mark.parametrize("name", ["slurm", "pbs"])
+def test_script_of_an_array_that_is_warned(name: str) -> None:
+    spec = replace(SPEC, count=16, warn_s=600, nodes=1)
+    golden(BATCH / "golden" / "scripts" / f"{name}-array.sh", DIALECTS[name].script(spec))
+
+
+def said(system: BatchSystem, record: Record) -> list[str]:
+    """What the readers make of one record, as lines for a golden file."""
+    result = Result(tuple(record.command.split()), record.returncode, record.stdout, record.stderr)
+    lines = [f"$ {record.command.splitlines()[0][:100]}"]
+    if re.search("qsub|sbatch", record.command) and not re.match(r"[A-Z]=\$\(|cd ", record.command):
+        try:
+            lines.append(f"  submitted: {system.read_submit(result)}")
+        except SubmitError as error:
+            lines.append(f"  {'passes' if error.transient else 'refused'}: {error}")
+    try:
+        for job_id, s in system.read_status(result).items():
+            starts = f" starts {s.starts}" if s.starts else ""
+            instead = f" instead {s.advice}" if s.advice else ""
+            trouble = f" trouble {s.trouble}" if s.trouble else ""
+            said = f"{s.state.name} ({s.native}) exit {s.exit_code} {s.reason}{starts}{instead}{trouble}"
+            lines.append(f"  {job_id}: {said}".rstrip())
+    except SubmitError as error:
+        if re.search("squeue|sacct|qstat", record.command):
+            lines.append(f"  {'no answer' if error.transient else 'refused'}: {error}")
+    if "sinfo --noheader --Node" in record.command:
+        lines += [f"  {words}" for words in system.read_nodes(result).values()]
+    elif record.command.startswith("sinfo"):
+        lines += [f"  {offer}" for offer in system.read_offers(result)]
+    if re.match(r"(SLURM_CONF=\S+ )?(scancel|qdel)", record.command):
+        try:
+            lines.append("  cancelled" if system.read_cancel(result) else "  gone already")
+        except SubmitError as error:
+            lines.append(f"  not cancelled: {error}")
+    return lines
+
+
+@pytest.mark.parametrize(("name", "path"), FILES, ids=[f"{n}-{p.parent.name}-{p.stem}" for n, p in FILES])
+def test_every_recorded_output_is_read(name: str, path: Path) -> None:
+    lines = [line for record in records(path) for line in said(batch.get(name), record)]
+    golden(BATCH / "golden" / name / path.parent.name / path.name, "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "\x00\ufffd", "|||", "{", '"1.x": {', "Job id\n---\n", "1|X|y|N/A|n|z|\n"]
+)
+def test_whatever_is_said_is_read(name: str, text: str) -> None:
+    system = batch.get(name)
+    assert all(isinstance(s.state, JobState) for s in system.read_status(Result((), 0, text, text)).values())
+    for returncode in (0, 1, 124, 127, 255):
+        with pytest.raises(SubmitError):
+            system.read_submit(Result((), returncode, text, text))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
+    system = batch.get(name)
+    for read in (system.read_submit, system.read_status, system.read_cancel):
+        late = Result(("x",), 124, "", "x: no answer in 60 s; it was killed")
+        with pytest.raises(SubmitError, match="no answer in 60 s") as caught:
+            read(late)
+        assert caught.value.transient
+        with pytest.raises(SubmitError, match="no such program") as caught:
+            read(Result(("x",), 127, "", "x: there is no such program on this machine"))
+        assert not caught.value.transient
+
+
+@pytest.mark.parametrize("name", sorted({*SYSTEMS} - {"local"}))
+def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
+    """What docs/house.md says under "To add one"."""
+    assert list((BATCH / name).glob("*/*.txt")), "no recorded outputs"
+    assert set(site.DIALECTS[name].__struct_fields__) == {f.name for f in fields(batch.SYSTEMS[name])}
+    assert site.read_site(f"version: 1\nname: x\nbatch: {name}\n", "x").batch == name
+    assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
+    assert name in next(p for p in jobscript.params if p.name == "batch").type.choices
+    assert any(name == system for system, *_ in templates._TEMPLATES.values()), "no template"
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_one_command_asks_for_all_jobs(name: str) -> None:
+    system = batch.get(name)
+    for command in (system.status(["1.a", "2.b"]), system.history(["1.a", "2.b"])):
+        assert command.timeout_s > 0
+        assert "1.a" in " ".join(command.argv)
+        assert "2.b" in " ".join(command.argv)
+
+
+INDEXES = st.sets(st.integers(0, 1000), min_size=1)
+
+
+@given(INDEXES, INDEXES)
+def test_elements_are_asked_for_by_their_array(some: set[int], others: set[int]) -> None:
+    slurm = ["9", *(f"12_{i}" for i in some), *(f"13_{i}" for i in others)]
+    for question in (Slurm().status, Slurm().history):
+        assert "--jobs=9,12,13" in question(slurm).argv
+    pbs = ["9.a", *(f"12[{i}].a" for i in some), *(f"13[{i}].b-1.c" for i in others)]
+    for question in (Pbs().status, Pbs().history):
+        assert question(pbs).argv[-4:] == ("json", "9.a", "12[].a", "13[].b-1.c")
+        assert "-t" in question(pbs).argv
+
+
+@given(INDEXES, INDEXES)
+def test_what_is_cancelled_is_what_was_given_in_as_few_commands_as_are_safe(some: set[int], others: set[int]) -> None:
+    (command,) = Slurm().cancel(["9", *(f"12_{i}" for i in some), *(f"13_{i}" for i in others)])
+    assert command.argv[:2] == ("scancel", "9")
+    assert [named(word) for word in command.argv[2:]] == [{f"12_{i}" for i in some}, {f"13_{i}" for i in others}]
+    given = ["9.a", *(f"12[{i}].a" for i in some), *(f"13[{i}].a" for i in others)]
+    words = [command.argv[1] for command in Pbs().cancel(given) if len(command.argv) == 2]
+    assert len(words) == len(Pbs().cancel(given)) == 1 + holes(some) + holes(others)
+    assert set().union(*map(named, words)) == set(given)
+
+
+def named(word: str) -> set[str]:
+    """Return the ids that ``12_[1-3,5]`` or ``12[1-3].a`` names."""
+    found = re.fullmatch(r"(\d+_?)\[([\d,-]+)\](.*)", word)
+    if not found:
+        return {word}
+    ends = [run.split("-") for run in found[2].split(",")]
+    a, z = ("", "") if "_" in word else ("[", "]")
+    return {f"{found[1]}{a}{i}{z}{found[3]}" for run in ends for i in range(int(run[0]), int(run[-1]) + 1)}
+
+
+def holes(indexes: set[int]) -> int:
+    return sum(i - 1 not in indexes for i in indexes)
+
+
+def test_nothing_is_cancelled_for_no_job() -> None:
+    assert all(batch.get(name).cancel([]) == () for name in SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "job_id", "expected"),
+    [("slurm", "12", ("12_0", "12_1")), ("pbs", "12[].a", ("12[0].a", "12[1].a"))],
+)
+def test_elements_have_ids_of_their_own(name: str, job_id: str, expected: tuple[str, ...]) -> None:
+    assert batch.get(name).elements(job_id, 2) == expected
+    assert batch.get(name).elements("12", 1) == ("12",)
+
+
+def test_an_array_is_no_larger_than_the_site_takes() -> None:
+    assert Slurm().split(1000) == (1000,)
+    assert Slurm().split(2500) == (1001, 1001, 498)
+    assert Pbs(array_limit=4).split(9) == (4, 4, 1)
+    assert Local().split(2) == (1, 1)
+    for system in (Slurm, Pbs):
+        with pytest.raises(ConfigError, match="array_limit=0"):
+            system(array_limit=0)
+    with pytest.raises(ConfigError, match="count=2"):
+        Local().script(replace(SPEC, count=2))
+
+
+def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
+    record = [r for r in records(BATCH / name / path) if words in r.command][nth]
+    return Result(tuple(shlex.split(record.command)), record.returncode, record.stdout, record.stderr)
+
+
+def test_elements_that_are_cancelled_before_they_start_have_ended() -> None:
+    """Slurm 22.05.8 lists no trace of them; the others of their array are there."""
+    path = "22.05.8/14-array-cancel.txt"
+    first, other = re.findall(r"\d+", recorded("slurm", path, "squeue").argv[4])
+    elements = Slurm().elements(first, 10)
+    found = Slurm().read_status(recorded("slurm", path, "squeue"), (*elements, other, "999"))
+    alive = [i for i in range(10) if found[f"{first}_{i}"].state is JobState.HELD]
+    assert alive == [0, 4, 6, 7]
+    assert {found[job_id].state for job_id in elements} == {JobState.HELD, JobState.ENDED}
+    assert found[other].state is JobState.ENDED
+    assert "999" not in found
+    # Cancelled to the last one, the array itself is what is left in the list.
+    found = Slurm().read_status(recorded("slurm", path, "squeue", 1), elements)
+    assert {found[job_id].state for job_id in elements} == {JobState.ENDED}
+    # What accounting does not list may run: it says of a running element that its array is pending (13).
+    assert set(Slurm().read_status(recorded("slurm", path, "sacct"), elements)) == {other}
+
+
+@pytest.mark.parametrize("build", ["head", "release"])
+def test_the_state_of_a_pbs_array_is_not_that_of_its_elements(build: str) -> None:
+    path = f"{build}/14-array.txt"
+    parent = recorded("pbs", path, 'qstat -f -F json "$(cat .ja)"')
+    array = Pbs().read_submit(recorded("pbs", path, "qsub -N arr"))
+    elements = Pbs().elements(array, 10)
+    assert f'"{array}"' in parent.stdout
+    assert Pbs().read_status(parent, elements) == {}
+    listed = Pbs().read_status(recorded("pbs", path, "qstat -t -f -F json"), elements)
+    states = [listed[job_id].state for job_id in elements]
+    assert (states[3], listed[elements[3]].exit_code) == (JobState.ENDED, 7)
+    assert states.count(JobState.RUNNING) == 8
+    assert set(listed) == set(elements)
+    # Once the array is over the history has its elements; without one nothing names them, but they are gone with it.
+    assert Pbs().read_status(recorded("pbs", path, 'qstat "$(cat .ja)"'), elements) == {}
+    gone = Pbs().read_status(Result((), 153, "", f"qstat: Unknown Job Id {array}\n"), elements)
+    assert {gone[job_id].state for job_id in elements} == {JobState.ENDED}
+
+
+def test_what_an_element_waits_for_is_its_own() -> None:
+    """Its comment may be that of its array's start, and the state of a held array's element is Q."""
+    listed = Pbs().read_status(recorded("pbs", "head/14-array.txt", "qstat -t -f -F json"))
+    assert (listed["1031[9].login01"].state, listed["1031[9].login01"].reason) == (JobState.PENDING, "")
+    held = Pbs().read_status(recorded("pbs", "run/43-elastic-held.txt", "qstat"))
+    waits = [held[f"43[{i}].login01"] for i in (3, 4)]
+    assert {(s.state, s.native) for s in waits} == {(JobState.HELD, "Q")}
+    assert {s.reason for s in waits} == {"Job held by user1 on Sun Nov 22 06:15:57 2026"}
+    assert [held[f"43[{i}].login01"].state for i in range(3)] == [JobState.RUNNING] * 3
+
+
+def test_nodes_that_are_down_are_named_with_what_is_said_of_them() -> None:
+    answers = [recorded("pbs", "run/66-pbsnodes-down.txt", "pbsnodes", nth) for nth in range(4)]
+    down = {"node2": "node2 is down"}
+    assert [Pbs().read_nodes(answer) for answer in answers] == [{}, down, down, {}]
+    everything = recorded("pbs", "run/50-node-lost.txt", "pbsnodes")
+    assert Pbs().read_nodes(everything) == {"node03": "node03 is down,job-exclusive"}
+    running = Pbs().read_status(everything)
+    assert (running["90[1].login01"].hosts, running["91.login01"].hosts) == (("node03",), ())
+    gang = Pbs().read_status(recorded("pbs", "run/51-gang-two-hosts-running.txt", "qstat"))
+    assert gang["89.login01"].hosts == ("node01", "node02")
+
+
+def test_a_lost_node_of_slurm_is_named_for_running_ended_and_waiting_jobs() -> None:
+    """Running ones name theirs until Slurm gives the node up; of several nodes only sinfo says which; see 17."""
+    path, (again, gone, both) = "22.05.8/17-node-died.txt", ("41", "42", "43")
+    jobs = [Slurm().read_status(recorded("slurm", path, "squeue", nth)) for nth in range(3)]
+    for listed in jobs[:2]:
+        assert {i: s.hosts for i, s in listed.items()} == {
+            again: ("node4",),
+            gone: ("node4",),
+            both: ("node3", "node4"),
+        }
+        assert not any(s.trouble for s in listed.values())
+    assert jobs[2][both].hosts == ("node3", "node4")
+    assert {i: words(s) for i, s in jobs[2].items()} == {
+        gone: "NODE_FAIL, NodeDown, on node4",
+        both: "exit code 143, NODE_FAIL, NodeDown, on node[3-4]",
+        again: "PENDING, BeginTime",
+    }
+    nodes = [Slurm().read_nodes(recorded("slurm", path, "sinfo", nth)) for nth in range(3)]
+    silent, down = {"node4": "node4 does not answer Slurm"}, {"node4": "node4 is down: Not responding"}
+    assert nodes == [{}, silent, down]
+    assert Slurm().read_nodes(Result(("sinfo",), 0, "n1|down|none\nn2|idle|none\nn3|draining@|a|b\n")) == {
+        "n1": "n1 is down"
+    }
+    assert Slurm().read_nodes(Result(("sinfo",), 1, "n1|down*|x\n", "Unable to contact slurm controller")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("", ()),
+        ("(null)", ()),
+        ("None assigned", ()),
+        ("login1", ("login1",)),
+        ("n[1-2,07-08],m3", ("n1", "n2", "n07", "n08", "m3")),
+        ("r[1-2]n[09-10]-ib", ("r1n09-ib", "r1n10-ib", "r2n09-ib", "r2n10-ib")),
+        ("n[x-]", ("n[x-]",)),
+    ],
+)
+def test_a_list_of_nodes_is_that_of_their_names(text: str, nodes: tuple[str, ...]) -> None:
+    assert slurm_nodes.names(text) == nodes
+
+
+def test_the_history_says_how_an_element_ended() -> None:
+    record = recorded("pbs", "head/14-array.txt", 'qstat -xt -f -F json "$(cat .ja)"')
+    found = Pbs().read_status(record)
+    assert (found["1031[3].login01"].exit_code, found["1031[7].login01"].exit_code) == (7, 143)  # 271 is 256 + SIGTERM
+    assert found["1031[7].login01"].reason.endswith("terminated by user1@login01")
+
+
+@pytest.mark.parametrize("name", ["head/37-held-too-many-attempts.txt", "release/04-qsub-too-large.txt"])
+def test_a_job_that_will_never_start_is_known(name: str) -> None:
+    (found,) = Pbs().read_status(recorded("pbs", name, "json")).values()
+    assert found.state is JobState.STUCK
+    waits = recorded("pbs", "release/06-qstat-json-Q.txt", "json")
+    assert {s.state for s in Pbs().read_status(waits).values()} == {JobState.PENDING}
+
+
+@pytest.mark.parametrize("build", ["head", "release"])
+def test_no_qdel_of_ours_is_one_that_ended_the_server(build: str) -> None:
+    """As recorded: only a qdel of two ids did, and a command of ours has one."""
+    blocks = (BATCH / "pbs" / build / "17-qdel-many.txt").read_text().split("===\n")
+    deadly = [block.partition("#")[0].split()[2:] for block in blocks if "SERVER-DEAD" in block]
+    assert deadly
+    assert all(len(job_ids) > 1 for job_ids in deadly)
+
+
+def test_when_a_pending_job_starts_is_what_the_batch_system_expects() -> None:
+    (before, after) = (recorded("slurm", "22.05.8/18-starts.txt", "squeue", nth) for nth in (0, 1))
+    (job_id,) = Slurm().read_status(before)
+    assert Slurm().read_status(before)[job_id].starts == ""
+    assert re.fullmatch(r"2026-\d\d-\d\dT[\d:]{8}", Slurm().read_status(after)[job_id].starts)
+    text = '"7.a":{\n  "job_state":"Q",\n  "estimated":{\n    "exec_vnode":"(n1)",\n    "start_time":1795208245\n  }\n}'
+    assert Pbs().read_status(Result((), 0, text))["7.a"].starts == datetime.fromtimestamp(1795208245).isoformat()
+    text = text.replace("1795208245", '"Fri Nov 20 20:57:25 2026"')
+    assert Pbs().read_status(Result((), 0, text))["7.a"].starts == "2026-11-20T20:57:25"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "words", "said", "transient", "over_limit"),
+    [
+        ("slurm", "22.05.8/02-sbatch-refused.txt", "--array=0-1001", "Invalid job array specification", False, False),
+        ("slurm", "22.05.8/03-sbatch-limit.txt", "--qos=one --hold --array", "QOSMaxSubmitJobPerUserLimit", True, True),
+        ("slurm", "22.05.8/03-sbatch-limit.txt", "--hold --array=0-1 ", "AssocMaxSubmitJobLimit", False, True),
+    ],
+)
+def test_an_array_that_a_site_does_not_take_is_refused_in_its_words(
+    name: str, path: str, words: str, said: str, transient: bool, over_limit: bool
+) -> None:
+    nth = -1 if "Assoc" in said else 0
+    with pytest.raises(SubmitError, match=said) as caught:
+        batch.get(name).read_submit(recorded(name, path, words, nth))
+    assert (caught.value.transient, caught.value.over_limit) == (transient, over_limit)
+
+
+@pytest.mark.parametrize(("code", "over_limit"), [(38, True), (39, True), (162, False), (124, False)])
+def test_a_limit_of_pbs_is_known_by_its_exit_code(code: int, over_limit: bool) -> None:
+    with pytest.raises(SubmitError) as caught:
+        Pbs().read_submit(Result(("qsub",), code, "", "qsub: would exceed complex's per-user limit\n"))
+    assert (caught.value.transient, caught.value.over_limit) == (True, over_limit)
+
+
+def test_jobs_are_found_by_their_mark_and_by_no_other_text() -> None:
+    listed = "8_0|hpcgpu-a.b|\n8_1|hpcgpu-a.b|\n9|(null)|\n10|hpcgpu-axb|\n11|12|hpcgpu-a.b|\n12|my hpcgpu-a.b|\n"
+    assert Slurm().read_found(Result(("squeue",), 0, listed), "hpcgpu-a.b") == ("8_0", "8_1")
+    with pytest.raises(SubmitError, match="Unable to contact slurm controller"):
+        Slurm().read_found(Result(("squeue",), 1, "", "slurm_load_jobs error: Unable to contact slurm controller"), "a")
+    spec = JobSpec(name="x", argv=("true",), mark="hpcgpu-a.b")
+    assert "#SBATCH --comment=hpcgpu-a.b\n" in Slurm().script(spec)
+
+
+def test_jobs_of_pbs_are_found_by_a_name_of_their_own() -> None:
+    spec = JobSpec(name="svd", argv=("true",), mark="hpcgpu-0123456789abcdef")
+    assert "#PBS -N svd-89abcdef\n" in Pbs().script(spec)
+    assert Pbs().log(spec, "12.a") == "svd-89abcdef.o12"
+    assert Pbs().find(spec.name, spec.mark).argv == ("qselect", "-N", "svd-89abcdef")
+    assert Pbs().read_found(Result(("qselect",), 0, "12.a\n13[].b-1.c\n14.a@b.c\n"), spec.mark) == (
+        *("12.a", "13[].b-1.c", "14.a"),
+    )
+    assert Pbs().status(["13[].b-1.c"]).argv[1] == "-t"
+    with pytest.raises(SubmitError, match="qselect did not answer: Connection refused"):
+        Pbs().read_found(Result(("qselect",), 162, "", "Connection refused\n"), spec.mark)
+
+
+@pytest.mark.parametrize(("code", "unsure"), [(162, False), (38, False), (170, False), (124, True), (183, True)])
+def test_a_job_that_qsub_has_not_handed_over_is_not_looked_for(code: int, unsure: bool) -> None:
+    down = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
+    with pytest.raises(SubmitError) as caught:
+        Pbs().read_submit(Result(("qsub",), code, "", down.stderr if code == 162 else ""))
+    assert caught.value.unsure == unsure
+
+
+def test_an_unknown_state_is_a_value() -> None:
+    assert Slurm().read_status(Result((), 0, "7|DREAMING|0|N/A||None|\n"))["7"].state is JobState.UNKNOWN
+    status = Pbs().read_status(Result((), 0, '"7.a":{\n "job_state":"%",\n "comment":"a \\"b\\"",\n'))["7.a"]
+    assert (status.state, status.native, status.reason) == (JobState.UNKNOWN, "%", 'a "b"')
+
+
+def test_a_job_on_its_way_out_runs_and_is_said_to_be() -> None:
+    """For long in a slow epilog, or where its output cannot be written; and shortly when it is requeued."""
+    slurm = Slurm().read_status(Result((), 0, "7|COMPLETING|15|N/A|node1|None|\n"))["7"]
+    assert (slurm.state, slurm.trouble) == (JobState.RUNNING, "in state COMPLETING")
+    assert slurm.hosts == ()  # some of those that it had
+    pbs = Pbs().read_status(Result((), 0, '"7.a":{\n "job_state":"E",\n'))["7.a"]
+    assert (pbs.state, pbs.trouble) == (JobState.RUNNING, "in state E")
+
+
+def test_a_variable_of_a_job_is_no_fact_of_it() -> None:
+    text = '"7.a":{\n    "job_state":"F",\n    "Env":{\n        "comment":"no",\n        "Exit_status":1\n    }\n}'
+    status = Pbs().read_status(Result((), 0, text))["7.a"]
+    assert (status.reason, status.exit_code) == ("", None)
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("768", 3), ("9", 137), ("0:15", 143), ("2:0", 2), ("", None)])
+def test_slurm_exit_codes(code: str, exit_code: int | None) -> None:
+    assert Slurm().read_status(Result((), 0, f"7|FAILED|{code}|N/A|node1|None|"))["7"].exit_code == exit_code
+
+
+def test_sites_that_print_before_the_id() -> None:
+    assert Slurm().read_submit(Result((), 0, "--> Verifying 1 node...OK\n\n123;cluster\n")) == "123"
+    assert Pbs().read_submit(Result((), 0, "Welcome 12\n123.pbs-01.site.edu\n")) == "123.pbs-01.site.edu"
+
+
+@pytest.mark.parametrize(
+    ("system", "extra", "skip", "there", "gone"),
+    [
+        (Slurm(), ("--constraint=a100", "-C x"), (), ["--constraint=a100", "--constraint=x"], []),
+        (Slurm(), ("-A other",), (), ["--account=other"], ["--account=proj"]),
+        (Slurm(), ("--exclusive", "-q debug -N 3"), (), ["--exclusive", "--qos=debug", "--nodes=3"], ["--nodes=2"]),
+        (Slurm(), ('--comment="two words"',), (), ['--comment="two words"'], []),
+        (Slurm(), (), ("-N", "--mem"), ["--ntasks-per-node=4", "--job-name=big-N-mem"], ["--nodes=2", "--mem=204800M"]),
+        (Slurm(), (), ("-n",), ["--job-name=big-N-mem", "--ntasks-per-node=4", "--partition=gpu"], []),
+        (Pbs(), (), ("-n",), ["-N big-N-mem", "-q gpu", "-l place=scatter"], []),
+        (Slurm(), (), ("--mem=4G",), [], ["--mem=204800M"]),
+        (Pbs(), ("-l filesystems=home:eagle",), (), ["-l filesystems=home:eagle", "-l place=scatter"], []),
+        (Pbs(), ("-l place=free",), (), ["-l place=free"], ["-l place=scatter"]),
+        (Pbs(), ("-l walltime=1:00,place=free",), (), ["-l walltime=1:00", "-l place=free"], ["-l place=scatter"]),
+        (Pbs(), (), ("-l walltime",), ["-l place=scatter"], ["-l walltime=02:00:00"]),
+        (Pbs(), (), ("-l",), ["-N big-N-mem"], ["-l walltime=02:00:00", "-l place=scatter"]),
+    ],
+)
+def test_options_are_compared_as_options(
+    system: BatchSystem, extra: tuple[str, ...], skip: tuple[str, ...], there: list[str], gone: list[str]
+) -> None:
+    spec = replace(SPEC, name="big-N-mem", extra_directives=extra, skipped_directives=skip)
+    found = options(system.script(spec))
+    assert [o for o in there if o not in found] == []
+    assert [o for o in gone if o in found] == []
+
+
+@pytest.mark.parametrize("text", ["", "constraint=a100", "--comment=two words", "--a\n#SBATCH --b", '--a="b', "- x"])
+def test_what_is_no_option_is_refused(text: str) -> None:
+    for system in (Slurm(), Pbs()):
+        for field in ("extra_directives", "skipped_directives"):
+            with pytest.raises(ConfigError):
+                system.script(replace(SPEC, **{field: (text,)}))
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "words"),
+    [
+        (Slurm(), ["-a 1-3", "--array=1-3", "-a1-3%2"], "how many jobs there are is said by nodes="),
+        (Slurm(), ["-W", "--wait"], "when the job has ended"),
+        (Slurm(), ["--wrap=true"], "the job's command is the cluster's"),
+        (Pbs(), ["-J 1-3", "-J1-3"], "how many jobs there are is said by nodes="),
+        (Pbs(), ["-I"], "hpcgpu launch starts the ranks"),
+        (Pbs(), ["-W block=true", "-W umask=022,block=true"], "when the job has ended"),
+        (Pbs(), ["-z"], "the job's id"),
+    ],
+)
+def test_options_that_a_clusters_job_cannot_have_are_refused(
+    system: BatchSystem, options: list[str], words: str
+) -> None:
+    for option in options:
+        with pytest.raises(ConfigError, match=f"job_extra_directives: '.*' is not for this: .*{words}"):
+            system.script(replace(SPEC, extra_directives=(option,)))
+
+
+def test_totals_are_asked_for_where_there_is_no_select() -> None:
+    gadi = Pbs(select=False, cpus_multiple_of=12)
+    asked = options(gadi.script(replace(SPEC, cpus_per_task=None, memory_per_node_bytes=90 << 30)))
+    assert asked[3:7] == ["-l ncpus=96", "-l ngpus=8", "-l mem=184320mb", "-l walltime=02:00:00"]
+    assert not [o for o in asked if "select" in o or "place" in o]
+    one = options(gadi.script(replace(SPEC, nodes=1, gpus_per_node=1, tasks_per_node=1, cpus_per_task=13)))
+    assert "-l ncpus=24" in one
+    whole = options(Pbs(cpus_multiple_of=12).script(replace(SPEC, tasks_per_node=1, cpus_per_task=None)))
+    assert "-l select=2:ncpus=48:mpiprocs=1:ngpus=4:mem=204800mb" in whole
+    own = options(gadi.script(replace(SPEC, extra_directives=("-l ncpus=7,jobfs=1GB",))))
+    assert [o for o in own if "ncpus" in o] == ["-l ncpus=7"]
+    with pytest.raises(ConfigError, match="cpus_multiple_of=0 of PBS; allowed: 1 or more"):
+        Pbs(cpus_multiple_of=0)
+
+
+def test_what_is_asked_for_sparely_is_said() -> None:
+    sparse = replace(SPEC, cpus_per_task=None, memory_per_node_bytes=None)
+    (said,) = Pbs().notes(sparse)
+    assert "cores_per_gpu= asks for more" in said
+    assert "memory= asks for it" in said
+    assert "cores_per_gpu" not in Pbs().notes(replace(sparse, cpus_per_task=8))[0]
+    full = replace(sparse, extra_directives=("-l select=2:ncpus=8:ngpus=4:mem=1gb",))
+    for spec in (SPEC, full, replace(sparse, gpus_per_node=0)):
+        assert Pbs().notes(spec) == ()
+    assert Pbs(gpus="none").notes(sparse) == Slurm().notes(sparse) == ()
+
+
+def test_names_that_an_option_cannot_carry_are_refused() -> None:
+    for system in (Slurm(), Pbs()):
+        for field in ("name", "queue", "account", "log_directory"):
+            with pytest.raises(ConfigError, match=re.escape(repr("a\n#PBS")[1:-1])):
+                system.script(replace(SPEC, **{field: "a\n#PBS"}))
+    with pytest.raises(ConfigError, match="cannot carry 'two words'"):
+        Pbs().script(replace(SPEC, account="two words"))
+    with pytest.raises(ConfigError, match="for a host"):
+        Pbs().script(replace(SPEC, log_directory="/a:b"))
+    for field, values in {"name": "a:b a/b a@b é a=b a~b", "queue": "é a/b a#b", "log_directory": "é"}.items():
+        for value in values.split():  # as qsub does, 23.06.06
+            with pytest.raises(ConfigError, match=f"cannot carry '{value}/?'; allowed: ASCII letters"):
+                Pbs().script(replace(SPEC, **{field: value}))
+    with pytest.raises(ConfigError, match="makes a name of 231 characters; allowed: 230"):
+        Pbs().script(replace(SPEC, name="a" * 222, mark="12345678"))
+    with pytest.raises(ConfigError, match="no backslash"):
+        Slurm().script(replace(SPEC, log_directory="/a\\b"))
+
+
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+
+
+@given(WORDS, st.sampled_from([("name", 0), ("queue", 1), ("account", 2)]))
+def test_any_name_stands_in_one_option_or_is_refused(value: str, field: tuple[str, int]) -> None:
+    """Read as a shell would; that sbatch reads them alike is in names.json."""
+    for system, names in ((Slurm(), ("--job-name=", "--partition=", "--account=")), (Pbs(), ("-N", "-q", "-A"))):
+        try:
+            script = system.script(replace(SPEC, **{field[0]: value}))
+        except ConfigError:
+            continue
+        words = [shlex.split(option) for option in script.partition("\n\n")[0].split("\n")[1:]]
+        option = names[field[1]]
+        assert words.count(["#SBATCH", option + value] if option[1] == "-" else ["#PBS", option, value]) == 1
+        assert len(words) == len(options(system.script(SPEC)))
+
+
+def test_names_come_through_sbatch_unharmed() -> None:
+    """What a real sbatch made of the line that our script still has."""
+    recorded = json.loads((BATCH / "slurm" / "22.05.8" / "names.json").read_text())
+    assert len(recorded) > 100
+    for line, name in recorded.items():
+        assert line in Slurm().script(replace(SPEC, name=name)).splitlines()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": 0},
+        {"count": 0},
+        {"name": "\ud800"},
+        {"queue": "a\0"},
+        {"argv": ("\udfff",)},
+        {"name": ""},
+        {"argv": ()},
+        {"argv": ("a\0",)},
+        {"env": (("A B", ""),)},
+        {"gpus_per_node": -1},
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        replace(SPEC, **change)
+
+
+def test_logs_stand_where_the_script_says() -> None:
+    assert Slurm().log(SPEC, "7") == "/scratch/user1/logs/slurm-7.out"
+    assert Pbs().log(SPEC, "7.a") == "/scratch/user1/logs/7.a.OU"
+    assert Slurm().log(SPEC, "7_3") == "/scratch/user1/logs/slurm-7_3.out"
+    assert Pbs().log(SPEC, "7[3].a") == "/scratch/user1/logs/7[3].a.OU"
+    here = replace(SPEC, log_directory=None)
+    assert Pbs().log(here, "7.a") == "svd.o7"
+    assert Pbs().log(here, "7[3].a") == "svd.o7.3"  # as recorded: 14-array
+    assert Local().log(SPEC, "7.1") == "/scratch/user1/logs/svd.out"
+
+
+def test_systems_by_name() -> None:
+    assert batch.get("slurm", gpus="none") == Slurm(gpus="none")
+    with pytest.raises(ConfigError, match="'slrum'; allowed: slurm, pbs, local"):
+        batch.get("slrum")
+    with pytest.raises(
+        ConfigError, match="'gpu' says nothing about slurm; allowed: gpus, gpu_type, memory, cpus, array_limit"
+    ):
+        batch.get("slurm", gpu="x")
+    for name in ("slurm", "pbs"):
+        with pytest.raises(ConfigError, match="gpus='many'"):
+            batch.get(name, gpus="many")

@@ -1,0 +1,436 @@
+"""Settings from five places: who wins, what is remembered, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import inspect
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given as draw
+from hypothesis import strategies as st
+
+from hpcgpu.config.check import check_submission
+from hpcgpu.config.foreign import DASK_CUDA, FOREIGN, JOBQUEUE, read_local_cuda
+from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
+from hpcgpu.config.values import READERS, read_value
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Settings, Site
+from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
+from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.simulated import SimulatedGpus, parse_simulated
+
+SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, gpus_per_node=4)
+
+
+def fails(given: dict[str, object], **more: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_settings(given, **more)
+    return str(caught.value)
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert read_settings({}) == Settings()
+    assert read_settings({"nodes": None, "cores": None}) == Settings()
+
+
+def test_none_is_no_limit_as_a_keyword_only() -> None:
+    found = read_settings({"device_memory_limit": None, "memory_limit": None})
+    assert (found.device_memory_limit, found.memory_limit) == (NO_LIMIT, NO_LIMIT)
+    assert found.where("device_memory_limit") == "keyword device_memory_limit"
+    in_a_file = read_settings({}, dask_config={"device-memory-limit": None, "memory-limit": None})
+    assert (in_a_file.device_memory_limit, in_a_file.memory_limit) == (DEVICE, SHARE)
+
+
+def test_precedence_and_sources() -> None:
+    """Peel the layers off one by one: each time the next one wins and is named."""
+    given, environ, dask = {"queue": "a"}, {"HPCGPU_QUEUE": "b"}, {"queue": "c"}
+    named = {"given_from": "keyword {name} of SLURMGPUCluster", "site": SITE}
+    steps = [
+        (read_settings(given, environ=environ, dask_config=dask, **named), "a", "keyword queue of SLURMGPUCluster"),
+        (read_settings({}, environ=environ, dask_config=dask, **named), "b", "HPCGPU_QUEUE"),
+        (read_settings({}, dask_config=dask, **named), "c", "dask config hpcgpu.queue"),
+        (read_settings({}, **named), "gpu", "site here"),
+        (read_settings({}), None, "default"),
+    ]
+    for settings, value, where in steps:
+        assert (settings.queue, settings.where("queue")) == (value, where)
+
+
+def test_names_of_others_and_of_flags() -> None:
+    found = read_settings(
+        {"partition": "gpu", "project": "p1", "threads_per_worker": 3, "env_extra": ["module load x"]}
+    )
+    assert (found.queue, found.account, found.nthreads, found.job_script_prologue) == (
+        "gpu",
+        "p1",
+        3,
+        ("module load x",),
+    )
+    assert found.where("queue") == "keyword partition"
+    assert (
+        read_settings({"client_grace": 5}, given_from="option --{flag}").where("client_grace")
+        == "option --client-grace"
+    )
+    assert (
+        read_settings({}, dask_config={"client-grace": "10s"}).where("client_grace")
+        == "dask config hpcgpu.client-grace"
+    )
+    assert "given twice" in fails({}, dask_config={"queue": "a", "partition": "b"})
+    assert "hyphens" in fails({}, dask_config={"job-name": "a", "job_name": "b"})
+
+
+def test_unit_names_are_not_options() -> None:
+    assert "did you mean 'walltime'" in fails({"walltime_s": 3})
+    assert {user_name(f) for f in options()} <= set(BY_NAME)
+    assert set(READERS) == {f.metadata["kind"] for f in options()} | {"duration"}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("nods", "nodes"), ("gpus_per_nod", "gpus_per_node"), ("partitions", "partition"), ("jit_unspil", "jit_unspill")],
+)
+def test_unknown_option_gives_the_nearest(name: str, near: str) -> None:
+    assert f"did you mean '{near}'?" in fails({name: 1})
+
+
+def test_unknown_option_without_a_near_one_lists_all() -> None:
+    assert "allowed: account, " in fails({"zzzzzz": 1})
+
+
+def test_environment_of_a_site_module_is_left_alone() -> None:
+    environ = {"HPCGPU_ROOT": "/opt", "HPCGPU_VERSION": "1", "HPCGPU_NODES": "", "PATH": "x"}
+    environ |= {"HPCGPU_DEBUG": "1", "HPCGPU_LIBHWLOC": "/lib/x", "HPCGPU_KEEP_LAB": "1"}  # ours, and no options
+    assert read_settings({}, environ=environ) == Settings()
+    assert "did you mean HPCGPU_WALLTIME" in fails({}, environ={"HPCGPU_WALTIME": "1h"})
+    assert "cores_per_gpu" in fails({}, environ={"HPCGPU_NCPUS": "4"})
+
+
+def test_cores_and_ports_are_a_rule_or_a_number_or_names() -> None:
+    for given, read in (("all", "all"), ("local", "local"), (8, 8), ("8", 8)):
+        assert read_settings({"cores": given}).cores == read
+    for wrong in (0, -1, "some", 1.5, True):
+        assert "'all' (equal shares)" in fails({"cores": wrong})
+    for rule in ("balanced", "nearest", "ucx", ["nearest"]):
+        assert read_settings({"nics": rule}).nics == (rule if isinstance(rule, str) else rule[0])
+    for names in ("mlx5_0,mlx5_1:2", ["mlx5_0", "mlx5_1:2"], '["mlx5_0", "mlx5_1:2"]'):
+        assert read_settings({"nics": names}).nics == ("mlx5_0", "mlx5_1:2")
+    assert "stands alone" in fails({"nics": "balanced,mlx5_0"})
+    assert "no name" in fails({"nics": ""})
+    assert read_settings({"reserved_cores": "0"}).reserved_cores == 0
+    assert "whole number from 0" in fails({"reserved_cores": -1})
+    assert "preferred-many" in fails({"memory_policy": "strict"})
+
+
+def test_lists_from_the_environment() -> None:
+    environ = {
+        "HPCGPU_JOB_EXTRA_DIRECTIVES": '["--constraint=a100", "--exclusive"]',
+        "HPCGPU_JOB_SCRIPT_PROLOGUE": "module load cuda\nulimit -n 4096\n",
+        "HPCGPU_ENV": '{"A": "1"}',
+        "HPCGPU_RESOURCES": "GPU=1, MEM=2e9",
+        "HPCGPU_DASHBOARD": "off",
+    }
+    found = read_settings({}, environ=environ)
+    assert found.job_extra_directives == ("--constraint=a100", "--exclusive")
+    assert found.job_script_prologue == ("module load cuda", "ulimit -n 4096")
+    assert (found.env, found.resources, found.dashboard) == ({"A": "1"}, {"GPU": 1.0, "MEM": 2e9}, False)
+
+
+GOOD = [
+    ("nodes", "4", 4),
+    ("memory", "5GB", 5 * 10**9),
+    ("memory", 5e9, 5 * 10**9),
+    ("walltime", "02:00:00", 7200),
+    ("walltime", 90, 90),
+    ("device_memory_limit", 0, 0),
+    ("device_memory_limit", "0.3", 0.3),
+    ("device_memory_limit", 0.3, 0.3),
+    ("device_memory_limit", 1.0, 1.0),
+    ("device_memory_limit", 50000, 50000),
+    ("device_memory_limit", 5e9, 5 * 10**9),
+    ("device_memory_limit", "5GiB", 5 << 30),
+    ("device_memory_limit", "default", 0.8),
+    ("device_memory_limit", "off", 0),
+    ("device_memory_limit", False, 0),
+    ("memory_limit", "auto", "auto"),
+    ("memory_limit", 0, 0),
+    ("client_grace", "2m", 120.0),
+    ("gpus", "sim:4x256MiB", "sim:4x256MiB"),
+    ("job_extra_directives", "--exclusive", ("--exclusive",)),
+    ("job_script_prologue", ["a\nb", "{ c; }"], ("a", "b", "{ c; }")),
+    ("job_script_prologue", "{ module load x; }", ("{ module load x; }",)),
+    ("env", ["A=b=c"], {"A": "b=c"}),
+    ("env", {"N": 4}, {"N": "4"}),
+    ("security", False, False),
+    ("nodes", np.int64(3), 3),
+    ("device_memory_limit", np.float32(0.5), 0.5),
+    ("resources", ["GPU=1,A=2", "B=3"], {"GPU": 1.0, "A": 2.0, "B": 3.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), GOOD)
+def test_good_values(name: str, value: object, expected: object) -> None:
+    read = read_value(BY_NAME[name], value, "here")
+    found = read.given if isinstance(read, Limit) else read
+    assert (found, type(found)) == (expected, type(expected) if not isinstance(expected, dict) else MappingProxyType)
+    if found is not None:
+        assert read_value(BY_NAME[name], found, "here") == read
+
+
+BAD = [
+    *(("nodes", v) for v in (0, -1, True, 1.5, "four", "", [2], "1.0")),
+    *(("gpus_per_node", v) for v in (0, False)),
+    *(
+        ("memory", v)
+        for v in (
+            8,
+            "8",
+            64_000,
+            "512KiB",
+            8.0,
+            0,
+            -1,
+            True,
+            1.5,
+            "5 Gigs",
+            "5%",
+            float("inf"),
+            float("nan"),
+            "1e999",
+            [1],
+        )
+    ),
+    *(
+        ("device_memory_limit", v)
+        for v in (1.5, -1, -0.5, 1, "1", "1.5", 2.0, "5 Gigs", "50%", "-1GB", "", True, "auto")
+    ),
+    *(("device_memory_limit", v) for v in (float("nan"), float("inf"), "1e999", 10**400)),
+    *(("memory_limit", v) for v in (1.5, -1, "50%", True)),
+    *(("walltime", v) for v in ("2h30", "30", 0, 0.5, "0.5s", -5, True, "", [1], float("nan"), float("inf"), "1e999h")),
+    *(("client_grace", v) for v in (-1, "soon", True, float("nan"), "-3")),
+    *(
+        ("gpus", v)
+        for v in ("sim:0", "sim:", "sim:4x", "sim:4x0", "sim:4x8", "sim:4x5 Gigs", "4", "all", 4, "sim:-1", "")
+    ),
+    *(("ranks", v) for v in ("gpus", 1, "", None)),
+    *(("protocol", v) for v in ("ucxx", "TCP", 4)),
+    *(("queue", v) for v in ("", " ", "a\nb", "a\x00b", 4, False, ["a"])),
+    *(("job_extra_directives", v) for v in (4, ["a\nb"], [4], {"a": "b"}, [""], b"x")),
+    *(("job_script_prologue", v) for v in (4, [4], ["a\x00"])),
+    *(("dashboard", v) for v in (1, 0, "maybe", [], "")),
+    *(("resources", v) for v in ("GPU", {"GPU": "x"}, {"GPU": -1}, {"GPU": True}, {1: 1}, 4, {"": 1})),
+    *(
+        ("env", v)
+        for v in ("A", {"1A": "x"}, {"A B": "x"}, {"A": "x\ny"}, {"A": "\x00"}, {"A": True}, {"A=": "x"}, [1], 1)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:20])
+def test_bad_values_say_what_which_and_where(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_value(BY_NAME[name], value, "keyword x of Y")
+    message = str(caught.value)
+    assert message.startswith(f"{name}: ")
+    assert message.endswith("; set by keyword x of Y")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["memory", "memory_limit", "device_memory_limit", "rmm_pool_size"])
+@pytest.mark.parametrize(("value", "words"), [(8, "'8GiB'"), ("16", "'16GiB'"), (1023, "'1023GiB'")])
+def test_a_small_number_for_a_size_is_a_slip(name: str, value: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {words}"):
+        read_value(BY_NAME[name], value, "keyword")
+
+
+def test_a_slip_in_the_size_of_a_simulated_gpu() -> None:
+    assert "did you mean '8GiB'?" in fails({"gpus": "sim:4x8"})
+    assert "did you mean '64000MiB'?" in fails({"memory": 64_000})  # sbatch's unit
+    assert "did you mean" not in fails({"memory": "512KiB"})
+
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.from_regex(r"[0-9.e:xh GiB-]+")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@draw(st.sampled_from(options()), ANYTHING)
+def test_a_value_is_read_or_refused_and_reading_it_again_changes_nothing(option: object, value: object) -> None:
+    try:
+        found = read_value(option, value, "here")
+    except ConfigError:
+        return
+    if found is not None:
+        assert read_value(option, found, "here") == found
+
+
+def test_a_number_that_should_be_text_gets_quotes() -> None:
+    assert "(in quotes: '12345')" in fails({"account": 12345})
+
+
+def test_paths_are_text() -> None:
+    from pathlib import PurePosixPath
+
+    assert read_settings({"log_directory": PurePosixPath("/a b")}).log_directory == "/a b"
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_foreign_names_say_what_instead(name: str) -> None:
+    assert name not in BY_NAME
+    assert FOREIGN[name].instead in fails({name: "something else"})
+    for value in FOREIGN[name].harmless:
+        assert read_settings({name: value}) == Settings()
+
+
+def test_foreign_tables_do_not_overlap() -> None:
+    assert not JOBQUEUE.keys() & DASK_CUDA.keys()
+    assert "cores_per_gpu" in fails({"job_cpu": 8})
+    assert "gpus_per_node" in fails({"processes": 1})
+
+
+def test_every_keyword_of_local_cuda_cluster_has_an_answer() -> None:
+    """dask-cuda 26.10 (facts/dask-cuda.md 1a), those that it removed, and LocalCluster's own."""
+    from distributed import LocalCluster
+
+    words = """CUDA_VISIBLE_DEVICES n_workers threads_per_worker memory_limit device_memory_limit default_statistics
+        enable_cudf_spill cudf_spill_stats data local_directory shared_filesystem protocol enable_tcp_over_ucx
+        enable_infiniband enable_nvlink enable_rdmacm rmm_pool_size rmm_maximum_pool_size rmm_managed_memory rmm_async
+        rmm_allocator_external_lib_list rmm_release_threshold rmm_log_directory rmm_track_allocations jit_unspill
+        log_spilling worker_class pre_import"""
+    inherited = set(inspect.signature(LocalCluster.__init__).parameters) - {"self", "worker_kwargs"}
+    of_the_class = {"loop", "asynchronous"}  # keywords of distributed's Cluster that deploy takes itself
+    assert not (set(words.split()) | inherited) - of_the_class - BY_NAME.keys() - FOREIGN.keys()
+
+
+def test_every_keyword_of_dask_jobqueue_has_an_answer() -> None:
+    """dask-jobqueue 0.9 (facts/jobqueue.md 1.1 and 1.2, Slurm and PBS)."""
+    words = """cores memory processes interface nanny protocol security shared_temp_directory local_directory
+        death_timeout worker_command worker_extra_args job_extra_directives job_directives_skip job_script_prologue
+        job_script_epilogue log_directory shebang python job_name name config_name n_workers scheduler_options
+        scheduler_cls silence_logs queue extra env_extra header_skip job_extra project account walltime job_cpu job_mem
+        resource_spec"""
+    assert not set(words.split()) - BY_NAME.keys() - FOREIGN.keys()
+
+
+def test_local_cuda_keywords() -> None:
+    given, environ = read_local_cuda({"n_workers": 2, "CUDA_VISIBLE_DEVICES": [0, 3], "protocol": "ucxx", "data": None})
+    found = read_settings(given)
+    assert (found.gpus_per_node, found.protocol, environ) == (2, "ucx", {"CUDA_VISIBLE_DEVICES": "0,3"})
+    assert read_local_cuda({"CUDA_VISIBLE_DEVICES": "GPU-1, GPU-2"})[1] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    for value in ("", [], "0,,1", "0,0", True, 1.5, [True]):
+        with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+            read_local_cuda({"CUDA_VISIBLE_DEVICES": value})
+    with pytest.raises(ConfigError, match="one worker per GPU"):
+        read_local_cuda({"CUDA_VISIBLE_DEVICES": "0,1", "n_workers": 3})
+    with pytest.raises(ConfigError, match="say one"):
+        read_local_cuda({"gpus_per_node": 1, "n_workers": 3})
+
+
+def test_calls_of_dask_cudas_documents() -> None:
+    """Calls as users have them: taken as they are, or answered with what to write here."""
+    for limit, expected in ((50000, 50000), ("5GB", 5 * 10**9), (0.3, 0.3), (0, 0), (None, 0)):
+        assert read_settings(read_local_cuda({"device_memory_limit": limit})[0]).device_memory_limit == Limit(expected)
+    assert read_settings(read_local_cuda({"protocol": "ucx"})[0]).protocol == "ucx"
+    jit = read_local_cuda({"n_workers": 10, "device_memory_limit": "1GB", "jit_unspill": True})[0]
+    assert read_settings(jit).jit_unspill
+    call = {"protocol": "tcp", "n_workers": 2, "CUDA_VISIBLE_DEVICES": "0,1", "device_memory_limit": 10**10}
+    call |= {"local_directory": "/scratch/me"}
+    assert read_settings(read_local_cuda(call)[0]).gpus_per_node == 2
+    assert "dashboard=True or False" in fails(read_local_cuda(call | {"dashboard_address": ":8787"})[0])
+    rmm = {"rmm_pool_size": 10**10, "rmm_maximum_pool_size": 0.9, "rmm_allocator_external_lib_list": "cupy,torch"}
+    taken = read_settings(read_local_cuda(call | rmm)[0])
+    assert (taken.rmm_pool_size, taken.rmm_maximum_pool_size) == (Limit(10**10), Limit(0.9))
+    assert taken.rmm_libraries == ("cupy", "torch")
+
+
+def test_what_does_not_go_together() -> None:
+    assert "UCX cannot encrypt" in fails({"protocol": "ucx", "security": True})
+    assert "without TLS" in fails({"protocol": "tls", "security": False})
+    assert "tcp is not encrypted" in fails({"protocol": "tcp", "security": True})
+    assert read_settings({"protocol": "ucx"}).protocol == "ucx"
+    assert "makes 4 on each node" in fails({"gpus": "sim:4", "gpus_per_node": 2})
+    assert read_settings({"gpus": "sim:4", "gpus_per_node": 4}).gpus_per_node == 4
+
+
+def test_what_the_site_has() -> None:
+    assert read_settings({}, site=SITE).gpus_per_node == 4
+    assert read_settings({"gpus_per_node": 2}, site=SITE).gpus_per_node == 2
+    assert read_settings({"gpus": "sim:8"}, site=SITE).gpus_per_node is None
+    message = fails({"gpus_per_node": 5}, site=SITE)
+    assert "a node of here has 4" in message
+    assert "keyword gpus_per_node" in message
+
+
+def test_what_the_site_lists_stays() -> None:
+    """One more directive of the user's must not lose those that the site cannot do without."""
+    site = Site(
+        name="s",
+        batch="pbs",
+        defaults={
+            "job_extra_directives": ["-l filesystems=home", "--constraint=gpu", "-A p"],
+            "job_script_prologue": ["module load a"],
+        },
+    )
+    given = {"job_extra_directives": ["--constraint=big", "-l filesystems=eagle", "-l x=1", "-A q", "=odd"]}
+    found = read_settings(given | {"job_script_prologue": ["module load b"]}, site=site)
+    assert found.job_extra_directives == ("--constraint=big", "-l filesystems=eagle", "-l x=1", "-A q", "=odd")
+    assert found.job_script_prologue == ("module load a", "module load b")
+    found = read_settings({"job_extra_directives": ["-l x=1"]}, site=site)
+    assert found.job_extra_directives == ("-l filesystems=home", "--constraint=gpu", "-A p", "-l x=1")
+    assert found.where("job_extra_directives") == "keyword job_extra_directives and site s"
+
+
+def test_what_the_site_requires() -> None:
+    site = Site(name="strict", batch="pbs", required=("account", "walltime"))
+    check_submission(read_settings({"account": "a", "walltime": "1h"}), site)
+    check_submission(Settings(), None)
+    with pytest.raises(ConfigError, match=r"strict refuses a job without account and walltime.*HPCGPU_ACCOUNT"):
+        check_submission(Settings(), site)
+
+
+def test_which_site() -> None:
+    everywhere = {"environ": {"HPCGPU_SITE": "b"}, "dask_config": {"site": "c"}}
+    assert chosen_site({"site": "a"}, **everywhere) == "a"
+    assert chosen_site({}, **everywhere) == "b"
+    assert chosen_site({}, dask_config={"site": "c"}) == "c"
+    assert chosen_site({}, environ={"HPCGPU_SITE": ""}) is None
+    with pytest.raises(ConfigError, match=r"set by dask config hpcgpu\.site"):
+        chosen_site({}, dask_config={"site": 4})
+
+
+@pytest.mark.parametrize("section", [4, "nodes", ["nodes"], {1: 2}])
+def test_a_section_of_the_dask_configuration_that_is_none(section: object) -> None:
+    assert "dask config hpcgpu is" in fails({}, dask_config=section)
+    with pytest.raises(ConfigError, match="dask config hpcgpu is"):
+        chosen_site({}, dask_config=section)
+
+
+def test_simulated_gpus() -> None:
+    assert parse_simulated("sim:4x256MiB") == SimulatedGpus(4, 256 << 20)
+    assert parse_simulated("sim:2").per_node == 2
+
+
+def test_jit_unspill_by_dask_cudas_variable() -> None:
+    for value, expected in (("1", True), ("True", True), ("0", False)):
+        found = read_settings({}, environ={"DASK_JIT_UNSPILL": value})
+        assert (found.jit_unspill, found.where("jit_unspill")) == (expected, "DASK_JIT_UNSPILL")
+    both = read_settings({}, environ={"DASK_JIT_UNSPILL": "1", "HPCGPU_JIT_UNSPILL": "0"})
+    assert (both.jit_unspill, both.where("jit_unspill")) == (False, "HPCGPU_JIT_UNSPILL")
+    assert "DASK_JIT_UNSPILL" in fails({}, environ={"DASK_JIT_UNSPILL": "maybe"})
+
+
+def test_a_security_object_says_what_to_write() -> None:
+    """As dask-jobqueue's users give it, with certificates of their own or temporary ones."""
+    from distributed.security import Security
+
+    for given in (Security(), Security.temporary()):
+        with pytest.raises(ConfigError, match=r"a certificate of its own, .*; leave security out \(TLS is on\), or"):
+            read_settings({"security": given})
+
+
+@pytest.mark.parametrize(("given", "instead"), [(5, "gpus_per_node=5"), ("5", "gpus_per_node=5"), ("0,1", "gpus_per")])
+def test_a_number_of_gpus_says_which_option_it_belongs_to(given: object, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"GPUs that are there: give {instead}.*'sim:4'.*set by keyword gpus"):
+        read_settings({"gpus": given})

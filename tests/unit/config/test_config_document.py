@@ -1,0 +1,189 @@
+"""The run document: one word of an argv, the same after reading, and nothing else is read."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hpcgpu.config import document
+from hpcgpu.config.layers import read_settings
+from hpcgpu.config.terms import read_terms
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.settings import CUDF, RMM, options, user_name
+from hpcgpu.model.terms import WRITTEN
+
+# What a command line carries: no NUL, no half of a surrogate pair. Names and values of options are one line.
+WORD = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
+LINE = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20).filter(str.strip)
+COUNT = st.integers(1, 10**6)
+TIME = st.floats(0, 1e9)
+LIMIT = st.one_of(st.just(0), st.floats(1e-9, 1.0), st.integers(1024, 1 << 60))
+BY_KIND: dict[str, st.SearchStrategy[object]] = {
+    "count": COUNT,
+    "number": COUNT,
+    "cores": COUNT | st.sampled_from(["all", "local"]),
+    "nics": st.sampled_from(["balanced", "nearest", "ucx"]) | st.lists(st.sampled_from(["mlx5_0", "hsn1"]), min_size=1),
+    "bytes": st.integers(1 << 20, 1 << 60),
+    "duration": COUNT,
+    "seconds": TIME,
+    **{"limit": LIMIT, "device-limit": LIMIT, "host-limit": LIMIT | st.just("auto")},
+    "gpus": st.builds("sim:{}x{}MiB".format, st.integers(1, 16), COUNT),
+    "text": LINE,
+    "texts": st.lists(LINE, max_size=3),
+    "lines": st.lists(LINE, max_size=3),
+    "flag": st.booleans(),
+    "numbers": st.dictionaries(LINE, TIME, max_size=3),
+    "environment": st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True), LINE, max_size=3),
+}
+
+
+TOGETHER: list[dict[str, object]] = [
+    {},
+    {"rmm_pool_size": 0.5, "rmm_maximum_pool_size": 0.9, "rmm_log_directory": "logs", "rmm_managed_memory": True},
+    {"rmm_async": True, "rmm_release_threshold": "1GB", "rmm_allocator_external_lib_list": ["cupy,torch"]},
+    {"enable_cudf_spill": True, "cudf_spill_stats": 2, "rmm_track_allocations": True},
+]
+
+
+def values() -> st.SearchStrategy[dict[str, object]]:
+    """Any options with any values, but for those that are refused together."""
+    one = {
+        user_name(f): st.sampled_from(f.metadata["choices"])
+        if f.metadata["kind"] == "choice"
+        else BY_KIND[f.metadata["kind"]]
+        for f in options()
+        if f.name not in ("security", "gpus_per_node", *RMM, *CUDF)
+    }
+    with_rapids = st.builds(lambda a, b: a | b, _any_of(one, "gpus"), st.sampled_from(TOGETHER))
+    return (_any_of(one) | with_rapids).filter(lambda v: (v.get("protocol"), v.get("rendezvous")) != ("ucx", "mpi"))
+
+
+def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({}, optional={name: s for name, s in one.items() if name not in but})
+
+
+@example({}, "gang", ["\x7f\n\x1b\udc80"], "\x7f")
+@given(values(), st.sampled_from(document.SHAPES), st.lists(WORD, max_size=3), WORD)
+def test_read_render_is_the_same(given: dict[str, object], shape: str, script: list[str], meeting: str) -> None:
+    whole = RunDocument(read_settings(given), shape, tuple(script), meeting)
+    text = document.render(whole)
+    assert document.read(text) == whole
+    assert document.render(document.read(text)) == text
+    assert text.isascii()
+    assert text.isprintable()
+    assert shlex.split(shlex.quote(text)) == [text]
+
+
+def test_order_of_what_was_said_does_not_matter() -> None:
+    a = RunDocument(read_settings({"nodes": 2, "queue": "q", "env": {"A": "1", "B": "2"}}))
+    b = RunDocument(read_settings({"env": {"B": "2", "A": "1"}, "queue": "q", "nodes": 2}))
+    assert document.render(a) == document.render(b)
+
+
+TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_timeout_s": 60.0}
+
+
+def test_only_what_is_not_default_is_written_or_what_every_rank_reads() -> None:
+    raw = json.loads(document.render(RunDocument(read_settings({"nodes": 2, "nthreads": 1}))))
+    assert raw["settings"] == {"nodes": 2, **TERMS}
+    assert raw["sources"] == {"nodes": "keyword nodes", "nthreads": "keyword nthreads"}
+
+
+def test_through_a_shell_and_an_argv() -> None:
+    whole = RunDocument(read_settings({"env": {"A": 'it\'s "$HOME" `x` \\ \u00e9 %s'}}), script=("a b.py", "", "'"))
+    line = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1])' {shlex.quote(document.render(whole))}"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    assert document.read(done.stdout.rstrip("\n")) == whole
+
+
+def changed(**changes: object) -> str:
+    return json.dumps(json.loads(document.render(RunDocument(Settings(nodes=2)))) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not a run document"),
+        ("nodes=2", "not a run document"),
+        ("[1]", "not a run document"),
+        ("{}", "not a run document"),
+        (changed(version=2), "version 2, but this hpcgpu reads version 1"),
+        (changed(version="1"), "version '1'"),
+        (changed(version=True), "version True"),
+        (changed(extra=1), "keys"),
+        (changed(shape="elastic"), "shape: 'elastic'; allowed: one of gang, in-allocation"),
+        (changed(shape=1), "shape"),
+        (changed(script="a.py"), "script"),
+        (changed(meeting=None), "meeting"),
+        (changed(launch=1), "launch"),
+        (changed(exit_file=1), "exit_file"),
+        (changed(sources={"nodes": 1}), "sources"),
+        (changed(sources=[]), "sources"),
+        (changed(settings=[]), "settings"),
+        (changed(settings={"nods": 1}), "settings: 'nods'; allowed"),
+        (changed(settings={"nodes": "2"}), "settings.nodes"),
+        (changed(settings={"nodes": 0}), "nodes: 0 is not a count"),
+        (changed(settings={"nodes": None}), "nodes: None is not a count"),
+        (changed(settings={"job_extra_directives": "--x"}), "settings.job_extra_directives"),
+        (changed(settings={"sources": {}}), "settings: 'sources'"),
+        (changed(settings={"env": {"A": "x\ny"}}), "env"),
+        (changed(settings={"protocol": "http"}), "protocol"),
+    ],
+)
+def test_nothing_else_is_read(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        document.read(text)
+    assert said in str(caught.value)
+
+
+def test_too_long_for_an_argument() -> None:
+    with pytest.raises(ConfigError, match="at most 131071"):
+        document.render(replace(RunDocument(), script=("x" * 140_000,)))
+
+
+@given(given=values())
+def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
+    settings = read_settings(given)
+    whole = RunDocument(settings, "gang", meeting="/a/b", launch="1f", exit_file="/a/exit")
+    terms = read_terms(document.render(whole))
+    expected = {"shape": "gang", "meeting": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
+    assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", changed(settings={"nods": 1}), changed(settings={"nodes": 2})])
+def test_a_document_without_terms_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="run document"):
+        read_terms(text)
+
+
+FOLLOWER = """
+import sys
+from hpcgpu.agent import node, rank
+from hpcgpu.agent.follower import follow
+from hpcgpu.plan.layout import plan_layout
+place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
+me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
+plan_layout([node.rank_record(me._record(None))])
+print(*sys.modules)
+"""
+
+
+def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
+    argv = [sys.executable, "-c", FOLLOWER, document.render(RunDocument(read_settings({"gpus": "sim:2"})))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
+
+
+def test_reading_is_light() -> None:
+    """Every leader reads a document."""
+    code = "import sys; import hpcgpu.config.document; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & set(done.stdout.split())

@@ -1,0 +1,110 @@
+"""Listeners whose peers have to show soon who they are, on real ones of distributed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from background import said
+from distributed.comm import connect, listen, registry
+
+from hpcgpu.deploy import compat
+from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.deploy.processes.handshakes import Handshakes
+
+SECURE = security(Certificate.make())
+BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[float, int], None]:
+    """Limit the listeners of this process to come, for one test."""
+    caplog.set_level(logging.WARNING)
+    for name in ("tcp", "tls"):
+        monkeypatch.setitem(registry.backends, name, registry.backends[name])
+    return lambda deadline_s, most: compat.limit_handshakes(Handshakes(deadline_s, most))
+
+
+async def echo(comm: Any) -> None:
+    async with asyncio.timeout(60):
+        while (message := await comm.read()) != "end":
+            await comm.write(message)
+
+
+async def end_of(reader: asyncio.StreamReader) -> str:
+    try:
+        async with asyncio.timeout(30):
+            await reader.read()
+    except ConnectionResetError:
+        return "reset"
+    return "closed"
+
+
+def arguments(protocol: str, way: str) -> dict[str, Any]:
+    return {} if protocol == "tcp" else getattr(SECURE, f"get_{way}_args")("worker")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in said(caplog)]
+
+
+@BOTH
+def test_the_silent_go_at_the_deadline_and_those_who_have_greeted_stay(
+    limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    async def main() -> None:
+        limit(1.0, 8)
+        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
+            host, port = listener.contact_address.rpartition("/")[2].split(":")
+            silent = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+            comm = await connect(listener.contact_address, timeout=20, **arguments(protocol, "connection"))
+            ends = await asyncio.gather(*(end_of(reader) for reader, _ in silent))
+            assert ends[:12] == ["reset"] * 12, "the oldest make room"
+            assert set(ends) == {"reset", "closed"}
+            await comm.write("still here")
+            assert await comm.read() == "still here"
+            await comm.write("end")
+            await comm.close()
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(main())
+    (line,) = warnings(caplog)
+    assert line == (
+        f"connections without a handshake: 1; the last one from {protocol}://127.0.0.1: turned away for newer ones"
+    )
+
+
+@BOTH
+def test_what_is_no_handshake_is_counted_and_closed(
+    limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    async def main() -> None:
+        limit(20.0, 8)
+        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
+            host, port = listener.contact_address.rpartition("/")[2].split(":")
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(b"GET / HTTP/1.0\r\n\r\n" * 9)
+                await end_of(reader)
+                writer.close()
+
+    asyncio.run(main())
+    (line,) = warnings(caplog)
+    assert line.startswith(f"connections without a handshake: 1; the last one from {protocol}://127.0.0.1: ")
+
+
+def test_a_stranger_with_a_certificate_of_his_own_is_told_why_by_tls(limit: Callable[[float, int], None]) -> None:
+    async def main() -> None:
+        limit(20.0, 8)
+        async with listen("tls://127.0.0.1", echo, **arguments("tls", "listen")) as listener:
+            stranger = security(Certificate.make()).get_connection_args("worker")
+            with pytest.raises(OSError) as told:
+                await connect(listener.contact_address, timeout=5, **stranger)
+            assert isinstance(told.value.__cause__, ssl.SSLCertVerificationError)
+
+    asyncio.run(main())

@@ -1,0 +1,111 @@
+"""What people see of Slurm's jobs whose node dies: Slurm answers as it did when one of its nodes was powered off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from fleets import crew
+from paths import BATCH
+from recordings import records
+from waiting import until
+
+from hpcgpu.batch import Slurm
+from hpcgpu.deploy.jobs.ask import on_lost_nodes
+from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.job import SubmittedJob
+from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.errors import JobError
+from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
+from hpcgpu.plan.phase import describe
+from hpcgpu.plan.reconcile import Policy
+
+RECORDED = list(records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt"))
+# Nothing is noticed yet; node4 does not answer; it has been given up.
+UNNOTICED, SILENT, DOWN = range(3)
+AGAIN, ONE, TWO = "41", "42", "43"
+Turn = Callable[[int], None]
+
+
+@pytest.fixture
+def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
+    """Slurm's programs, and what brings them from one of these moments to another."""
+    for name in ("squeue", "sinfo"):
+        answers = [record.stdout for record in RECORDED if record.command.startswith(f"{name} ")]
+        assert len(answers) == 3
+        for moment, answer in enumerate(answers):
+            (tmp_path / f"{name}.{moment}").write_text(answer)
+        (tmp_path / name).write_text(f'#!/bin/sh\nread -r moment < {tmp_path}/moment; cat "$0.$moment"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def to(moment: int) -> None:
+        (tmp_path / "next").write_text(f"{moment}\n")
+        (tmp_path / "next").rename(tmp_path / "moment")
+
+    to(UNNOTICED)
+    return to
+
+
+def job(job_id: str) -> SubmittedJob:
+    return SubmittedJob(RecordedJob(id=job_id, log="no.log"), Slurm(), print)
+
+
+def test_a_clusters_job_says_which_node_it_has_lost_and_waits_without(turn: Turn) -> None:
+    def look() -> tuple[JobState, str]:
+        status = asyncio.run(again.check())
+        assert status
+        return status.state, status.trouble
+
+    again = job(AGAIN)
+    assert look() == (JobState.RUNNING, "")
+    turn(SILENT)
+    assert look() == (JobState.RUNNING, "node4 does not answer Slurm")
+    turn(DOWN)
+    assert look() == (JobState.PENDING, "node4 is down: Not responding")
+
+
+def test_of_a_job_that_leaves_its_other_nodes_the_lost_one_is_named(turn: Turn) -> None:
+    turn(DOWN)
+    listed = {"1": JobStatus(JobState.RUNNING, "COMPLETING", trouble="in state COMPLETING")}
+    before = {"1": ("node3", "node4")}
+    assert asyncio.run(on_lost_nodes(Slurm(), listed, ran_on=before))["1"].trouble == "node4 is down: Not responding"
+    assert asyncio.run(on_lost_nodes(Slurm(), listed)) == listed
+
+
+@pytest.mark.parametrize(("job_id", "code"), [(ONE, ""), (TWO, ", exit code 143")])
+def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str) -> None:
+    """Of two nodes, too, of which squeue does not say which one was lost."""
+    turn(DOWN)
+    with pytest.raises(JobError) as caught:
+        asyncio.run(job(job_id).check())
+    ended = f"job {job_id} has ended: NODE_FAIL (NodeDown, node4 is down: Not responding){code}; "
+    assert str(caught.value).startswith(ended)
+
+
+def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn: Turn) -> None:
+    shown = {
+        UNNOTICED: "STARTING 0/1",
+        SILENT: "STARTING 0/1 (node4 does not answer Slurm)",
+        DOWN: "PENDING (BeginTime, node4 is down: Not responding), starts about 2026-11-22 15:50",
+    }
+    seen: list[str] = []
+
+    async def run() -> None:
+        def look() -> None:
+            seen.extend(describe(member.facts, date(2026, 11, 23)).text for member in fleet.members)
+
+        recorded = (RecordedJob(id=AGAIN, log=""),)
+        policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
+        spec = JobSpec(name="x", argv=("true",))
+        fleet = Fleet(Slurm(), spec, policy, 1, crew(written_down=lambda: (recorded, ()), changed=look))
+        fleet.take(1, steers=False)
+        for moment, text in shown.items():
+            turn(moment)
+            await asyncio.to_thread(until, lambda text=text: text in seen, text)
+        fleet.stop()
+
+    asyncio.run(run())

@@ -1,0 +1,331 @@
+"""Memory as people see it: tables, trimming, the allocator, and what distributed itself shows as spilled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client, Scheduler, Worker
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpcgpu
+from hpcgpu import sim
+from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.errors import ConfigError
+from hpcgpu.host import allocator, process
+from hpcgpu.plan.memory_table import Moved, WorkerMemory, render, total
+from hpcgpu.sim import SimArray, SimGpu
+from hpcgpu.sim.dask import register
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.store.executor import Count
+from hpcgpu.spill.store.log import SpillLog
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
+
+
+# the table
+
+
+A = WorkerMemory(
+    name="n-0",
+    device_managed_bytes=3 * GIB,
+    device_used_bytes=4 * GIB,
+    device_limit_bytes=8 * GIB,
+    device_capacity_bytes=10 * GIB,
+    device_source="pool",
+    host_managed_bytes=2 * GIB,
+    process_bytes=5 * GIB,
+    host_limit_bytes=16 * GIB,
+    spilled_to_host_bytes=GIB,
+    spilled_to_disk_bytes=7 * GIB,
+    moved={"device_to_host": Moved(4_000_000_000, 40, 0.5)},
+)
+
+
+def test_the_table() -> None:
+    lines = render([A, replace(A, name="n-1", device_limit_bytes=None)]).splitlines()
+    assert re.split("  +", lines[0])[:6] == [
+        "worker",
+        "device: managed",
+        "in use",
+        "limit",
+        "capacity",
+        "host: managed",
+    ]
+    device, host = ["3.0 GiB", "4.0 GiB", "8.0 GiB", "10.0 GiB"], ["2.0 GiB", "3.0 GiB", "5.0 GiB", "16.0 GiB"]
+    assert re.split("  +", lines[1]) == ["n-0", *device, *host, "1.0 GiB", "7.0 GiB"]
+    # one worker's limit is unknown
+    assert re.split("  +", lines[3])[:6] == ["all", "6.0 GiB", "8.0 GiB", "-", "20.0 GiB", "4.0 GiB"]
+    assert "3.7 GiB in 40 (0.50 s, 8.00 GB/s)" in lines[6]
+    assert "7.5 GiB in 80 (1.00 s, 8.00 GB/s)" in lines[8]
+    assert lines[-1] == "managed: Dask's data; in use: arrays in the worker's CuPy pool; allocator: system"
+
+
+def test_nothing_moved_is_said_in_one_line() -> None:
+    assert "nothing has been moved\n" in render([replace(A, moved={})])
+    assert "GB/s" not in render([replace(A, moved={})])
+
+
+def test_what_did_not_go_as_it_does_is_said() -> None:
+    assert "failed" not in render([A])
+    assert "pickled" not in render([A])
+    text = render([replace(A, rescues=2, immovable_number=1, immovable_bytes=3 * MIB)] * 2)
+    assert "went well after data was moved: 4\n" in text
+    assert "stay in memory (the log names their types): 2, 6.0 MiB\n" in text
+
+
+def test_a_device_that_workers_share_is_not_counted_twice() -> None:
+    assert total([replace(A, device_source="NVML")] * 2).device_used_bytes is None
+    assert total([replace(A, device_source="NVML")]).device_used_bytes == 4 * GIB
+    assert total([A] * 2).device_used_bytes == 8 * GIB
+
+
+SIZES = st.integers(0, 1 << 50)
+MOVED = st.builds(Moved, SIZES, st.integers(0, 10**6), st.floats(0, 1e6))
+WORKERS = st.builds(
+    WorkerMemory,
+    name=st.text("abc-0123", min_size=1),
+    device_source=st.sampled_from(["", "simulated", "pool", "NVML"]),
+    moved=st.dictionaries(st.sampled_from(WAYS), MOVED),
+    allocator=st.sampled_from(["system", "jemalloc 5.3.0"]),
+    **{f.name: SIZES if f.type == "int" else st.none() | SIZES for f in fields(WorkerMemory) if "bytes" in f.name},
+)
+
+
+@given(st.lists(WORKERS, min_size=1, max_size=5))
+def test_the_sum_is_the_sum_and_every_worker_has_its_lines(workers: list[WorkerMemory]) -> None:
+    summed = total(workers)
+    for name in ("device_managed_bytes", "process_bytes", "spilled_to_disk_bytes"):
+        assert getattr(summed, name) == sum(getattr(w, name) for w in workers)
+    limits = [w.host_limit_bytes for w in workers]
+    assert summed.host_limit_bytes == (None if None in limits else sum(x for x in limits if x is not None))
+    assert summed.moved["host_to_disk"].number == sum(w.moved.get("host_to_disk", Moved()).number for w in workers)
+    text = render(workers)
+    tables = 2 if any(m.number for w in workers for m in w.moved.values()) else 1
+    for name in {w.name for w in workers}:
+        same = sum(w.name == name for w in workers)
+        assert sum(line.split(" ")[0] == name for line in text.splitlines()) == tables * same
+    assert all(w.host_unmanaged_bytes <= w.process_bytes for w in workers)
+
+
+# asked of workers
+
+
+@pytest.fixture
+def gpu() -> Iterator[SimGpu]:
+    before = sim.current_gpu()
+    made = SimGpu(16 * MIB)
+    sim.set_current_gpu(made)
+    register()
+    yield made
+    sim.set_current_gpu(before)
+
+
+@asynccontextmanager
+async def one_worker(folder: Path, *, store: bool = True) -> AsyncIterator[tuple[Client, Scheduler, Worker]]:
+    limits = {"device_memory_limit": 400 * KIB, "memory_limit": "600KiB", "local_directory": str(folder)}
+    async with AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(
+            Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0")
+        )
+        worker = Worker(
+            scheduler.address,
+            name="n-0",
+            host="127.0.0.1",
+            local_directory=str(folder),
+            memory_limit="1GB",
+            dashboard=False,
+            **({"data": (GpuSpillBuffer, limits), "plugins": [Unspilling(None)]} if store else {}),
+        )
+        await stack.enter_async_context(worker)
+        yield await stack.enter_async_context(Client(scheduler.address, asynchronous=True)), scheduler, worker
+
+
+def make(i: int) -> SimArray:
+    return sim.asarray(np.full(100 * KIB, i, "u1"))
+
+
+def test_a_worker_tells_what_lies_where(gpu: SimGpu, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with one_worker(tmp_path) as (client, scheduler, worker):
+            futures = client.map(make, range(12))
+            await client.gather(client.map(type, futures))
+            assert await asyncio.to_thread(worker.data.settle, 10)
+            kept = make(99)  # on the device, and not Dask's
+            found = await hpcgpu.memory(client)
+            [w] = found.workers
+            assert w.name == "n-0"
+            assert w.device_source == "simulated"
+            assert w.device_managed_bytes <= w.device_limit_bytes == 400 * KIB
+            assert w.device_used_bytes == w.device_managed_bytes + kept.nbytes == gpu.used_bytes
+            assert w.device_capacity_bytes == 16 * MIB
+            data = 12 * 100 * KIB
+            assert w.device_managed_bytes + w.spilled_to_host_bytes + w.spilled_to_disk_bytes == pytest.approx(
+                data, 0.02
+            )
+            assert w.spilled_to_host_bytes > 0
+            assert w.spilled_to_disk_bytes > 0
+            assert w.host_limit_bytes == 10**9
+            assert w.process_bytes > w.host_managed_bytes >= w.spilled_to_host_bytes
+            down = w.moved["device_to_host"]
+            assert (down.nbytes, down.number) == (gpu.d2h_bytes, gpu.d2h_copies)
+            assert down.seconds > 0
+            assert f"in {down.number} (" in str(found) == repr(found)
+            assert found.total.device_managed_bytes == w.device_managed_bytes
+            assert found._repr_html_().startswith("<pre>worker")
+            # distributed's own words: the spill from the device is in them
+            await worker.heartbeat()
+            seen = scheduler.workers[worker.address].memory
+            assert seen.spilled == w.spilled_to_host_bytes + w.spilled_to_disk_bytes
+            del futures, kept
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with one_worker(tmp_path, store=False) as (client, _, __):
+            with pytest.raises(ConfigError, match=r"worker n-0 has a .* data=\(hpcgpu.spill.GpuSpillBuffer"):
+                await hpcgpu.memory(client)
+            with pytest.raises(ConfigError, match="worker n-0 was not started by hpcgpu"):
+                await hpcgpu.bindings(client)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+# trimming
+
+
+def test_a_threshold_that_is_no_number_is_left_to_glibc() -> None:
+    assert not allocator.set_trim_threshold("much")
+
+
+# the allocator
+
+
+def test_the_threads_that_pbs_sets_are_no_wish_of_the_users() -> None:
+    """It gives every job OMP_NUM_THREADS, as many as it has cores (20-job-environment)."""
+    job = {"PBS_JOBID": "7.login01", "NCPUS": "8", "OMP_NUM_THREADS": "8"}
+    added = process.image_env(job)
+    assert added["OMP_NUM_THREADS"] == "1"
+    assert process.replaced(job | added, {}) == (
+        "OMP_NUM_THREADS=8 is the batch system's, for the whole job: each worker has 1 (env= changes it)",
+    )
+    assert process.replaced(job | added, {"OMP_NUM_THREADS": "8"}) == ()
+    one = {**job, "NCPUS": "1", "OMP_NUM_THREADS": "1"}
+    assert process.replaced(one | process.image_env(one), {}) == ()
+    assert process.user_env(job | added) == job
+    for own in (job | {"OMP_NUM_THREADS": "4"}, {"NCPUS": "8", "OMP_NUM_THREADS": "8"}):
+        assert "OMP_NUM_THREADS" not in process.image_env(own)
+        assert process.replaced(own | process.image_env(own), {}) == ()
+
+
+def test_the_image_preloads_and_the_users_script_does_not() -> None:
+    added = process.image_env({"LD_PRELOAD": "theirs.so"}, "/lib/libjemalloc.so.2")
+    assert added["LD_PRELOAD"] == "/lib/libjemalloc.so.2:theirs.so"
+    assert process.user_env({"LD_PRELOAD": "theirs.so", **added}) == {"LD_PRELOAD": "theirs.so"}
+    assert process.user_env({"A": "1", **process.image_env({}, "/lib/libjemalloc.so.2")}) == {"A": "1"}
+    assert "LD_PRELOAD" not in process.image_env({"LD_PRELOAD": "theirs.so"})
+    kept = {"LD_PRELOAD": "theirs.so"}
+    assert process.user_env({**kept, **process.image_env(kept)}) == kept
+
+
+def test_jemalloc_is_looked_for_in_the_users_environment_first(tmp_path: Path) -> None:
+    for name in ("conda", "module", "foreign"):
+        (tmp_path / name / "lib").mkdir(parents=True)
+    elf = Path(sys.executable).resolve().read_bytes()[:64]
+    (tmp_path / "conda/lib/libjemalloc.so.2").write_bytes(elf)
+    (tmp_path / "module/lib/libjemalloc.so.2").write_bytes(elf)
+    (tmp_path / "foreign/lib/libjemalloc.so.2").write_bytes(elf[:18] + b"\xff\xff" + elf[20:])
+    where = {"CONDA_PREFIX": str(tmp_path / "conda"), "EBROOTJEMALLOC": str(tmp_path / "module")}
+    assert allocator.find_jemalloc(where) == str(tmp_path / "conda/lib/libjemalloc.so.2")
+    foreign = {"CONDA_PREFIX": str(tmp_path / "foreign"), "LD_LIBRARY_PATH": f":{tmp_path}/module/lib"}
+    assert allocator.find_jemalloc(foreign) == str(tmp_path / "module/lib/libjemalloc.so.2")
+    assert "$CONDA_PREFIX/lib" in allocator.NOT_FOUND
+
+
+ALLOCATOR = """
+from hpcgpu.host import allocator
+blocks = [bytes(16 << 10) for _ in range(8000)]
+kept = blocks[::100]
+del blocks
+print(allocator.in_force(), allocator.trim() > 8 << 20)
+"""
+
+
+def test_jemalloc_is_in_force_and_is_purged() -> None:
+    library = allocator.find_jemalloc(os.environ)
+    if not library:
+        pytest.skip("no libjemalloc.so.2 here")
+    env = {**os.environ, "LD_PRELOAD": library, "MALLOC_CONF": "dirty_decay_ms:-1"}
+    done = subprocess.run([sys.executable, "-c", ALLOCATOR], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("jemalloc 5.")
+    assert done.stdout.endswith(" True\n")
+    assert allocator.in_force() == "system"
+
+
+# the log
+
+
+def counters(down: int = 0, disk: int = 0) -> dict[str, Count]:
+    return {"device_to_host": Count(down * MIB, down, 0.1), "host_to_disk": Count(disk * MIB, disk, 0.1)}
+
+
+TIERS = {"device": 5 * MIB, "host": 2 * MIB, "disk": 0}
+
+
+def test_the_log_has_a_line_when_spilling_begins_and_one_when_it_has_ended() -> None:
+    log = SpillLog(quiet_s=10)
+    assert log.note(TIERS, counters(), 0.0) is None
+    assert log.wait_s(0.0) is None
+    begins = log.note(TIERS, counters(1), 1.0)
+    assert begins == (
+        "spilling begins: device to host 1.0 MiB in 1 move; now 5.0 MiB on device, 2.0 MiB on host, 0 B on disk"
+    )
+    assert log.note(TIERS, counters(1), 9.0) is None
+    assert log.note(TIERS, counters(3, 2), 10.0) is None
+    assert log.wait_s(12.0) == 8.0
+    assert log.note(TIERS, counters(3, 2), 19.9) is None
+    ended = log.note(TIERS, counters(3, 2), 20.0)
+    assert ended is not None
+    assert ended.startswith("spilling has ended after 9 s: device to host 3.0 MiB in 3 moves, host to disk 2.0 MiB in")
+    assert log.wait_s(20.0) is None
+    assert log.note(TIERS, counters(3, 2), 90.0) is None
+    again = log.note(TIERS, counters(4, 2), 100.0)
+    assert again is not None
+    assert "device to host 1.0 MiB in 1 move;" in again
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=60))
+def test_the_log_alternates_and_misses_no_move(steps: list[tuple[int, int]]) -> None:
+    log, now_s, moves = SpillLog(quiet_s=10), 0, 0
+    lines: list[tuple[int, str]] = []
+    last_move_s = None
+    for wait_s, number in steps:
+        now_s, moves = now_s + wait_s, moves + number
+        last_move_s = now_s if number else last_move_s
+        if line := log.note(TIERS, counters(moves), now_s):
+            lines.append((now_s, line))
+    assert [line.startswith("spilling begins") for _, line in lines] == [i % 2 == 0 for i in range(len(lines))]
+    assert bool(lines) == (moves > 0)
+    if log.wait_s(now_s) is not None and last_move_s is not None:
+        assert log.note(TIERS, counters(moves), last_move_s + 10) is not None
+        lines.append((now_s, "spilling has ended"))
+    assert len(lines) % 2 == 0
+
+
+# NVIDIA's devices
+
+
+# an option of the cluster

@@ -1,0 +1,124 @@
+"""What is written down of a run, and how a run is found again."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.config import document
+from hpcgpu.deploy.jobs import record, runs
+from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob
+from hpcgpu.deploy.network import contact
+from hpcgpu.errors import ConfigError, ParseError
+from hpcgpu.model import RunDocument, Settings
+
+SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
+FACTS = Record(
+    name="mine",
+    batch="slurm",
+    dialect={"gpus": "gres"},
+    document=document.render(RunDocument(settings=SETTINGS, shape="gang", meeting="/home/me/runs/1")),
+    client=Process("login1", 4711, 99),
+    created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    jobs=(RecordedJob(id="12", log="/home/me/slurm-12.out"),),
+)
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+jobs = st.builds(RecordedJob, id=texts, log=texts, exit_file=texts, kind=st.sampled_from(["head", "member"]))
+facts = st.builds(
+    Record,
+    name=texts,
+    batch=st.just("pbs"),
+    dialect=st.dictionaries(texts, st.one_of(texts, st.booleans(), st.lists(texts).map(tuple))),
+    document=texts,
+    client=st.builds(Process, texts, st.integers(1, 2**22), st.integers(0, 2**40)),
+    created=st.datetimes(timezones=st.just(UTC)),
+    jobs=st.lists(jobs, max_size=3).map(tuple),
+    gone=st.lists(st.builds(Gone, jobs, texts, st.datetimes(timezones=st.just(UTC))), max_size=3).map(tuple),
+    submitting=st.booleans(),
+)
+
+
+@given(facts)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, written: Record) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    record.write(folder, written)
+    assert record.read(folder) == written
+
+
+def folder_of(home: Path, written: Record) -> Path:
+    folder = contact.make_folder(home)
+    record.write(folder, written)
+    return folder
+
+
+def test_the_record_is_closed_to_others_and_holds_no_secret(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, FACTS)
+    assert (folder / "record").stat().st_mode & 0o777 == 0o600
+    assert (folder / "nonce").read_text() not in (folder / "record").read_text()
+
+
+def test_settings_and_batch_system_come_back(tmp_path: Path) -> None:
+    found = record.read(folder_of(tmp_path, FACTS))
+    assert found.run.settings == SETTINGS
+    assert "gres" in repr(found.system)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"name": "x", "batch": "slurm"})])
+def test_what_is_no_record_is_said_and_skipped(tmp_path: Path, text: str) -> None:
+    good, bad = folder_of(tmp_path, FACTS), folder_of(tmp_path, FACTS)
+    (bad / "record").write_text(text)
+    (tmp_path / "local").mkdir()  # a local cluster's folder has none
+    with pytest.raises(ParseError, match="no record of a run"):
+        record.read(bad)
+    said: list[str] = []
+    assert [run.folder for run in record.runs(tmp_path, said.append)] == [good]
+    assert len(said) == 1
+    assert str(bad) in said[0]
+
+
+def test_there_are_no_runs_where_there_is_no_folder(tmp_path: Path) -> None:
+    assert record.runs(tmp_path / "none", pytest.fail) == ()
+
+
+@pytest.mark.parametrize("wanted", ["mine", "12"])
+def test_a_run_is_found_by_name_and_by_job(tmp_path: Path, wanted: str) -> None:
+    folder = folder_of(tmp_path, FACTS)
+    assert runs.find(tmp_path, wanted).folder == folder
+    assert runs.find(tmp_path, folder.name).folder == folder
+
+
+def test_a_pbs_job_is_found_without_its_server(tmp_path: Path) -> None:
+    written = replace(FACTS, batch="pbs", dialect={}, jobs=(RecordedJob(id="1021.login01", log="x"),))
+    folder_of(tmp_path, written)
+    assert runs.find(tmp_path, "1021").record == runs.find(tmp_path, "1021.login01").record == written
+
+
+def test_several_of_a_name_and_none_are_errors_that_list_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run 'mine'; there are: none \(looked in"):
+        runs.find(tmp_path, "mine")
+    folder_of(tmp_path, FACTS)
+    later = FACTS.created + timedelta(hours=1)
+    folder_of(tmp_path, replace(FACTS, created=later, jobs=(RecordedJob(id="13", log="x"),)))
+    with pytest.raises(ConfigError, match=r"2 runs have the name 'mine'.*mine \(job 12, .*mine \(job 13"):
+        runs.find(tmp_path, "mine")
+    with pytest.raises(ConfigError, match=r"there is no run 'other'; there are: mine \(job 12"):
+        runs.find(tmp_path, "other")
+    assert runs.find(tmp_path, "13").record.jobs[0].id == "13"
+
+
+def test_a_run_that_was_never_written_down_goes_when_it_is_old(tmp_path: Path) -> None:
+    written, unwritten, young = folder_of(tmp_path, FACTS), contact.make_folder(tmp_path), contact.make_folder(tmp_path)
+    for folder in (written, unwritten):
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (0, 0))
+    record.sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([written, young])
+    record.sweep(tmp_path / "not there")

@@ -1,0 +1,332 @@
+"""RMM and cuDF: which options go together, what a worker's plan is on its own GPU, what it says without RMM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.config.layers import read_settings
+from hpcgpu.deploy.processes import devices
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
+from hpcgpu.model.worker import Rapids
+from hpcgpu.plan.rapids import plan_rapids
+from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.sim import SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices import pressure
+from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf, spills_itself
+
+GIB = 1 << 30
+GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)
+
+
+def planned(given: dict[str, object], device_memory_bytes: int = 80 * GIB) -> Rapids | None:
+    return plan_rapids(read_settings(given), "n1-0", device_memory_bytes)
+
+
+def resources(**given: object) -> list[tuple[str, dict[str, object]]]:
+    plan = planned(given)
+    assert plan is not None
+    return [(name, dict(arguments)) for name, arguments in plan.resources]
+
+
+def test_each_plan() -> None:
+    """Classes of rmm.mr 26.10 with their arguments, the lowest first."""
+    assert planned({}) is None
+    assert planned({"rmm_pool_size": 0, "rmm_async": False, "rmm_allocator_external_lib_list": []}) is None
+    cuda, managed = ("CudaMemoryResource", {}), ("ManagedMemoryResource", {})
+    pool = ("PoolMemoryResource", {"initial_pool_size": 40 * GIB})
+    assert resources(rmm_pool_size=0.5) == [cuda, pool]
+    assert resources(rmm_pool_size="40GiB", rmm_managed_memory=True) == [managed, pool]
+    assert resources(rmm_managed_memory=True) == [managed]
+    both = resources(rmm_pool_size="1GiB", rmm_maximum_pool_size=0.9)
+    assert both[1][1] == {"initial_pool_size": GIB, "maximum_pool_size": 72 * GIB}
+    assert resources(rmm_async=True) == [("CudaAsyncMemoryResource", {})]
+    assert resources(rmm_async=True, rmm_pool_size="1GiB", rmm_release_threshold=0.25, rmm_maximum_pool_size=0.5) == [
+        ("CudaAsyncMemoryResource", {"initial_pool_size": GIB, "release_threshold": 20 * GIB}),
+        ("LimitingResourceAdaptor", {"allocation_limit": 40 * GIB}),
+    ]
+    log = ("LoggingResourceAdaptor", {"log_file_name": "/logs/rmm_log_n1-0.txt"})
+    assert resources(rmm_log_directory="/logs/", rmm_track_allocations=True, rmm_pool_size=0.5) == [
+        cuda,
+        pool,
+        log,
+        ("TrackingResourceAdaptor", {}),
+    ]
+    assert resources(rmm_track_allocations=True) == [cuda, ("TrackingResourceAdaptor", {})]
+    assert resources(rmm_allocator_external_lib_list="cupy") == []  # RMM's own choice
+
+
+@given(st.floats(1e-3, 1.0), st.integers(GIB, 200 * GIB))
+def test_a_fraction_is_of_the_workers_own_gpu(fraction: float, size: int) -> None:
+    plan = planned({"rmm_pool_size": fraction}, size)
+    assert plan is not None
+    pool = dict(plan.resources[1][1])["initial_pool_size"]
+    assert isinstance(pool, int)
+    assert pool % 256 == 0
+    assert fraction * size - 256 <= pool <= fraction * size
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rmm_pool_size": 0.5, "gpus": "sim:2"}, "simulated GPUs"),
+        ({"enable_cudf_spill": True, "gpus": "sim:2"}, "simulated GPUs"),
+        ({"rmm_async": True, "rmm_managed_memory": True}, "no managed memory"),
+        ({"rmm_release_threshold": "1GB"}, "rmm_async=True only"),
+        ({"rmm_maximum_pool_size": "1GB"}, "without a pool"),
+        ({"rmm_maximum_pool_size": "1GB", "rmm_managed_memory": True}, "without a pool"),
+        ({"rmm_pool_size": "2GB", "rmm_maximum_pool_size": "1GB"}, "is less than rmm_pool_size"),
+        ({"rmm_pool_size": 0.9, "rmm_maximum_pool_size": 0.8}, "is less than rmm_pool_size"),
+        ({"rmm_allocator_external_lib_list": ["cupy", "numba"]}, "no allocator for 'numba'; allowed: cupy, torch"),
+        ({"cudf_spill_stats": 1}, "without enable_cudf_spill"),
+        ({"rmm_pool_size": 1}, "neither a fraction nor a size"),
+        ({"rmm_pool_size": "default"}, "'default'"),
+        ({"rmm_maximum_pool_size": "auto"}, "'auto'"),
+        ({"rmm_async": "maybe"}, "neither true nor false"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_starts(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        read_settings(given)
+    assert "set by" in str(caught.value)
+    assert any(name in str(caught.value) for name in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "device_memory_bytes", "says"),
+    [
+        ({"rmm_pool_size": 0.5}, 0, "rmm_pool_size='30GB'"),
+        ({"rmm_pool_size": "81GiB"}, 80 * GIB, "has 80"),
+        ({"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "10GiB"}, 80 * GIB, "is less than rmm_pool_size"),
+    ],
+)
+def test_what_the_gpu_does_not_have_is_refused_on_the_node(
+    given: dict[str, object], device_memory_bytes: int, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        planned(given, device_memory_bytes)
+
+
+def test_managed_memory_may_be_more_than_the_gpu_has() -> None:
+    pool = resources(rmm_pool_size="100GiB", rmm_managed_memory=True)[1]
+    assert pool == ("PoolMemoryResource", {"initial_pool_size": 100 * GIB})
+
+
+def test_libraries_as_dask_cuda_takes_them() -> None:
+    for libraries in ("cupy, torch", ["cupy", "torch"], ["cupy,torch", "cupy"]):
+        plan = planned({"rmm_allocator_external_lib_list": libraries})
+        assert plan is not None
+        assert plan.libraries == ("cupy", "torch")
+        assert [module for module, _ in plan.needs] == ["rmm", "cupy", "torch"]
+
+
+def specs_of(**given: object) -> list[WorkerSpec]:
+    everything = CpuSet(range(4))
+    node = NodeFacts(
+        name="n1",
+        topology=Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,)),
+        gpus=(GPU,),
+        allowed=everything,
+        allowed_nodes=CpuSet([0]),
+        memory=HostMemory(64 * GIB, ""),
+        environ={},
+        scratch="/scratch",
+    )
+    return [spec for _, spec in plan_workers(read_settings(given), node, NodeLayout(0, (0,), ((0, 1),)))]
+
+
+def test_workers_carry_their_own_plan() -> None:
+    specs = specs_of(workers_per_gpu=2, rmm_pool_size=0.5, rmm_log_directory="logs")
+    arguments = [[dict(a) for _, a in spec.rapids.resources] for spec in specs if spec.rapids]
+    assert [a[1]["initial_pool_size"] for a in arguments] == [20 * GIB, 20 * GIB]
+    assert [a[2]["log_file_name"] for a in arguments] == ["logs/rmm_log_n1-0.txt", "logs/rmm_log_n1-1.txt"]
+    assert specs_of(workers_per_gpu=2)[0].rapids is None
+
+
+def test_cudf_is_told_to_spill_before_it_is_imported() -> None:
+    env = dict(specs_of(workers_per_gpu=2, enable_cudf_spill=True, cudf_spill_stats=1)[0].env)
+    assert (env["CUDF_SPILL"], env["CUDF_SPILL_STATS"]) == ("on", "1")
+    assert not {"CUDF_SPILL", "CUDF_SPILL_STATS"} & dict(specs_of(workers_per_gpu=2)[0].env).keys()
+    mine = specs_of(workers_per_gpu=2, enable_cudf_spill=True, env={"CUDF_SPILL_STATS": "2"})[0]
+    assert dict(mine.env)["CUDF_SPILL_STATS"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("given", "module"),
+    [({"rmm_pool_size": 0.5}, "rmm"), ({"rmm_async": True}, "rmm"), ({"enable_cudf_spill": True}, "cudf")],
+)
+def test_a_worker_without_the_library_says_what_to_install(
+    given: dict[str, object], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])  # also where both are installed for the tests with a GPU
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    wanted = read_settings(given, given_from="the cluster's keywords")
+    spec = WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,)), rapids=plan_rapids(wanted, "n1-0", 80 * GIB))
+    with pytest.raises(ConfigError, match=module) as caught:
+        devices.open_device(spec)
+    (option,) = given
+    for part in (option, "the cluster's keywords", "pip install 'hpcgpu[rapids]'"):
+        assert part in str(caught.value)
+    devices.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
+
+
+class Owner:
+    """Device memory of the fake cuDF below: bytes on the host, as cuDF's BufferOwner has them on the GPU."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
+
+
+class Span:
+    """A Buffer: a piece of device memory, for which cuDF 26.10 has ``owner``, ``nbytes`` and ``memoryview()``."""
+
+    def __init__(self, owner: Owner, begin: int, end: int) -> None:
+        self.owner, self.begin, self.end, self.nbytes = owner, begin, end, end - begin
+
+    def memoryview(self) -> memoryview:
+        return memoryview(self.owner.data)[self.begin : self.end]
+
+
+class Series:
+    """A fake of cuDF's Serializable protocol (core/abc.py): columns on the device, a label in host memory."""
+
+    __module__ = "cudf.core.series"
+
+    def __init__(self, columns: list[Span], label: memoryview) -> None:
+        self._columns = [Column(c) for c in columns]
+        self.label = label
+
+    def memory_usage(self) -> int:
+        return sum(c.span.nbytes for c in self._columns)
+
+    def device_serialize(self) -> tuple[dict[str, object], list[object]]:
+        frames = [*(c.span for c in self._columns), self.label]
+        return {"is-cuda": [True] * len(self._columns) + [False]}, frames
+
+    def host_serialize(self) -> None:
+        raise AssertionError("it would hold all frames twice")
+
+    @classmethod
+    def host_deserialize(cls, header: dict[str, list[bool]], frames: list[memoryview]) -> Series:
+        up = [Owner(bytes(f)) for f, on_device in zip(frames, header["is-cuda"], strict=True) if on_device]
+        return cls([Span(o, 0, o.size) for o in up], frames[-1])
+
+
+class Column:
+    """A pylibcudf column without mask."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+
+    def data(self) -> Span:
+        return self.span
+
+    def null_mask(self) -> None:
+        return None
+
+    def children(self) -> tuple[Column, ...]:
+        return ()
+
+
+def test_cudf_is_known_by_type() -> None:
+    assert is_cudf(Series([], memoryview(b"")))
+    assert not is_cudf(Span(Owner(b""), 0, 0))
+    assert not is_cudf(np.zeros(2))
+    assert not spills_itself()  # nothing here has imported it
+
+
+def test_cudf_objects_count_by_their_allocations() -> None:
+    a, b = Owner(bytes(1000)), Owner(bytes(24))
+    label = memoryview(b"")
+    whole, slices = Span(a, 0, 1000), Span(a, 10, 20)
+    count = CudfObjects().buffer_of
+    assert count(Series([whole, Span(b, 0, 24)], label))[1] == 1024
+    assert count(Series([whole, slices], label)) == count(Series([slices], label)) == count(Series([whole], label))
+    assert count(Series([whole], label))[1] == 1000
+    assert count(Series([whole], label))[0] != count(Series([Span(b, 0, 24)], label))[0]
+
+
+@given(st.lists(st.tuples(st.lists(st.binary(max_size=20), max_size=3), st.binary(max_size=9)), max_size=3))
+def test_cudf_objects_come_back_by_cudfs_own_serialization(parts: list[tuple[list[bytes], bytes]]) -> None:
+    objects = [Series([Span(Owner(d), 0, len(d)) for d in data], memoryview(label)) for data, label in parts]
+    root, views = CudfObjects().pack(objects, lambda nbytes: np.full(nbytes, 255, np.uint8))
+    assert root.nbytes == sum(sum(map(len, data)) + len(label) for data, label in parts)
+    back = CudfObjects().unpack(root, views)
+    root[:] = 255  # the store uses host memory again
+    assert [([bytes(c.span.owner.data) for c in s._columns], bytes(s.label)) for s in back] == parts
+
+
+# Stands for RMM's module: without a driver the real one has no current resource to ask for.
+FAKE_RMM = """
+class mr:
+    current = "cuda"
+    get_current_device_resource = staticmethod(lambda: mr.current)
+    FailureCallbackResourceAdaptor = staticmethod(lambda upstream, callback: (upstream, callback(1)))
+    @staticmethod
+    def set_current_device_resource(resource): mr.current = resource
+"""
+
+
+OPEN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from hpcgpu.deploy.processes import devices
+from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
+gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
+devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
+print("rmm" in sys.modules)
+import rmm
+print(rmm.mr.current)
+"""
+
+
+def opened(folder: Path, rmm: str) -> subprocess.CompletedProcess[str]:
+    """Open a worker's device in a process that finds this RMM."""
+    (folder / "rmm.py").write_text(rmm)
+    argv = [sys.executable, "-c", OPEN, str(folder)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_nothing_of_rmm_is_imported_before_user_code_does(tmp_path: Path) -> None:
+    assert opened(tmp_path, FAKE_RMM).stdout.split("\n")[:2] == ["False", "('cuda', False)"]
+
+
+def test_an_rmm_that_fails_and_that_nobody_asked_for_stops_no_worker(tmp_path: Path) -> None:
+    failing = (
+        FAKE_RMM.replace("lambda: mr.current", "lambda: mr.no_driver()")
+        + """
+    @staticmethod
+    def no_driver(): raise RuntimeError("cudaErrorInsufficientDriver")
+"""
+    )
+    done = opened(tmp_path, failing)
+    assert done.stdout.split("\n")[:2] == ["False", "cuda"]
+    assert "RMM is installed but fails on this GPU" in done.stderr
+    assert "cudaErrorInsufficientDriver" in done.stderr
+
+
+def test_what_makes_room_for_rmm_says_whether_anything_moved(tmp_path: Path) -> None:
+    """RMM asks as long as the answer is yes."""
+    gpu = SimGpu(100_000)
+    assert not pressure.evict(0, 1)
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    try:
+        for i in range(4):
+            store[i] = gpu.asarray(np.full(9_000, i, "u1"))
+        answers = []
+        while pressure.evict(0, 10_000):
+            answers.append(store.tiers["device"])
+        assert answers == [18_000, 0]
+        assert store.rescues == 2
+    finally:
+        store.close()
+    assert not pressure.evict(0, 1)

@@ -1,0 +1,497 @@
+"""What deploy has in the background meets what nobody expected: what is said, and what happens then."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from background import failures
+from comms import Comm
+from distributed.comm import CommClosedError
+from distributed.core import Status
+from fleets import crew
+from waiting import LIMIT_S, aside, run, until, when
+
+from hpcgpu.batch.local import Local
+from hpcgpu.config import document
+from hpcgpu.deploy.clusters.adaptive import JobAdaptive
+from hpcgpu.deploy.clusters.steering import Steering
+from hpcgpu.deploy.compat import MemoryManager
+from hpcgpu.deploy.jobs import guard, record
+from hpcgpu.deploy.jobs.errands import Errands
+from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.record import Process, Record
+from hpcgpu.deploy.jobs.submissions import Submissions
+from hpcgpu.deploy.network.lease import Holder, keep_touched
+from hpcgpu.deploy.network.lease_file import touch
+from hpcgpu.deploy.processes.helm import Helm
+from hpcgpu.deploy.processes.leaders import Watchers
+from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
+from hpcgpu.deploy.processes.silence import Listener
+from hpcgpu.deploy.processes.spawn import Child
+from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.watch import Lease
+from hpcgpu.errors import JobError, SpillError
+from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
+from hpcgpu.plan.reconcile import Policy
+
+
+class Flaky:
+    """Raises so many times, then answers; counts the calls."""
+
+    def __init__(self, error: Exception, times: float = float("inf"), answer: object = None) -> None:
+        self.error, self.left, self.answer, self.calls = error, times, answer, 0
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        self.calls += 1
+        if self.left > 0:
+            self.left -= 1
+            raise self.error
+        return self.answer
+
+    async def later(self, *_: object, **__: object) -> Any:
+        return self()
+
+
+# --- the jobs of an elastic cluster
+
+
+@pytest.mark.parametrize("part", ["write_down", "present"])
+def test_the_loop_of_an_elastic_cluster_goes_on_and_says_why_no_workers_come(
+    part: str, log: pytest.LogCaptureFixture
+) -> None:
+    """Its home is full; or what is known of the workers cannot be read."""
+    flaky = Flaky(OSError(errno.ENOSPC, "No space left on device"), answer={})
+    troubles: list[str] = []
+
+    async def body() -> None:
+        fleet = Fleet(
+            Local(),
+            JobSpec(name="x", argv=("true",)),
+            Policy(patience=Patience(ask_s=0.01)),
+            1,
+            crew(**{part: flaky}, changed=lambda: troubles.append(fleet.trouble)),
+        )
+        fleet.take(0, steers=True)
+        await when(lambda: troubles and troubles[-1])
+        assert "No space left on device" in fleet.trouble
+        calls, flaky.left = flaky.calls, 0
+        fleet.workers_changed()
+        await when(lambda: not fleet.members and not fleet.trouble)
+        assert flaky.calls > calls
+        fleet.stop()
+
+    run(body)
+    (said,) = failures(log)
+    assert said.startswith("the loop that looks after this cluster's jobs failed, and goes on in 0.5 s: OSError")
+    assert "the loop that looks after this cluster's jobs works again" in log.text
+
+
+def test_a_submission_that_cannot_be_written_down_is_none() -> None:
+    async def body() -> None:
+        full = crew(write_down=Flaky(OSError(errno.ENOSPC, "full"), times=1))
+        submissions = Submissions(Local(), JobSpec(name="x", argv=("true",)), full, Patience())
+        with pytest.raises(OSError, match="full"):
+            async for _ in submissions.submit(1, ()):
+                pass
+        assert not submissions.unanswered
+
+    run(body)
+
+
+@pytest.mark.parametrize(("error", "tracebacks"), [(CommClosedError("gone"), 0), (ValueError("no such worker"), 1)])
+def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+
+    async def body() -> None:
+        Errands(said.append).send(Flaky(error).later, ["tls://10.0.0.1:1"])
+        await when(lambda: said)
+
+    run(body)
+    assert said[0].startswith("workers tls://10.0.0.1:1: ")
+    assert str(error) in said[0]
+    assert len(failures(log)) == tracebacks
+
+
+# --- who steers
+
+
+class SchedulerOf:
+    """Hands out these connections, one after another."""
+
+    def __init__(self, *comms: Comm) -> None:
+        self.comms = list(comms)
+
+    async def live_comm(self) -> Comm:
+        return self.comms.pop(0)
+
+
+class FleetOf:
+    steers, wanted, error, trouble = False, 0, None, ""
+
+    def take(self, wanted: int | None, *, steers: bool) -> None:
+        self.steers, self.wanted = steers, wanted or 0
+
+    async def scale(self, jobs: int, *, adapting: bool = False) -> None:
+        self.wanted = jobs
+
+
+def test_a_connection_that_is_not_understood_is_made_anew_and_meanwhile_nobody_steers(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        bad = [Comm({"op": "steer", "wanted": 3}, {"status": "error"}) for _ in range(3)]
+        fleet, changes = FleetOf(), list[object]()
+        scheduler = SchedulerOf(*bad, Comm({"op": "steer", "wanted": 4}))
+        steering = Steering(lambda: scheduler, fleet, lambda: changes.append(steering.given_up))
+        await when(lambda: changes and changes[-1])
+        assert isinstance(changes[-1], JobError)
+        assert "who steers this cluster's jobs has failed 3 times in a row: KeyError: 'op'" in str(changes[-1])
+        assert not fleet.steers
+        assert all(comm.aborted.is_set() for comm in bad)
+        with pytest.raises(JobError, match="has failed 3 times"):
+            await steering.scale(1)
+        await when(lambda: fleet.steers)
+        await steering.started()
+        assert steering.given_up is None
+        assert fleet.wanted == 4
+        steering.stop()
+
+    run(body)
+    assert len(failures(log)) == 1
+
+
+def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptureFixture) -> None:
+    """The scheduler then tells the one who asked."""
+
+    async def body() -> None:
+        messages = {"op": "steer", "wanted": 3}, {"op": "scale", "number": 1, "jobs": 2, "adapting": False}
+        comm, next_ = Comm(*messages, unwritable=TypeError("cannot be packed")), Comm()
+        scheduler = SchedulerOf(comm, next_)
+        steering = Steering(lambda: scheduler, FleetOf(), lambda: None)
+        await comm.aborted.wait()
+        await when(lambda: next_.written)
+        steering.stop()
+
+    run(body)
+    (said,) = failures(log)
+    assert said == "the answer to who scales this cluster failed: TypeError: cannot be packed"
+
+
+def test_an_object_whose_words_are_not_understood_steers_no_more() -> None:
+    async def body() -> None:
+        helm = Helm()
+        bad, good = Comm({"op": "scaled", "number": 99, "error": b""}), Comm()
+        with pytest.raises(KeyError):
+            await helm.serve(bad)
+        serving = asyncio.create_task(helm.serve(good))
+        await when(lambda: good.written)
+        assert good.written == [{"op": "steer", "wanted": None}]
+        asking = asyncio.create_task(helm.scale(2, False))
+        await when(lambda: len(good.written) == 2)
+        good.abort()
+        with pytest.raises(JobError, match="no process steers this cluster's jobs"):
+            await asking
+        await serving
+        with pytest.raises(JobError, match="no process steers this cluster's jobs"):
+            await helm.scale(2, False)
+
+    run(body)
+
+
+def test_what_is_asked_of_one_that_ends_is_asked_of_the_next() -> None:
+    async def body() -> None:
+        helm = Helm()
+        first, second = Comm(), Comm()
+        serving = [asyncio.create_task(helm.serve(comm)) for comm in (first, second)]
+        await when(lambda: second.written)
+        asking = asyncio.create_task(helm.scale(6, False))
+        await when(lambda: len(first.written) == 2)
+        first.abort()
+        await when(lambda: len(second.written) == 3)
+        assert [message["op"] for message in second.written] == ["follow", "steer", "scale"]
+        second.say({"op": "scaled", "number": second.written[-1]["number"], "error": b""})
+        await asking
+        second.abort()
+        await asyncio.gather(*serving)
+
+    run(body)
+
+
+def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
+        changed = asyncio.Event()
+        listener = Listener(lambda: scheduler, changed.set, every_s=0.01)
+        await changed.wait()
+        assert listener.silent == {"a"}
+        listener.stop()
+
+    run(body)
+    (said,) = failures(log)
+    assert said.startswith("the look for workers that have fallen silent failed, and goes on in")
+
+
+class ClusterOf:
+    """What distributed's Adaptive calls a cluster: one that it leaves alone."""
+
+    wanted_workers = 1
+
+    def __init__(self) -> None:
+        self.wanted: list[int] = []
+
+    def __bool__(self) -> bool:
+        return False
+
+    async def adapt_to(self, workers: int) -> None:
+        self.wanted.append(workers)
+
+
+def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        cluster = ClusterOf()
+        adaptive = JobAdaptive(cluster, interval="0.01s")
+        adaptive.safe_target = Flaky(CommClosedError("gone"), times=3, answer=2).later
+        for _ in range(4):  # distributed's timer
+            await adaptive.adapt()
+        assert cluster.wanted == [2]
+
+    run(body)
+    (said,) = failures(log)
+    assert said.startswith("the look for how many workers there is work for failed, and goes on in 0.01 s: CommClosed")
+
+
+# --- the lease
+
+
+def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureFixture) -> None:
+    lost: list[str] = []
+
+    async def body() -> None:
+        flaky = Flaky(ValueError("not understood"), times=2)
+        holder = Holder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
+        await when(lambda: flaky.calls > 4)
+        holder.stop()
+
+    run(body)
+    assert not lost
+    (said,) = failures(log)
+    assert said.startswith("the signs of life to the scheduler failed, and goes on")
+
+
+def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptureFixture) -> None:
+    lost: list[str] = []
+
+    async def body() -> None:
+        flaky = Flaky(ValueError("not understood"))
+        holder = Holder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
+        await when(lambda: lost)
+        calls = flaky.calls
+        await asyncio.sleep(0.2)
+        assert flaky.calls == calls
+        holder.stop()
+
+    run(body)
+    assert lost == ["not understood"]
+
+
+def test_the_lease_from_before_the_submission_is_renewed_whatever_is_raised(log: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        loop = keep_touched(Path("/tmp/with\0nul"), 0.1)
+        await when(lambda: failures(log))
+        assert not loop.done()
+        loop.cancel()
+
+    run(body)
+    (said,) = failures(log)
+    assert "embedded null byte" in said
+
+
+def test_the_lease_from_before_the_submission_ends_with_its_folder(tmp_path: Path) -> None:
+    async def body() -> None:
+        touch(tmp_path)
+        loop = keep_touched(tmp_path, 0.1)
+        await asyncio.sleep(0.05)
+        assert not loop.done()
+        (tmp_path / "lease").unlink()
+        await loop.finished()
+
+    run(body)
+
+
+@pytest.mark.parametrize("part", ["send", "woken"])
+def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, log: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        sends = Flaky(RuntimeError("no"), times=part == "send")
+        lease = Lease(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
+        lease.watch(detached=False)
+        if part == "woken":
+            lease._looked -= 100  # as if this process had been stopped
+            await when(lambda: failures(log))
+        lease._heard -= 100
+        await when(lambda: sends.calls == (2 if part == "send" else 1))
+
+    run(body)
+    (said,) = failures(log)
+    assert said == "the look for the client's signs of life failed, and goes on in 1 s: RuntimeError: no"
+
+
+# --- processes
+
+
+def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
+    async def body() -> None:
+        watchers = Watchers(SimpleNamespace(send=lambda *_, **__: None))
+        with pytest.raises(ValueError, match="garbage"):
+            await watchers.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
+        assert watchers.notes() == []
+        async with asyncio.timeout(1):  # dismiss() alone would wait for 4 s
+            await watchers.dismiss()
+
+    run(body)
+
+
+class NannyOf:
+    """What a ForkedWorker asks of its nanny."""
+
+    status = Status.running
+
+    name, rank, scheduler_addr, nthreads, _original_local_dir, services, address, resources = (
+        "w",
+        0,
+        "",
+        1,
+        "",
+        {},
+        "",
+        {},
+    )
+    validate, silence_logs, death_timeout, preload, preload_argv = False, None, 1, (), ()
+    security, contact_address, worker_kwargs, spec, env = None, None, {}, None, {}
+    memory_manager = SimpleNamespace(memory_limit=0)
+
+    def __init__(self, spawn: Callable[..., Child]) -> None:
+        self.spawner = SimpleNamespace(spawn=spawn)
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._on_worker_exit_sync = Flaky(RuntimeError("nobody knows"))
+
+    async def close(self, reason: str) -> None:
+        self.closed.set_result(reason)
+
+
+def test_a_nanny_that_cannot_fork_ends() -> None:
+    """distributed's would stay, without a worker."""
+
+    async def body() -> str:
+        nanny = NannyOf(Flaky(OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many open files"):
+            await ForkedWorker(nanny).start()
+        return await nanny.closed
+
+    assert run(body).startswith("worker w cannot be started again: OSError")
+
+
+def test_a_nanny_that_cannot_take_its_workers_end_ends(log: pytest.LogCaptureFixture) -> None:
+    async def body() -> str:
+        ours, theirs = socket.socketpair()
+        child = Child(1 << 30, ours, asyncio.get_running_loop().create_future())
+        nanny = NannyOf(lambda *_: child)
+        with theirs:
+            theirs.send(json.dumps({"op": "started", "address": "tcp://x", "dir": ""}).encode() + b"\n")
+            await ForkedWorker(nanny).start()
+        child.exited.set_result(-9)
+        return await nanny.closed
+
+    assert run(body) == "worker w cannot be started again: RuntimeError('nobody knows')"
+    assert "the nanny's look at the end of worker w failed: RuntimeError: nobody knows" in failures(log)
+
+
+def test_a_worker_that_cannot_close_as_it_is_told_ends() -> None:
+    """Its main coroutine waits for the close, which would never come."""
+    code = """
+import asyncio, json, socket
+from types import SimpleNamespace
+from hpcgpu.deploy.processes import worker
+from hpcgpu.deploy.processes.control import Control
+
+async def main():
+    ours, theirs = socket.socketpair()
+    ours.send(json.dumps({"op": "stop"}).encode() + b"\\n")  # the rest is missing
+    worker.stop_when_told(SimpleNamespace(close=None), await Control.open(theirs))
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 1
+    assert "the end of the worker failed: KeyError: 'timeout'" in ended.stderr
+
+
+def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytest.LogCaptureFixture) -> None:
+    class Data(dict[str, int]):
+        def __iter__(self) -> Any:
+            raise RuntimeError("cudaErrorIllegalAddress")
+
+    async def body() -> None:
+        closed = asyncio.Event()
+
+        async def close(**_: object) -> None:
+            closed.set()
+
+        loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
+        plugin = Unspilling(None)  # type: ignore[arg-type]
+        plugin.worker = SimpleNamespace(loop=loop, data=Data(), close=close)
+        plugin._on_fault(SpillError("k cannot be read back"))
+        await closed.wait()
+
+    run(body)
+    assert "what the worker has could not be handed over" in failures(log)
+
+
+def test_the_look_at_a_workers_memory_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
+    simulated = Flaky(ValueError("no number"), times=3, answer=0)
+    nanny = SimpleNamespace(
+        nthreads=1, periodic_callbacks={}, process=SimpleNamespace(process=ProcessHandle(os.getpid()))
+    )
+    manager = MemoryManager(nanny, memory_limit=1 << 60, simulated_bytes=simulated)
+    for _ in range(4):  # tornado's timer
+        manager.memory_monitor(nanny)
+    assert simulated.calls == 4
+    (said,) = failures(log)
+    assert said == "the look at a worker's memory failed, and goes on in 0.1 s: ValueError: no number"
+
+
+def test_a_worker_that_has_just_ended_need_not_be_killed() -> None:
+    ProcessHandle(1 << 30).terminate()  # above any pid of Linux
+
+
+# --- the guard of a run
+
+
+def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    """Its record cannot be read for a while, as with a file server that has lost the handle."""
+    folder = tmp_path / "run"
+    folder.mkdir(0o700)
+    (folder / "record").mkdir()
+    text = document.render(RunDocument(settings=Settings(client_grace_s=0.1), shape="gang", meeting=str(folder)))
+    written = Record(
+        **{"name": "x", "batch": "local", "dialect": {}, "document": text, "shape": "gang"},
+        **{"client": Process.here(), "created": record.now()},
+    )
+    guarding = aside(lambda: asyncio.run(guard._abandon(folder)))
+    until(lambda: failures(log), "a failure is said", while_=guarding)
+    (folder / "record").rmdir()
+    record.write(folder, written)
+    guarding.result(LIMIT_S)
+    assert not folder.exists()
+    assert failures(log)[0].startswith(f"the end of the run in {folder} failed, and goes on in")

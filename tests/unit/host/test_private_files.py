@@ -1,0 +1,155 @@
+"""Secrets lie in files that only their owner can open; folders of crashed runs go away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import leaks
+import pytest
+
+from hpcgpu.deploy.network import contact
+from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
+from hpcgpu.host import private
+from hpcgpu.spill.storage.scratch import Scratch, expanded, sweep
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_folder_and_file_are_closed_to_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = private.make_folder(tmp_path / "x" / "y" / "a")
+        private.write(folder / "key", "secret")
+    finally:
+        os.umask(before)
+    assert (mode(folder), mode(folder / "key")) == (0o700, 0o600)
+    assert (mode(tmp_path / "x"), mode(tmp_path / "x" / "y")) == (0o700, 0o700)
+    assert private.read(folder / "key") == "secret"
+    assert [p.name for p in folder.iterdir()] == ["key"]
+
+
+def test_an_open_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(HpcGpuError, match="mode 0700"):
+        private.make_folder(tmp_path / "open")
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="link"):
+        private.read(tmp_path / "link")
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "folder").symlink_to(tmp_path / "real")
+    with pytest.raises(HpcGpuError):
+        private.make_folder(tmp_path / "folder")
+
+
+def test_a_new_file_takes_the_place_of_what_lies_there(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "fifo")
+    before = os.umask(0)
+    try:
+        for name in ("link", "fifo", "new"):
+            with private.open_new(tmp_path / name) as f:
+                f.write(b"mine")
+            assert (mode(tmp_path / name), (tmp_path / name).read_text()) == (0o600, "mine")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "target").read_text() == "x"
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    private.write(tmp_path / "key", "secret")
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(HpcGpuError, match="mode was changed"):
+        private.read(tmp_path / "key")
+
+
+def test_a_home_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HpcGpuError, match=r"cannot be written to .*/runs: Not a directory\. They need"):
+        contact.make_folder(tmp_path / "file" / ".hpcgpu" / "runs")
+
+
+def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
+    folder = contact.make_folder(tmp_path / "runs")
+    facts = contact.Contact(addresses=("tls://10.0.0.1:1",), node="n1", job_id="7", cert="C", key="K")
+    assert contact.read(folder) is None
+    contact.publish(folder, facts)
+    found = contact.read(folder)
+    assert found is not None
+    assert (found.addresses, found.node, found.job_id, found.key) == (facts.addresses, "n1", "7", "K")
+    private.write(folder / "nonce", "another life's")
+    with pytest.raises(TrustError, match="contact was not written by the scheduler of this run"):
+        contact.read(folder)
+
+
+@pytest.mark.parametrize("text", ['{"addresses": ["tls://10', "[]", '{"key": "KEY"}', '{"addresses": [], "colour": 1}'])
+def test_a_damaged_contact_is_an_error_without_its_key(tmp_path: Path, text: str) -> None:
+    folder = contact.make_folder(tmp_path / "runs")
+    private.write(folder / "contact", text)
+    with pytest.raises(TrustError, match="contact is damaged, or of another version of hpcgpu") as caught:
+        contact.read(folder)
+    assert "KEY" not in str(caught.value)
+
+
+def test_no_secret_in_a_repr() -> None:
+    facts = contact.Contact(addresses=(), node="", key="KEY", nonce="NONCE", dashboard_secret="SECRET")
+    assert not any(word in repr(facts) for word in ("KEY", "NONCE", "SECRET"))
+
+
+def test_scratch_of_the_living_stays_and_of_the_dead_goes(tmp_path: Path) -> None:
+    code = (
+        "import sys, os, signal; from hpcgpu.spill.storage.scratch import Scratch; "
+        f"print(Scratch.make({str(tmp_path)!r}, 'run').path, flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout
+    path = Path(other.stdout.readline().strip())
+    assert mode(path) == 0o700
+    sweep(tmp_path)
+    assert path.exists()
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    mine = Scratch.make(str(tmp_path), "client")
+    assert not path.exists()
+    mine.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_node_whose_name_is_longer_stays(tmp_path: Path) -> None:
+    """On a shared file system this node may not see its lock."""
+    mine = Scratch.make(str(tmp_path), "run")
+    name = mine.path.name
+    mine.remove()
+    (tmp_path / f"{name[:-8]}2-{name[-8:]}").mkdir()
+    (tmp_path / name).mkdir()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name[:-8]}2-{name[-8:]}"]
+
+
+def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert expanded("~/a") == "/home/me/a"
+    assert expanded("/scratch/$SLURM_JOB_ID/${SLURM_JOB_ID}x") == "/scratch/17/17x"
+    assert expanded("/odd $(id) 5$/é") == "/odd $(id) 5$/é"
+    with pytest.raises(ConfigError, match=r"local_directory='\$NOT_HERE/x': NOT_HERE is not set on"):
+        expanded("$NOT_HERE/x")
+    with pytest.raises(ConfigError, match="local_directory='~nobody-at-all/x'"):
+        expanded("~nobody-at-all/x")
+
+
+def test_a_folder_in_its_place_is_an_error_and_costs_no_descriptor(tmp_path: Path) -> None:
+    before = leaks.Before.now()
+    with pytest.raises(IsADirectoryError):
+        private.read(tmp_path)
+    assert before.left() == []

@@ -1,0 +1,159 @@
+"""Programs that answer, hang, print much, are not there, leave others behind; and processes that live on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import leaks
+import pytest
+from waiting import until
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import run as host
+from hpcgpu.host.process import alive
+from hpcgpu.model import Command
+
+
+def bash(script: str, *args: str, **more: object) -> Command:
+    return Command(("bash", "-c", script, "bash", *args), **more)  # type: ignore[arg-type]
+
+
+def test_says_all_that_the_program_said() -> None:
+    result = host.run_sync(bash('cat; echo "$A" >&2; exit 3', stdin="in é\n", env={"A": "b"}))
+    assert (result.returncode, result.stdout, result.stderr) == (3, "in é\n", "b\n")
+
+
+def test_nothing_of_a_long_output_is_lost() -> None:
+    code = "import sys; sys.stdout.write('o' * 5_000_000); sys.stderr.write('e' * 3_000_000)"
+    result = host.run_sync(Command((sys.executable, "-c", code)))
+    assert (len(result.stdout), len(result.stderr)) == (5_000_000, 3_000_000)
+
+
+def test_a_long_input_and_output_at_once() -> None:
+    assert len(host.run_sync(Command(("cat",), stdin="x" * 3_000_000)).stdout) == 3_000_000
+
+
+def test_a_program_that_does_not_read_its_input() -> None:
+    assert host.run_sync(Command(("true",), stdin="x" * 3_000_000)).returncode == 0
+
+
+def test_bytes_that_are_no_text() -> None:
+    result = host.run_sync(bash(r"printf 'a\xffb'; cat >&2", stdin=os.fsdecode(b"\xff")))
+    assert (result.stdout, result.stderr) == ("a\ufffdb", "\ufffd")
+
+
+def test_a_program_that_is_not_there() -> None:
+    result = host.run_sync(Command(("no-such-sbatch",)))
+    assert result.returncode == 127
+    assert "no-such-sbatch: there is no such program" in result.stderr
+
+
+def test_a_file_that_is_no_program(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("")
+    result = host.run_sync(Command((str(path),)))
+    assert (result.returncode, "could not be executed" in result.stderr) == (126, True)
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = 'trap "" TERM; echo before; echo why >&2; sleep 60 & echo $$ $! > "$1"; wait; sleep 60'
+    began = time.monotonic()
+    result = host.run_sync(bash(script, str(pids), timeout_s=0.5))
+    assert time.monotonic() - began < 10
+    assert (result.returncode, result.stdout) == (124, "before\n")
+    assert result.stderr == "why\nbash: no answer in 0.5 s; it was killed\n"
+    # nobody can wait for a grandchild: its end may come a moment after its SIGKILL
+    until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), "all are gone", limit_s=20)
+
+
+def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    async def main() -> int:
+        task = asyncio.create_task(host.run(bash('echo $$ > "$1"; sleep 60', str(fifo))))
+        pid = int(await asyncio.to_thread(fifo.read_text))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return pid
+
+    assert not alive(asyncio.run(main()))
+
+
+def test_one_that_leaves_a_process_with_its_output_does_not_hold_us() -> None:
+    began = time.monotonic()
+    result = host.run_sync(bash("setsid sleep 8 & echo $!"))
+    assert time.monotonic() - began < 6
+    assert result.returncode == 0
+    os.kill(int(result.stdout), 9)
+
+
+def test_no_more_copies_at_once_than_allowed(tmp_path: Path) -> None:
+    script = 'mkdir "$1/$$"; ls "$1" | wc -l; sleep 0.05; rmdir "$1/$$"'
+
+    async def main() -> list[int]:
+        command = bash(script, str(tmp_path))
+        results = await asyncio.gather(*(host.run(command) for _ in range(3 * host.COPIES)))
+        return [int(result.stdout) for result in results]
+
+    assert 1 < max(asyncio.run(main())) <= host.COPIES
+
+
+def test_a_started_process_lives_on_and_is_ended(tmp_path: Path) -> None:
+    log, fifo = tmp_path / "log", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = 'trap "echo bye $A; exit" TERM; echo up; echo > "$1"; sleep 60 & wait'
+    started = host.start(bash(script, str(fifo), env={"A": "b"}), str(log))
+    fifo.read_text()
+    assert host.is_running(started)
+    assert os.getsid(started.pid) == started.pid
+    assert not host.is_running(replace(started, start_time=started.start_time + 1))
+    host.end(started)
+    assert not host.is_running(started)
+    assert log.read_text() == "up\nbye b\n"
+    host.end(started)
+
+
+def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    started = host.start(bash('trap "" TERM; echo > "$1"; while :; do sleep 60; done', str(fifo)))
+    fifo.read_text()
+    host.end(started, grace_s=0.2)
+    assert not host.is_running(started)
+
+
+def test_one_that_was_ended_is_no_zombie() -> None:
+    started = host.start(Command(("sleep", "60")))
+    host.end(started)
+    assert started.pid not in leaks.children()
+
+
+def test_one_that_ended_by_itself_is_not_running() -> None:
+    started = host.start(Command(("true",)))
+    pidfd = os.pidfd_open(started.pid)
+    select.select([pidfd], [], [], 10)
+    os.close(pidfd)
+    assert not host.is_running(started)
+
+
+def test_a_stranger_with_the_same_pid_is_left_alone() -> None:
+    started = host.start(Command(("sleep", "60")))
+    host.end(replace(started, start_time=started.start_time - 1))
+    assert host.is_running(started)
+    host.end(started)
+
+
+def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no-such-program could not be started"):
+        host.start(Command(("no-such-program",)))
+    with pytest.raises(LaunchError, match="missing/log"):
+        host.start(Command(("true",)), str(tmp_path / "missing" / "log"))

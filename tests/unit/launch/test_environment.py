@@ -1,0 +1,140 @@
+"""A rank's place in its world, from environments recorded under the real launchers.
+
+``tests/data/launch/environment``: rank 3 of 5 on 2 nodes (3 + 2) of a Slurm 22.05.8 with GPUs, rank 1 of 3 on one
+machine without a batch system; names of machines replaced.
+"""
+
+from __future__ import annotations
+
+import pytest
+from paths import DATA
+
+from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.model import Allocation, RankFacts
+
+RECORDED = DATA / "launch/environment"
+
+
+def recorded(name: str) -> dict[str, str]:
+    lines = (RECORDED / f"{name}.txt").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("openmpi-5-mpirun", RankFacts(1, 3, 1, 3, "Open MPI mpirun")),
+        ("mpich-mpiexec", RankFacts(1, 3, 1, 3, "MPICH mpiexec")),
+        ("srun-pmix", RankFacts(3, 5, 0, None, "srun", "pmix")),
+        ("srun-pmi2", RankFacts(3, 5, 0, None, "srun", "pmi2")),
+        ("srun-none", RankFacts(3, 5, 0, None, "srun", "")),
+        ("openmpi-4-mpirun-in-salloc", RankFacts(3, 5, 0, 2, "Open MPI mpirun")),
+        ("openmpi-5-mpirun-in-salloc", RankFacts(3, 5, 0, 2, "Open MPI mpirun")),
+    ],
+)
+def test_a_rank_knows_its_place(name: str, facts: RankFacts) -> None:
+    assert read_rank(recorded(name)) == facts
+
+
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        ("openmpi-5-mpirun", "prterun-node1-4201@1"),
+        ("openmpi-5-mpirun-in-salloc", "prterun-slurmctld-4247@1"),
+        ("openmpi-4-mpirun-in-salloc", "4078698497"),
+        ("srun-none", "82.0"),
+        ("srun-pmix", "80.0"),
+        ("mpich-mpiexec", ""),
+        ("sbatch", ""),
+    ],
+)
+def test_launches_of_one_job_are_told_apart(name: str, launch: str) -> None:
+    assert read_launch(recorded(name)) == launch
+    assert read_launch(recorded(name) | {"PBS_JOBID": "7.login01"}) == launch
+
+
+@pytest.mark.parametrize("name", ["sbatch", "salloc"])
+def test_a_job_without_a_launcher_is_a_world_of_one(name: str) -> None:
+    environ = recorded(name)
+    assert read_rank(environ) == RankFacts()
+    found = read_allocation(environ)
+    assert (found.batch, found.node_count, found.gpus_per_node) == ("slurm", 2, 4)
+
+
+def test_under_mpirun_the_variables_of_its_daemon_are_not_the_ranks() -> None:
+    environ = recorded("openmpi-4-mpirun-in-salloc")
+    assert (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]) == ("1", "2")
+    assert (read_rank(environ).rank, read_rank(environ).size) == (3, 5)
+
+
+def test_the_job_around_a_rank() -> None:
+    assert read_allocation(recorded("sbatch")).memory == (4000 << 20, "--mem of the job: SLURM_MEM_PER_NODE=4000")
+    step = read_allocation(recorded("srun-pmix"))
+    assert (step.node_name, step.node_count, step.restart_count, step.rank.rank) == ("node2", 2, 0, 3)
+    again = recorded("sbatch") | {"SLURM_RESTART_COUNT": "2"}
+    assert read_allocation(again).restart_count == 2
+    assert read_allocation(recorded("openmpi-5-mpirun")).batch == "local"
+    assert read_allocation({"HPCGPU_JOB_ID": "9"}) == Allocation(job_id="9")
+    assert read_allocation({"PBS_JOBID": "7.login01"}) == Allocation(batch="pbs", job_id="7.login01")
+
+
+# As set in a job of Slurm 22.05.8 on 4 of a node's cores with 4 GPUs, and in its steps, by each option of sbatch.
+@pytest.mark.parametrize(
+    ("set_by_slurm", "mib"),
+    [
+        ({"SLURM_MEM_PER_NODE": "2048"}, 2048),
+        ({"SLURM_MEM_PER_CPU": "500", "SLURM_CPUS_ON_NODE": "4"}, 2000),
+        ({"SLURM_MEM_PER_GPU": "1024", "SLURM_GPUS_ON_NODE": "4"}, 4096),
+        ({"SLURM_CPUS_ON_NODE": "4"}, None),  # --mem=0, and no option at all
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({"SLURM_MEM_PER_CPU": "500"}, None),
+        ({"SLURM_MEM_PER_NODE": "2G"}, None),  # not what Slurm writes
+    ],
+)
+def test_the_memory_that_the_job_has_asked_for(set_by_slurm: dict[str, str], mib: int | None) -> None:
+    bare = {k: v for k, v in recorded("salloc").items() if "MEM_PER" not in k and "_ON_NODE" not in k}
+    found = read_allocation(bare | set_by_slurm).memory
+    assert (found.nbytes >> 20 if found else None) == mib
+    if found:  # the words name what was set
+        assert all(f"{name}={value}" in found.source for name, value in set_by_slurm.items())
+
+
+def test_an_element_of_an_array_has_the_elements_id() -> None:
+    # as sbatch --array=3-5 sets them, Slurm 22.05: SLURM_JOB_ID is a raw number that squeue does not show
+    array = {"SLURM_JOB_ID": "125", "SLURM_ARRAY_JOB_ID": "123", "SLURM_ARRAY_TASK_ID": "4"}
+    assert read_allocation(recorded("sbatch") | array).job_id == "123_4"
+    assert read_allocation({"PBS_JOBID": "123[4].server"}).job_id == "123[4].server"
+
+
+@pytest.mark.parametrize("written", ["4", "gpu:4", "a100:4", "gpu:a100:4", "4(x2)"])
+def test_gpus_per_node_as_slurm_writes_it(written: str) -> None:
+    environ = recorded("salloc") | {"SLURM_GPUS_PER_NODE": written}
+    assert read_allocation(environ).gpus_per_node == 4
+
+
+def test_pals() -> None:
+    # mpiexec(1) of PALS, "Environment variables"; no machine of this kind was at hand to record
+    environ = {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "5", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_SIZE": "2"}
+    assert read_rank(environ) == RankFacts(3, 5, 0, 2, "PALS mpiexec")
+
+
+@pytest.mark.parametrize(
+    ("set_by_slurm", "isolated"),
+    [
+        ({"SLURMD_TRES_BIND": "gpu:single:1"}, True),
+        ({"SLURMD_TRES_BIND": "gpu:verbose,map_gpu:0,1"}, True),
+        ({"SLURMD_TRES_BIND": "gpu:closest"}, True),
+        ({"SLURMD_TRES_BIND": "gpu:none"}, False),
+        ({"SLURMD_TRES_BIND": "gpu:none", "SLURM_GPUS_PER_TASK": "1"}, False),  # srun --gpu-bind=none undoes it
+        ({"SLURM_GPUS_PER_TASK": "1"}, True),
+        ({"SLURM_GPU_BIND": "single:1"}, True),
+        ({"SLURM_GPU_BIND": "none"}, False),
+        ({}, False),
+    ],
+)
+def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], isolated: bool) -> None:
+    assert is_isolated(recorded("srun-none") | set_by_slurm) == isolated
+
+
+def test_gpus_per_task_of_a_step_is_seen_as_slurm_says_it() -> None:
+    assert is_isolated(recorded("srun-gpus-per-task"))

@@ -1,0 +1,164 @@
+"""Which launcher is taken, and its command line, from what real programs said of themselves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from paths import DATA
+
+from hpcgpu.errors import LaunchError
+from hpcgpu.launch import mpirun, srun
+from hpcgpu.model import Allocation, Settings
+from hpcgpu.model.world import World
+from hpcgpu.plan.launcher import Found, Launch, plan_launch
+
+RECORDED = DATA / "launch/version"
+RANK = ("python", "-m", "hpcgpu.agent", "a document")
+TWO = World(nodes=2, per_node=4)
+OPENMPI_4 = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022"
+MPICH = "MPICH Version:      5.0.2"
+CRAY = "MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)"
+SLURM = Allocation(batch="slurm", job_id="7", node_count=2)
+PBS = Allocation(batch="pbs", job_id="7.login01")
+TYPES = ("pmix", "none", "pmi2", "cray_shasta")
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "flavour"),
+    [
+        ("mpirun-openmpi-5.0.11", "openmpi-5"),
+        ("mpiexec-openmpi-5.0.11", "openmpi-5"),
+        ("mpirun-openmpi-4.1.4", "openmpi-4"),
+        ("mpiexec-openmpi-4.1.4", "openmpi-4"),
+        ("mpiexec-mpich-5.0.2", "mpich"),
+    ],
+)
+def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
+    assert mpirun.read_flavour(recorded(name)) == flavour
+
+
+@pytest.mark.parametrize(
+    ("text", "flavour"),
+    [("mpirun (Open MPI) 5.0.0rc7\n", "openmpi-5"), ("mpiexec version 1.2.12 revision 0fe8d6a\n", "pals")],
+)
+def test_programs_that_were_not_at_hand(text: str, flavour: str) -> None:
+    assert mpirun.read_flavour(text) == flavour
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", "'nothing'"),
+        ("mpirun (IBM Spectrum MPI) 10.3.1\nmore", "'mpirun (IBM Spectrum MPI) 10.3.1'"),
+        ("mpirun (Open MPI) 3.1.6\n", "'mpirun (Open MPI) 3.1.6'"),
+    ],
+)
+def test_an_unknown_mpirun_is_named_with_what_to_do(text: str, shown: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(shown) + ".*--launcher"):
+        mpirun.read_flavour(text)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "world", "flags"),
+    [
+        ("openmpi-5", TWO, "--continuous --map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none -n 9"),
+        ("openmpi-4", TWO, "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none -n 9"),
+        ("mpich", TWO, "-disable-auto-cleanup -ppn 1 -bind-to none -n 9"),
+        ("pals", TWO, "--no-abort-on-failure --cpu-bind none --ppn 5 -n 10"),
+        ("pals", World(nodes=2, extra=False), "--no-abort-on-failure --cpu-bind none --ppn 1 -n 2"),
+        ("mpich", World(nodes=2, hosts=("a", "b")), "-disable-auto-cleanup -ppn 1 -bind-to none -hosts a,b -n 3"),
+        (
+            "openmpi-5",
+            World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True),
+            "--continuous --map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none --host a:4,b:4 "
+            "--allow-run-as-root -n 9",
+        ),
+    ],
+)
+def test_the_command_line_of_mpirun(flavour: str, world: World, flags: str) -> None:
+    assert mpirun.command(RANK, world, "/opt/mpirun", flavour) == ("/opt/mpirun", *flags.split(), *RANK)
+
+
+def test_the_command_line_of_srun() -> None:
+    flags = "--nodes=2 --ntasks=9 --overcommit --cpu-bind=none --kill-on-bad-exit=0 --no-kill --mpi=pmix"
+    assert srun.command(RANK, TWO, "pmix") == ("srun", *flags.split(), *RANK)
+    # 22.05.8 warns at the head of the job's log where it is not the number of ranks
+    assert "--ntasks-per-node=5" in srun.command(RANK, World(nodes=1, per_node=4), "pmix")
+
+
+def test_what_srun_can_do() -> None:
+    assert srun.read_mpi_types(recorded("srun-mpi-list-22.05.8")) == TYPES
+    # as Slurm wrote it before 21.08
+    assert srun.read_mpi_types("srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix_v3\n") == (
+        "none",
+        "pmi2",
+        "pmix_v3",
+    )
+    assert srun.read_mpi_types("") == ()
+
+
+def plan(allocation: Allocation, found: Found, **chosen: Any) -> Launch:
+    return plan_launch(RANK, Settings(**chosen), allocation, found, TWO)
+
+
+WHEEL = Found(mpirun="/opt/mpirun", mpirun_version=recorded("mpirun-openmpi-5.0.11"))
+
+
+@pytest.mark.parametrize(
+    ("library", "types", "mpi_type"),
+    [
+        (OPENMPI_4, TYPES, "pmix"),
+        (MPICH, TYPES, "pmi2"),  # Debian's Slurm lists cray_shasta, too: that is for Cray's library alone
+        (CRAY, TYPES, "cray_shasta"),
+        (CRAY, ("none", "pmi2"), "pmi2"),
+    ],
+)
+def test_in_a_slurm_job_srun_speaks_what_the_library_speaks(
+    library: str, types: tuple[str, ...], mpi_type: str
+) -> None:
+    launch = plan(SLURM, Found(mpi_types=types, library=library, mpirun="/opt/mpirun"))
+    assert (launch.argv[0], f"--mpi={mpi_type}" in launch.argv) == ("srun", True)
+    assert launch.env == ((("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
+
+
+def test_in_a_slurm_job_without_the_librarys_type_mpirun_is_taken() -> None:
+    found = replace(WHEEL, mpi_types=("none", "pmi2"), library=OPENMPI_4)
+    assert plan(SLURM, found).argv[0] == "/opt/mpirun"
+
+
+def test_a_meeting_by_file_needs_no_mpi() -> None:
+    assert "--mpi=none" in plan(SLURM, Found(), rendezvous="file").argv
+
+
+def test_in_a_pbs_job_mpirun_and_on_this_machine_one_process() -> None:
+    assert plan(PBS, WHEEL).argv[0] == "/opt/mpirun"
+    assert plan(Allocation(), WHEEL) == Launch(RANK)
+    assert plan(Allocation(), WHEEL, launcher="mpirun").argv[0] == "/opt/mpirun"
+
+
+@pytest.mark.parametrize(
+    ("allocation", "found", "chosen", "words"),
+    [
+        (
+            PBS,
+            Found(),
+            {},
+            r"no mpirun and no mpiexec .*pip install 'hpcgpu\[mpi-runtime\]'.*module.*--rendezvous file",
+        ),
+        (SLURM, Found(mpi_types=("none",)), {}, r"srun can do none .*not there.*mpi-runtime"),
+        (SLURM, Found(mpi_types=("none",), library=MPICH), {"launcher": "srun"}, "srun can do none.*MPICH Version"),
+        (Allocation(), Found(), {"launcher": "srun"}, "needs a Slurm job: salloc, sbatch"),
+        (SLURM, Found(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
+        (SLURM, Found(), {"launcher": "aprun"}, "launcher='aprun'.* none of srun, mpirun and fork"),
+    ],
+)
+def test_no_launcher_fits(allocation: Allocation, found: Found, chosen: dict[str, str], words: str) -> None:
+    with pytest.raises(LaunchError, match=words):
+        plan(allocation, found, **chosen)

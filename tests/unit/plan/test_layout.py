@@ -1,0 +1,240 @@
+"""Which rank does what, for any world that somebody may start; and what its workers start with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.errors import ConfigError, LaunchError, WorldError
+from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
+from hpcgpu.model.limit import Limit
+from hpcgpu.plan.layout import RankRecord, plan_layout
+from hpcgpu.plan.overview import render_workers
+from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
+
+WORLDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5).filter(
+    lambda nodes: any(gpus for _, gpus in nodes)
+)
+
+
+def records(world: list[tuple[int, int]], order: list[int] | None = None) -> list[RankRecord]:
+    hosts = [(f"node{n}", gpus) for n, (ranks, gpus) in enumerate(world) for _ in range(ranks)]
+    return [RankRecord(rank, *hosts[i]) for rank, i in enumerate(order or range(len(hosts)))]
+
+
+@given(WORLDS, st.randoms())
+def test_every_gpu_has_one_worker_on_a_rank_of_its_node(world: list[tuple[int, int]], random) -> None:
+    order = list(range(sum(ranks for ranks, _ in world)))
+    random.shuffle(order)
+    ranks = records(world, order)
+    layout = plan_layout(ranks, len(world))
+    host = {r.rank: r.host for r in ranks}
+    for node in layout.nodes:
+        gpus = world[int(host[node.leader].removeprefix("node"))][1]
+        assert {host[r] for r in node.ranks} == {host[node.leader]}
+        assert sorted(g for mine in node.workers for g in mine) == list(range(gpus))
+        assert node.leader == min(node.ranks)
+        shares = [len(w) for r, w in zip(node.ranks, node.workers, strict=True) if r or len(node.ranks) == 1]
+        assert max(shares) - min(shares) <= 1
+        if 0 in node.ranks and len(node.ranks) > 1:
+            assert node.workers[node.ranks.index(0)] == ()
+        assert all(layout.node_of(r) is node for r in node.ranks)
+    assert layout.worker_count == sum(gpus for _, gpus in world)
+
+
+@given(WORLDS, st.integers(0, 5), st.integers(1, 3))
+def test_each_host_has_the_cpu_workers_on_its_ranks(world: list[tuple[int, int]], beside: int, each: int) -> None:
+    ranks = records(world)
+    layout = plan_layout(ranks, len(world), each, beside)
+    for node, (_, gpus) in zip(layout.nodes, world, strict=True):
+        assert sorted(p for mine in node.workers for p in mine) == list(range(gpus * each + beside))
+        assert node.cpu_workers == beside
+        if 0 in node.ranks and len(node.ranks) > 1:
+            assert node.workers[node.ranks.index(0)] == ()
+    assert layout.worker_count == sum(gpus * each + beside for _, gpus in world)
+
+
+def test_ranks_without_a_gpu_take_cpu_workers_first() -> None:
+    assert plan_layout(records([(5, 2)]), 1, cpu_workers=3).nodes[0].workers == ((), (0,), (1, 4), (3,), (2,))
+
+
+def test_isolated_ranks_of_a_host_divide_its_cpu_workers() -> None:
+    facts = [RankRecord(r, "n", 1, isolated=True) for r in range(3)]
+    layout = plan_layout(facts, cpu_workers=2)
+    assert [(n.workers, n.cpu_workers) for n in layout.nodes] == [(((0, 1),), 1), (((0, 1),), 1), (((0,),), 0)]
+
+
+def test_more_ranks_than_gpus_are_idle() -> None:
+    node = plan_layout(records([(4, 2)])).nodes[0]
+    assert node.workers == ((), (0,), (1,), ())
+    assert node.idle == (3,)
+
+
+def test_isolated_ranks_are_nodes_of_their_own() -> None:
+    facts = [RankRecord(r, "n", 1, isolated=True) for r in range(3)]
+    assert [n.ranks for n in plan_layout(facts).nodes] == [(0,), (1,), (2,)]
+
+
+def test_ranks_that_see_other_devices_are_isolated() -> None:
+    facts = [RankRecord(r, "n", 1, devices=str(r)) for r in range(2)] + [RankRecord(2, "m", 2), RankRecord(3, "m", 2)]
+    assert [n.ranks for n in plan_layout(facts).nodes] == [(0,), (1,), (2, 3)]
+
+
+def test_a_node_without_a_rank_and_a_world_without_gpus_are_errors() -> None:
+    with pytest.raises(WorldError, match="the job has 3 nodes, but ranks run on 2 of them"):
+        plan_layout(records([(1, 1), (1, 1)]), 3)
+    with pytest.raises(WorldError, match="--gpus sim:4"):
+        plan_layout([RankRecord(0, "n", 0)])
+
+
+NODES = tuple(NumaNode(i, CpuSet(range(4 * i, 4 * i + 4)), 8 << 30, i) for i in range(2))
+CORES = tuple(CpuSet([2 * i, 2 * i + 1]) for i in range(4))
+GPUS = tuple(Gpu(f"0000:0{i}:00.0", f"GPU-{i}", "H200", numa_node=i // 2, memory_bytes=100 << 30) for i in range(4))
+NICS = (Nic("mlx5_0", "0000:41:00.0", numa_node=0), Nic("mlx5_1", "0000:42:00.0", numa_node=1))
+MACHINE = Topology(NODES, CORES, GPUS, NICS)
+
+
+def node(**changes: object) -> NodeFacts:
+    facts = NodeFacts(
+        name="n",
+        topology=MACHINE,
+        gpus=GPUS,
+        allowed=CpuSet(range(8)),
+        allowed_nodes=CpuSet([0, 1]),
+        memory=HostMemory(16 << 30, ""),
+        environ={},
+        scratch="/scratch/run",
+    )
+    return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+SHARES = NodeLayout(0, (0, 1, 2, 3, 4), ((), (0,), (1,), (2,), (3,)))
+
+
+def test_a_worker_starts_with_its_gpu_first_and_its_port() -> None:
+    specs = plan_workers(Settings(), node(), SHARES)
+    assert [rank for rank, _ in specs] == [1, 2, 3, 4]
+    spec = specs[2][1]
+    assert dict(spec.env) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3,GPU-0,GPU-1",
+        "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",  # the same on all workers of the node
+        "UCX_NET_DEVICES": "mlx5_1:1",
+    }
+    assert (spec.name, spec.gpu, spec.simulated) == ("n-2", GPUS[2], False)
+    assert spec.memory_limit_bytes == 4 << 30
+    assert spec.device_memory_limit_bytes == 80 << 30
+    assert {str(s.binding.cpuset) for _, s in specs} == {"0-1", "2-3", "4-5", "6-7"}
+
+
+def test_a_worker_without_a_gpu_sees_none_and_has_its_share_of_memory() -> None:
+    shares = plan_layout(records([(5, 2)]), 1, cpu_workers=2).nodes[0]
+    specs = [s for _, s in plan_workers(Settings(cpu_workers=2), node(gpus=GPUS[::3]), shares, [SHARES, shares])]
+    assert {s.name: s.resources for s in specs} == {
+        "n-6": (("GPU", 1.0),),
+        "n-7": (("GPU", 1.0),),
+        "n-cpu2": (("CPU", 1.0),),
+        "n-cpu3": (("CPU", 1.0),),
+    }
+    assert {s.memory_limit_bytes for s in specs} == {4 << 30}
+    for spec in (s for s in specs if "cpu" in s.name):
+        assert (spec.gpu, spec.device_memory_bytes, spec.device_memory_limit_bytes) == (None, 0, 0)
+        assert dict(spec.env) == {"CUDA_VISIBLE_DEVICES": "", "UCX_NET_DEVICES": f"{spec.binding.nics[0].name}:1"}
+    wanted = Settings(cpu_workers=2, resources={"mine": 2.0})
+    assert {s.resources for _, s in plan_workers(wanted, node(), shares)} == {(("mine", 2.0),)}
+    table = render_workers(node().topology, specs)
+    assert re.search("^n-cpu2 +none +- ", table, re.M)
+
+
+def test_what_the_user_set_is_kept_and_said() -> None:
+    environ = {"UCX_NET_DEVICES": "mlx5_9:1", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "7"}
+    _, spec = plan_workers(Settings(), node(environ=environ), SHARES)[0]
+    assert "UCX_NET_DEVICES" not in dict(spec.env)
+    assert spec.kept_env == ("UCX_NET_DEVICES",)
+    # what batch systems and launchers set is a fact to plan from, not a wish
+    assert dict(spec.env)["CUDA_VISIBLE_DEVICES"].startswith("GPU-0,")
+    _, spec = plan_workers(Settings(env={"UCX_NET_DEVICES": "all"}), node(environ=environ), SHARES)[0]
+    assert (dict(spec.env)["UCX_NET_DEVICES"], spec.kept_env) == ("all", ("UCX_NET_DEVICES",))
+
+
+def test_memory_limits() -> None:
+    settings = Settings(memory_limit=Limit(3 << 30), device_memory_limit=Limit(10 << 30))
+    _, spec = plan_workers(settings, node(), SHARES)[0]
+    assert (spec.memory_limit_bytes, spec.device_memory_limit_bytes) == (3 << 30, 10 << 30)
+    with pytest.raises(ConfigError, match="memory_limit"):
+        plan_workers(Settings(memory_limit=Limit(5 << 30)), node(), SHARES)
+    simulated = tuple(replace(g, vendor="simulated", memory_bytes=1 << 30) for g in GPUS)
+    _, spec = plan_workers(Settings(), node(gpus=simulated), SHARES)[0]
+    assert spec.memory_limit_bytes == 3 << 30
+    assert "CUDA_VISIBLE_DEVICES" not in dict(spec.env)
+
+
+def test_a_device_limit_above_the_gpu_is_lowered_and_said() -> None:
+    big = Settings(device_memory_limit=Limit(200 << 30), sources={"device_memory_limit": "HPCGPU_DEVICE_MEMORY_LIMIT"})
+    specs = [s for _, s in plan_workers(big, node(), SHARES)]
+    assert {s.device_memory_limit_bytes for s in specs} == {100 << 30}
+    (said,) = node_warnings(big, {}, specs)
+    assert "HPCGPU_DEVICE_MEMORY_LIMIT" in said
+    assert "lowered to 100.0 GiB" in said
+    for limit in (0, 0.8, 1.0, 100 << 30):
+        fits = Settings(device_memory_limit=Limit(limit))
+        assert node_warnings(fits, {}, [s for _, s in plan_workers(fits, node(), SHARES)]) == ()
+
+
+def test_fewer_gpus_than_planned_is_an_error() -> None:
+    with pytest.raises(LaunchError, match="n was to have 4 GPUs, but 3 can be opened there"):
+        plan_workers(Settings(), node(gpus=GPUS[:3]), SHARES)
+
+
+def test_names_go_on_where_other_leaders_end() -> None:
+    names = [s.name for _, s in plan_workers(Settings(), node(), SHARES, [SHARES])]
+    assert names == ["n-4", "n-5", "n-6", "n-7"]
+    assert isinstance(plan_workers(Settings(), node(), SHARES)[0][1].binding, Binding)
+
+
+def test_what_a_launchers_masks_do_is_said() -> None:
+    specs = [s for _, s in plan_workers(Settings(), node(), SHARES)]
+    apart = {r: CpuSet([r]) for r in range(5)}
+    said = node_warnings(Settings(), apart, specs)
+    assert said == (
+        "the launcher tied each rank to cores of its own; the workers have all of these together, PUs 0-4 "
+        "(--respect-launcher keeps each to its rank's)",
+    )
+    assert node_warnings(Settings(respect_launcher=True), apart, specs) == ()
+    assert node_warnings(Settings(), dict.fromkeys(range(5), CpuSet(range(8))), specs) == ()
+    few = [s for _, s in plan_workers(Settings(), node(allowed=CpuSet([0, 1])), SHARES)]
+    assert node_warnings(Settings(), {0: CpuSet([0, 1])}, few)[0].startswith("4 workers share PUs 0-1: ask for more")
+
+
+def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
+    hsn = tuple(Nic(f"cxi{i}", f"0000:4{i}:00.0", kind="slingshot", numa_node=i, interface=f"hsn{i}") for i in range(2))
+    there = node(topology=replace(MACHINE, nics=hsn), interfaces=frozenset({"hsn0", "eth0"}))
+    specs = [s for _, s in plan_workers(Settings(), there, SHARES)]
+    assert [s.binding.interface for s in specs] == ["hsn0", "hsn0", "", ""]
+    assert "hsn1 has no IP address" in specs[2].binding.reasons[-1]
+    assert not any(name.startswith(("UCX", "NCCL")) for s in specs for name, _ in s.env)
+    assert "no transport" in node_warnings(Settings(protocol="ucx"), {}, specs)[0]
+
+
+def test_memory_bound_to_nodes_fits_them() -> None:
+    bound = Settings(memory_policy="bind")
+    specs = plan_workers(bound, node(memory=HostMemory(64 << 30, "")), SHARES)
+    assert {s.memory_limit_bytes for _, s in specs} == {4 << 30}
+    with pytest.raises(ConfigError, match="memory_policy='bind' ties one to NUMA nodes 0, which have"):
+        plan_workers(replace(bound, memory_limit=Limit(5 << 30)), node(memory=HostMemory(64 << 30, "")), SHARES)
+
+
+def test_several_workers_of_a_gpu_share_its_memory() -> None:
+    shares = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0]
+    assert shares.workers == ((), (0, 1), (2, 3), (4, 5), (6, 7))
+    specs = plan_workers(Settings(workers_per_gpu=2, device_memory_limit=Limit(0.5)), node(), shares)
+    assert [(rank, s.name, s.gpu.uuid) for rank, s in specs[:3]] == [
+        (1, "n-0", "GPU-0"),
+        (1, "n-1", "GPU-0"),
+        (2, "n-2", "GPU-1"),
+    ]
+    assert {(s.device_memory_bytes, s.device_memory_limit_bytes) for _, s in specs} == {(50 << 30, 25 << 30)}

@@ -1,0 +1,224 @@
+"""What people read of a job and of a whole cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.job_facts import JobFacts
+from hpcgpu.plan.phase import (
+    End,
+    JobView,
+    Phase,
+    describe,
+    describe_after,
+    describe_gone,
+    note_lines,
+    summary_line,
+    words,
+)
+
+TODAY = date(2026, 11, 21)
+RUNNING = JobStatus(JobState.RUNNING, "RUNNING")
+
+
+def job(status: JobStatus | None = None, **more: Any) -> JobFacts:
+    return JobFacts(**{"id": "123_4", "submitted_s": 0.0, "expected": 4, "status": status, **more})
+
+
+def pending(reason: str = "", starts: str = "", state: JobState = JobState.PENDING) -> JobStatus:
+    return JobStatus(state, "PENDING", reason, starts=starts)
+
+
+JOBS: dict[str, tuple[JobFacts, str]] = {
+    "submitted, not asked yet": (job(), "SUBMITTED"),
+    "not listed yet": (job(missing_since_s=1.0), "UNKNOWN (the batch system does not list it)"),
+    "pending": (job(pending()), "PENDING"),
+    "pending, with the reason": (job(pending("Priority")), "PENDING (Priority)"),
+    "pending, to start today": (
+        job(pending("Priority", "2026-11-21T14:05:00")),
+        "PENDING (Priority), starts about 14:05",
+    ),
+    "pending, to start on another day": (
+        job(pending("Resources", "2026-11-22T04:05:59")),
+        "PENDING (Resources), starts about 2026-11-22 04:05",
+    ),
+    "pending, with a start that is no time": (job(pending("", "tomorrow")), "PENDING, starts about tomorrow"),
+    "pending, for what there is not": (
+        job(JobStatus(JobState.PENDING, "PENDING", "PartitionTimeLimit", advice="a shorter walltime=")),
+        "PENDING (PartitionTimeLimit: ask for a shorter walltime=)",
+    ),
+    "can never run": (
+        job(JobStatus(JobState.STUCK, "PENDING", "PartitionNodeLimit: nodes=5, but a has 4", advice="fewer nodes=")),
+        "WILL NOT START (PartitionNodeLimit: nodes=5, but a has 4: ask for fewer nodes=)",
+    ),
+    "waits to be started again, for its node is lost": (
+        job(replace(pending("BeginTime", "2026-11-21T14:05:00"), trouble="node2 is down: Not responding")),
+        "PENDING (BeginTime, node2 is down: Not responding), starts about 14:05",
+    ),
+    "ended with its node": (
+        job(JobStatus(JobState.ENDED, "NODE_FAIL", "NodeDown", trouble="on node[1-2]")),
+        "GONE (NODE_FAIL, NodeDown, on node[1-2])",
+    ),
+    "held": (job(pending("JobHeldUser", state=JobState.HELD)), "PENDING (held, JobHeldUser)"),
+    "running, no worker yet": (job(RUNNING).listed(RUNNING, 1.0), "STARTING 0/4"),
+    "some workers": (job().registered(3, 1.0), "STARTING 3/4"),
+    "all workers": (job().registered(4, 1.0), "UP 4/4"),
+    "one of them died": (job().registered(4, 1.0).registered(3, 2.0), "UP 3/4"),
+    "all of them died": (job(RUNNING).registered(4, 1.0).registered(0, 2.0), "STARTING 0/4 (lost its workers)"),
+    "its node is down": (
+        job().registered(4, 1.0).registered(0, 2.0).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
+        "STARTING 0/4 (lost its workers: node2 is down)",
+    ),
+    "its node is down, and nobody knows yet of its workers": (
+        job().registered(4, 1.0).registered(4, 2.0, silent=True).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
+        "UP 4/4 (node2 is down)",
+    ),
+    "its node was down": (
+        job().registered(4, 1.0).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
+        "UP 4/4",
+    ),
+    "its node is down, and it never had a worker": (
+        job().listed(replace(RUNNING, trouble="node1 is down, node2 is down"), 1.0),
+        "STARTING 0/4 (node1 is down, node2 is down)",
+    ),
+    "all of them died, not asked since": (
+        job().registered(4, 1.0).registered(0, 2.0),
+        "STARTING 0/4 (lost its workers)",
+    ),
+    "all of them died, and it is not listed": (
+        job().registered(4, 1.0).registered(0, 2.0).listed(None, 3.0),
+        "UNKNOWN (the batch system does not list it)",
+    ),
+    "not listed, but its workers are there": (job().registered(4, 1.0).listed(None, 2.0), "UP 4/4"),
+    "nobody knows how many workers it will have": (job(expected=0).registered(3, 1.0), "UP 3"),
+    "workers came though the batch system still says pending": (job(pending()).registered(4, 1.0), "UP 4/4"),
+    "suspended with its workers": (
+        job(workers=4).listed(JobStatus(JobState.SUSPENDED, "SUSPENDED", "Preempted"), 1.0),
+        "SUSPENDED (Preempted)",
+    ),
+    "a word that nobody knows": (job(JobStatus(JobState.UNKNOWN, "POWERING_DOWN")), "UNKNOWN (POWERING_DOWN)"),
+    "hands over its data": (job(workers=4, retired_s=1.0), "DRAINING"),
+    "cancelled": (job(pending("Priority"), cancelled_s=1.0), "DRAINING (cancelled)"),
+    "ended": (job(JobStatus(JobState.ENDED, "TIMEOUT", "", 1)), "GONE (exit code 1, TIMEOUT)"),
+    "ended, with the reason": (
+        job(JobStatus(JobState.ENDED, "FAILED", "NonZeroExitCode", 3), cancelled_s=1.0),
+        "GONE (exit code 3, FAILED, NonZeroExitCode)",
+    ),
+    "ended, and nobody says how": (job(JobStatus(JobState.ENDED, "")), "GONE"),
+}
+
+
+@pytest.mark.parametrize(("facts", "text"), JOBS.values(), ids=JOBS)
+def test_a_job_is_described(facts: JobFacts, text: str) -> None:
+    view = describe(facts, TODAY)
+    assert view.text == text
+    assert text.startswith(view.phase.value)
+
+
+TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=8)
+STATUSES = st.builds(JobStatus, st.sampled_from(JobState), TEXTS, TEXTS, st.none() | st.integers(0, 255), TEXTS)
+TIMES = st.none() | st.floats(0, 100)
+
+
+@given(
+    st.builds(
+        JobFacts,
+        id=st.just("1"),
+        submitted_s=st.just(0.0),
+        expected=st.integers(0, 8),
+        status=st.none() | STATUSES,
+        missing_since_s=TIMES,
+        workers=st.integers(0, 8),
+        started_s=TIMES,
+        alone_since_s=TIMES,
+        retired_s=TIMES,
+        cancelled_s=TIMES,
+    )
+)
+def test_whatever_is_known_of_a_job_can_be_said_and_an_end_keeps_the_batch_systems_words(facts: JobFacts) -> None:
+    view = describe(facts, TODAY)
+    assert (view.phase is Phase.GONE) == (facts.state is JobState.ENDED)
+    assert view.text.startswith(view.phase.value)
+    if view.phase is Phase.GONE:
+        assert facts.status
+        assert words(facts.status) in view.text
+    if view.phase is Phase.PENDING:
+        assert facts.status
+        assert facts.status.reason in view.text
+        assert facts.status.starts in view.text
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (End.CLOSED, "GONE (closed)"),
+        (End.LEFT, "UNKNOWN (this object has left it)"),
+        (End.LOST, "UNKNOWN (the cluster is lost)"),
+    ],
+)
+def test_after_its_cluster_object_has_ended(end: End, text: str) -> None:
+    view = describe_after("123", RUNNING, end)
+    assert (view.id, view.text) == ("123", text)
+    assert view.text.startswith(view.phase.value)
+    ended = describe_after("123", JobStatus(JobState.ENDED, "TIMEOUT", "", 1), end)
+    assert (ended.phase, ended.text) == (Phase.GONE, "GONE (exit code 1, TIMEOUT)")
+
+
+def test_a_job_that_is_gone_says_when_and_why() -> None:
+    view = describe_gone("123_4", "exit code 3, FAILED", datetime(2026, 11, 21, 14, 5), TODAY)  # noqa: DTZ001
+    assert (view.phase, view.text) == (Phase.GONE, "GONE at 14:05 (exit code 3, FAILED)")
+    view = describe_gone("123_4", "CANCELLED", datetime(2026, 11, 20, 14, 5), TODAY)  # noqa: DTZ001
+    assert view.text == "GONE at 2026-11-20 14:05 (CANCELLED)"
+
+
+def views(*texts: str) -> list[JobView]:
+    """Return views of these texts, ``PENDING Priority 14:05`` with reason and start."""
+    out = []
+    for i, (phase, reason, starts) in enumerate((*t.split(), "", "")[:3] for t in texts):
+        said = f"PENDING ({reason}), starts about {starts}" if starts else phase
+        out.append(JobView(str(i), Phase(phase), said, reason, starts))
+    return out
+
+
+LINES: dict[str, tuple[list[JobView], tuple[int, ...], str]] = {
+    "one job waits": (views("PENDING Priority 14:05"), (0, 8), "PENDING (Priority), starts about 14:05"),
+    "one job starts": ([describe(job().registered(3, 1.0), TODAY)], (3, 4), "STARTING 3/4"),
+    "all is there": (views("UP"), (8, 8, 2), "READY 8 workers on 2 nodes"),
+    "one of each": (views("UP"), (1, 1, 1), "READY 1 worker on 1 node"),
+    "nobody knows the nodes": (views("UP"), (8, 8), "READY 8 workers"),
+    "nothing is wanted": ([], (0, 0), "READY 0 workers"),
+    "ready, while a successor waits": (views("UP", "PENDING"), (4, 4, 1), "READY 4 workers on 1 node"),
+    "some wait": (
+        views("PENDING Priority", "UP", "UP", "PENDING Resources", "UP"),
+        (12, 20),
+        "2 PENDING (Priority, Resources), 3 UP; 12 of 20 workers",
+    ),
+    "the soonest start is said": (
+        views("PENDING Priority 2026-11-22", "PENDING Priority 14:05", "PENDING Priority 09:10", "STARTING"),
+        (0, 16),
+        "3 PENDING (Priority), starts about 09:10, 1 STARTING; 0 of 16 workers",
+    ),
+    "who is gone is not counted": (views("GONE", "UP", "DRAINING"), (4, 8), "1 UP, 1 DRAINING; 4 of 8 workers"),
+    "all are gone": (views("GONE"), (0, 8), "GONE"),
+    "one job lost a worker": (views("UP"), (3, 4), "1 UP; 3 of 4 workers"),
+    "no job yet": ([], (0, 8), "no job; 0 of 8 workers"),
+}
+
+
+@pytest.mark.parametrize(("shown", "numbers", "line"), LINES.values(), ids=LINES)
+def test_a_cluster_is_one_line(shown: list[JobView], numbers: tuple[int, ...], line: str) -> None:
+    assert summary_line(shown, *numbers) == line
+
+
+def test_what_several_nodes_say_is_said_once() -> None:
+    said = [("node1", "a"), ("node1", "b"), ("node2", "a")]
+    assert note_lines(said) == ["node1, node2: a", "node1: b"]
+    assert note_lines((f"node{i}", "a") for i in range(64)) == ["node0 and 63 others: a"]
+    assert note_lines([]) == []

@@ -1,0 +1,319 @@
+"""What is done so that as many jobs are there as are wanted: situations one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.job_facts import JobFacts
+from hpcgpu.plan.reconcile import Actions, Facts, Failures, Policy, reconcile
+
+PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
+HELD = JobStatus(JobState.HELD, "PENDING", "JobHeldUser")
+STUCK = JobStatus(JobState.STUCK, "PENDING", "launch failed requeued held")
+RUNNING = JobStatus(JobState.RUNNING, "RUNNING")
+SUSPENDED = JobStatus(JobState.SUSPENDED, "SUSPENDED")
+DOWN = JobStatus(JobState.RUNNING, "R", trouble="node2 is down")
+COMPLETING = JobStatus(JobState.RUNNING, "COMPLETING", trouble="in state COMPLETING")
+STRANGE = JobStatus(JobState.UNKNOWN, "POWERING_DOWN")
+FAILED = JobStatus(JobState.ENDED, "FAILED", "NonZeroExitCode", 1)
+DONE = JobStatus(JobState.ENDED, "COMPLETED", "", 0)
+TIMEOUT = JobStatus(JobState.ENDED, "TIMEOUT", "", None)
+
+NOW_S = 10_000.0
+HOUR = Policy(walltime_s=3600.0, drain_s=120.0)
+
+
+def job(name: str, status: JobStatus | None = PENDING, age_s: float = 1000.0, **more: Any) -> JobFacts:
+    """A job that was submitted ``age_s`` ago, and asked for since."""
+    plain = JobFacts(id=name, submitted_s=NOW_S - age_s, expected=4, **more)
+    return plain if status is None else plain.listed(status, NOW_S - age_s)
+
+
+def up(name: str, age_s: float = 1000.0, **more: Any) -> JobFacts:
+    return job(name, RUNNING, age_s, **more).registered(4, NOW_S - age_s)
+
+
+def facts(wanted: int, *jobs: JobFacts, **more: Any) -> Facts:
+    return Facts(**{"now_s": NOW_S, "wanted": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
+
+
+def done(known: Facts, policy: Policy = Policy()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """Return what reconcile wants done, without what it wants nothing of."""
+    actions = reconcile(known, policy)
+    names = ("submit", "cancel", "retire", "forget", "lost", "give_up")
+    return {n: v for n in names if (v := getattr(actions, n)) != getattr(Actions(), n)}
+
+
+SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
+    "nothing is wanted and nothing is there": (facts(0), {}),
+    "all that is missing is submitted at once": (facts(1000), {"submit": 1000}),
+    "what is being submitted is not submitted again": (facts(5, submitting=5), {}),
+    "what comes to be wanted meanwhile is": (facts(8, job("1"), submitting=5), {"submit": 2}),
+    "a refused submission waits": (facts(5, held_back_until_s=NOW_S + 1), {}),
+    "a refused submission is tried again": (facts(5, held_back_until_s=NOW_S), {"submit": 5}),
+    "one that nobody has asked for counts": (facts(1, job("1", None)), {}),
+    "a pending, a held, a starting and an up one count": (
+        facts(4, job("1"), job("2", HELD), job("3", RUNNING, 10), up("4")),
+        {},
+    ),
+    "one that could not be started and is not tried again is replaced": (
+        facts(1, job("1", STUCK)),
+        {"submit": 1, "cancel": ("1",)},
+    ),
+    "a suspended one counts, however long it has no worker": (facts(1, job("1", SUSPENDED, 9000)), {}),
+    "a word that nobody knows counts": (facts(1, job("1", STRANGE, 9000)), {}),
+    "one that has ended is replaced, and its end is said": (
+        facts(1, up("1").listed(TIMEOUT, NOW_S)),
+        {"submit": 1, "forget": (("1", "TIMEOUT"),)},
+    ),
+    "one that has ended has ended, whoever is still registered": (
+        facts(1, up("1").listed(FAILED, NOW_S)),
+        {"submit": 1, "forget": (("1", "exit code 1, FAILED, NonZeroExitCode"),)},
+    ),
+    "one whose workers are silent is waited for": (facts(1, up("1").registered(4, NOW_S - 9000, silent=True)), {}),
+    "one that is to start again is rid of the silent workers of its last life": (
+        facts(1, up("1").registered(4, NOW_S - 9, silent=True).listed(PENDING, NOW_S)),
+        {"lost": ("1",)},
+    ),
+    "one that is to start again keeps the workers that are heard": (facts(1, up("1").listed(PENDING, NOW_S)), {}),
+    "one that is not listed is waited for": (facts(1, job("1").listed(None, NOW_S - 59)), {}),
+    "one that is not listed for long is gone": (
+        facts(1, job("1").listed(None, NOW_S - 60)),
+        {"submit": 1, "cancel": ("1",), "forget": (("1", "not listed any more since 60 s"),)},
+    ),
+    "one that was not listed long ago may be there: nobody has answered since": (
+        facts(1, job("1").listed(None, NOW_S - 600), answered_s=NOW_S - 600),
+        {},
+    ),
+    "one with workers is alive, listed or not": (facts(1, up("1").listed(None, NOW_S - 600)), {}),
+    "a ghost is cancelled and replaced": (facts(1, job("1", RUNNING, 300)), {"submit": 1, "cancel": ("1",)}),
+    "one that starts is no ghost": (facts(1, job("1", RUNNING, 299)), {}),
+    "one that runs without a worker by an old answer is no ghost": (
+        facts(1, job("1", RUNNING, 300), answered_s=NOW_S - 100),
+        {},
+    ),
+    "one that lost its workers becomes a ghost": (
+        facts(1, up("1").registered(0, NOW_S - 300)),
+        {"submit": 1, "cancel": ("1",)},
+    ),
+    "one on a lost node is soon a ghost": (
+        facts(1, up("1").registered(0, NOW_S - 60).listed(DOWN, NOW_S - 1)),
+        {"submit": 1, "cancel": ("1",)},
+    ),
+    "so is one of which nobody has heard the end": (
+        facts(1, up("1").registered(4, NOW_S - 60, silent=True).listed(DOWN, NOW_S - 1)),
+        {"submit": 1, "cancel": ("1",)},
+    ),
+    "one on a node that was lost a moment ago may be back": (
+        facts(1, up("1").registered(0, NOW_S - 59).listed(DOWN, NOW_S - 1)),
+        {},
+    ),
+    "one whose workers are heard is not lost with its node's batch system": (
+        facts(1, up("1").listed(DOWN, NOW_S - 900)),
+        {},
+    ),
+    "one whose end takes long is soon a ghost": (
+        facts(1, up("1").registered(0, NOW_S - 60).listed(COMPLETING, NOW_S - 1)),
+        {"submit": 1, "cancel": ("1",)},
+    ),
+    "one that is ending may be one that is to start again": (
+        facts(1, up("1").registered(0, NOW_S - 59).listed(COMPLETING, NOW_S - 1)),
+        {},
+    ),
+    "one whose workers restart is no ghost": (facts(1, up("1").registered(0, NOW_S - 5)), {}),
+    "one that was suspended has time to get its workers back": (
+        facts(1, up("1").listed(SUSPENDED, NOW_S - 900).registered(0, NOW_S - 800).listed(RUNNING, NOW_S - 10)),
+        {},
+    ),
+    "a requeued one waits again, and counts": (
+        facts(1, up("1").listed(PENDING, NOW_S - 900).registered(0, NOW_S - 899)),
+        {},
+    ),
+    "of pending ones the youngest go": (
+        facts(1, job("1", age_s=30), job("2", age_s=20), job("3", age_s=10)),
+        {"cancel": ("3", "2")},
+    ),
+    "of one array the last go": (facts(1, job("7_0"), job("7_1"), job("7_2")), {"cancel": ("7_2", "7_1")}),
+    "a pending one goes before one that starts, that before one with workers": (
+        facts(1, up("1"), job("2", RUNNING, 5), job("3", age_s=900), up("4")),
+        {"cancel": ("3", "2"), "retire": ("4",)},
+    ),
+    "of those with workers the youngest goes": (facts(1, up("1", 9), up("2", 5), up("3", 7)), {"retire": ("2", "3")}),
+    "nothing at all is wanted": (facts(0, up("1"), job("2")), {"cancel": ("2",), "retire": ("1",)}),
+    "adapt keeps a young pending one": (facts(0, job("1", age_s=59), adapting=True), {}),
+    "adapt cancels an old pending one": (facts(0, job("1", age_s=60), adapting=True), {"cancel": ("1",)}),
+    "adapt does not take an older one in place of a young one": (
+        facts(1, job("1", age_s=900), job("2", age_s=5), adapting=True),
+        {},
+    ),
+    "adapt does not retire in place of a young one": (facts(1, up("1"), job("2", age_s=5), adapting=True), {}),
+    "adapt retires all while young ones wait": (
+        facts(0, up("1"), job("2", age_s=5), adapting=True),
+        {"retire": ("1",)},
+    ),
+    "what is being submitted is waited for, then what is too much goes": (facts(2, up("1"), up("2"), submitting=2), {}),
+    "who leaves does not count": (
+        facts(2, up("1", retired_s=NOW_S), job("2", cancelled_s=NOW_S), up("3")),
+        {"submit": 1},
+    ),
+    "who leaves is not told twice": (facts(0, up("1", retired_s=NOW_S - 9), job("2", cancelled_s=NOW_S - 9)), {}),
+    "who was cancelled and is still there is cancelled again": (
+        facts(0, job("1", cancelled_s=NOW_S - 60)),
+        {"cancel": ("1",)},
+    ),
+    "who was retired has time to hand over its data": (facts(0, up("1", retired_s=NOW_S - 179)), {}),
+    "who was retired and does not go is cancelled": (facts(0, up("1", retired_s=NOW_S - 180)), {"cancel": ("1",)}),
+    "who was retired and has no worker left for long is cancelled": (
+        facts(0, up("1", retired_s=NOW_S - 90).registered(0, NOW_S - 60)),
+        {"cancel": ("1",)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "expected"), SITUATIONS.values(), ids=SITUATIONS)
+def test_in_this_situation(known: Facts, expected: dict[str, Any]) -> None:
+    assert done(known) == expected
+
+
+HAND_OVERS: dict[str, tuple[Facts, dict[str, Any]]] = {
+    "long before its end a job counts": (facts(1, up("1", 3359)), {}),
+    "twice the drain before its end it gets a successor, and works on": (facts(1, up("1", 3360)), {"submit": 1}),
+    "while the successor waits it works on": (facts(1, up("1", 3479), job("2")), {}),
+    "while the successor starts it works on": (facts(1, up("1", 3479), up("2", 9).registered(3, NOW_S)), {}),
+    "when the successor is up it leaves": (facts(1, up("1", 3370), up("2", 5)), {"retire": ("1",)}),
+    "at the drain before its end it leaves, successor or not": (facts(1, up("1", 3480), job("2")), {"retire": ("1",)}),
+    "when nothing is wanted any more it leaves at once": (facts(0, up("1", 3360)), {"retire": ("1",)}),
+    "when its workers have left by themselves it is about to end": (
+        facts(1, up("1", 3480).registered(0, NOW_S - 1), up("2", 5)),
+        {"retire": ("1",)},
+    ),
+    "without a worker ever it is cancelled": (facts(1, job("1", RUNNING, age_s=3480), up("2", 5)), {"cancel": ("1",)}),
+    "of three of which two are wanted the one near its end leaves": (
+        facts(2, up("1", 3360), up("2", 2000), up("3")),
+        {"retire": ("1",)},
+    ),
+    "of those that are too many the one with the least time left leaves": (
+        facts(1, up("1", 10), up("2", 3000)),
+        {"retire": ("2",)},
+    ),
+    "a suspended one cannot hand over": (facts(1, up("1", 3590).listed(SUSPENDED, NOW_S)), {}),
+    "a requeued one has all its time again": (
+        facts(1, up("1", 3590).listed(PENDING, NOW_S - 60).registered(0, NOW_S - 60).registered(4, NOW_S - 9, 1)),
+        {},
+    ),
+    "a requeue that only the names of the workers tell is one, too": (
+        facts(1, up("1", 3590).registered(0, NOW_S - 60).registered(4, NOW_S - 9, 1)),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "expected"), HAND_OVERS.values(), ids=HAND_OVERS)
+def test_of_a_walltime_of_an_hour(known: Facts, expected: dict[str, Any]) -> None:
+    assert done(known, HOUR) == expected
+
+
+def test_a_drain_is_never_more_than_a_quarter_of_the_walltime() -> None:
+    short = Policy(walltime_s=100.0, drain_s=120.0)
+    assert done(facts(1, up("1", 49)), short) == {}
+    assert done(facts(1, up("1", 50)), short) == {"submit": 1}
+    assert done(facts(1, up("1", 75), job("2")), short) == {"retire": ("1",)}
+
+
+def test_three_jobs_in_a_row_that_end_before_their_first_worker_stop_the_submissions() -> None:
+    failures, given = Failures(), []
+    for name in ("1", "2", "3"):
+        actions = reconcile(facts(1, job(name, FAILED), failures=failures), Policy())
+        failures = actions.failures
+        given.append((actions.submit, failures.in_a_row))
+    assert given == [(1, 1), (1, 2), (0, 3)]
+    assert actions.give_up == (
+        "3 jobs in a row ended before their first worker; the last was job 3: exit code 1, FAILED, NonZeroExitCode"
+    )
+    assert reconcile(facts(1, failures=failures), Policy()).give_up == actions.give_up, "it is said as long as it is so"
+    assert done(facts(1)) == {"submit": 1}, "with fresh failures all is tried again"
+
+
+TWO = Failures(2, NOW_S - 50, "job 0: FAILED")
+COUNTS: dict[str, tuple[JobFacts, int]] = {
+    "one that ends before its first worker": (job("1", FAILED), 3),
+    "one that ends well before its first worker": (job("1", DONE), 3),
+    "one that vanishes before its first worker": (job("1").listed(None, NOW_S - 60), 3),
+    "one that runs and never gets a worker": (job("1", RUNNING, 300), 3),
+    "not one that had a worker once": (up("1").registered(0, NOW_S - 300).listed(FAILED, NOW_S), 2),
+    "not one that we cancelled": (job("1", FAILED, cancelled_s=NOW_S - 9), 2),
+    "not one that we retired": (job("1", FAILED, retired_s=NOW_S - 9), 2),
+    "a first worker since then ends the row": (up("1", 40), 0),
+    "a first worker before does not": (up("1", 60), 2),
+    "a later worker does not": (up("1", 60).registered(0, NOW_S - 30).registered(4, NOW_S - 20), 2),
+}
+
+
+@pytest.mark.parametrize(("known", "count"), COUNTS.values(), ids=COUNTS)
+def test_failures_in_a_row(known: JobFacts, count: int) -> None:
+    assert reconcile(facts(1, known, failures=TWO), Policy()).failures.in_a_row == count
+
+
+ASKING: dict[str, tuple[Facts, float | None]] = {
+    "never, when nothing is there": (facts(0), None),
+    "never, when all is up": (facts(2, up("1"), up("2")), None),
+    "never, when all is up and one is not listed": (facts(1, up("1").listed(None, NOW_S)), None),
+    "never of an end": (facts(0, job("1", DONE)), None),
+    "at once, when it was never done": (facts(1, job("1", None), asked_s=None), 0.0),
+    "at once, after a long silence": (facts(1, job("1", None, 1), asked_s=NOW_S - 100), 0.0),
+    "soon, of something new": (facts(1, job("1", None, 1), asked_s=NOW_S - 2), 3.0),
+    "soon, of one that is being cancelled": (facts(0, job("1")), 5.0),
+    "soon, of one that is being retired": (facts(0, up("1")), 5.0),
+    "later, of something older": (facts(1, job("1", age_s=60)), 10.0),
+    "seldom, of something old": (facts(1, job("1", age_s=9999)), 60.0),
+    "by the youngest of them": (facts(2, job("1", age_s=9999), job("2", age_s=90)), 15.0),
+    "of a suspended one with its workers": (facts(1, up("1").listed(SUSPENDED, NOW_S)), 60.0),
+    "of one that starts": (facts(1, job("1", RUNNING, 120)), 20.0),
+    "at once, of one that lost its workers": (facts(1, up("1").registered(0, NOW_S), asked_s=NOW_S - 4), 0.0),
+    "at once, of one whose workers fall silent": (
+        facts(1, up("1").registered(4, NOW_S, silent=True), asked_s=NOW_S - 4),
+        0.0,
+    ),
+    "soon, of one whose workers came sooner than an answer": (facts(1, job("1").registered(4, NOW_S)), 5.0),
+    "soon, of one that was never asked about": (facts(1, job("1", None).registered(4, NOW_S - 3)), 5.0),
+    "never again, when that one is known to run": (
+        facts(1, job("1").registered(4, NOW_S - 9).listed(RUNNING, NOW_S - 4)),
+        None,
+    ),
+    "never again, whatever the answer was": (facts(1, job("1").registered(4, NOW_S - 9).listed(None, NOW_S)), None),
+    "later, of one that stays silent": (facts(1, up("1").registered(4, NOW_S - 120, silent=True)), 20.0),
+    "never, of one that is heard again": (
+        facts(1, up("1").registered(4, NOW_S - 9, silent=True).registered(4, NOW_S)),
+        None,
+    ),
+    "a little later, when many lose theirs": (facts(1, up("1").registered(0, NOW_S), asked_s=NOW_S - 0.25), 0.75),
+    "then soon, even if it did not answer": (
+        facts(1, up("1").registered(0, NOW_S - 1), answered_s=NOW_S - 99),
+        5.0,
+    ),
+    "then soon": (facts(1, up("1").registered(0, NOW_S - 1), asked_s=NOW_S), 5.0),
+}
+
+
+@pytest.mark.parametrize(("known", "next_s"), ASKING.values(), ids=ASKING)
+def test_the_batch_system_is_asked(known: Facts, next_s: float | None) -> None:
+    assert reconcile(known, Policy()).next_s == next_s
+
+
+WAKES: dict[str, tuple[Facts, float | None]] = {
+    "not when all is well": (facts(1, job("1")), None),
+    "for the successor": (facts(2, up("1", 3000), up("2")), 360.0),
+    "for the end": (facts(1, up("1", 3400), job("2")), 80.0),
+    "not for one that leaves": (facts(0, up("1", 3400)), None),
+    "when a young job may be cancelled": (facts(0, job("1", age_s=45), adapting=True), 15.0),
+    "when a submission may be tried again": (facts(1, held_back_until_s=NOW_S + 4), 4.0),
+    "not when none is needed": (facts(1, job("1"), held_back_until_s=NOW_S + 4), None),
+}
+
+
+@pytest.mark.parametrize(("known", "wake_s"), WAKES.values(), ids=WAKES)
+def test_it_wakes_up(known: Facts, wake_s: float | None) -> None:
+    assert reconcile(known, HOUR).wake_s == wake_s

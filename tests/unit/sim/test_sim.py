@@ -1,0 +1,304 @@
+"""Simulated GPUs: memory is counted by buffer, every copy is counted, nothing crosses to the host unasked."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dask.base import tokenize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hpcgpu import sim
+
+MIB = 1 << 20
+law = settings(deadline=None)  # the machine that tests may be busy
+
+
+@pytest.fixture
+def gpu() -> Iterator[sim.SimGpu]:
+    device = sim.SimGpu(64 * MIB)
+    before = sim.current_gpu()
+    sim.set_current_gpu(device)
+    yield device
+    sim.set_current_gpu(before)
+
+
+ARRAYS = hnp.arrays(st.sampled_from(["f8", "f4", "i4", "u1", "c16"]), hnp.array_shapes(max_dims=3, max_side=5))
+SLICES = st.slices(5)
+
+
+def grown(a: sim.SimArray, step: str) -> sim.SimArray:
+    return {"copy": a.copy, "slice": lambda: a[:1], "transpose": lambda: a.T, "add": lambda: a + a}[step]()
+
+
+@law
+@given(ARRAYS, st.lists(st.sampled_from(["copy", "slice", "transpose", "drop", "add"]), max_size=12))
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_used_bytes_are_those_of_live_buffers(x: np.ndarray, steps: list[str]) -> None:
+    device = sim.SimGpu(MIB)
+    arrays = [device.asarray(x)]
+    for step in steps:
+        if step == "drop":
+            del arrays[:1]
+        elif arrays:
+            arrays.append(grown(arrays[-1], step))
+    buffers = dict(device.buffer_of(a) for a in arrays)
+    assert device.used_bytes == sum(buffers.values())
+    arrays.clear()
+    assert device.used_bytes == 0
+    assert device.peak_bytes >= x.nbytes
+
+
+def names_of(whole: sim.SimArray, part: slice) -> list[sim.SimArray]:
+    names = [whole, whole[part], whole.T, whole[..., ::-1], np.broadcast_to(whole, (2, *whole.shape))]
+    return [*names, np.lib.stride_tricks.sliding_window_view(whole, 1, axis=0), whole.real]
+
+
+@law
+@given(ARRAYS, SLICES, st.sampled_from("CF"))
+def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, order: str) -> None:
+    device = sim.SimGpu(MIB)
+    names = names_of(device.asarray(np.array(x, order=order)), part)  # type: ignore[call-overload]
+    expected = [a.get() for a in names]
+    facts = [(a.dtype, a.shape, a.strides) for a in names]
+    assert device.used_bytes == x.nbytes
+    copies = device.d2h_copies
+    root, views = device.pack(names)
+    assert device.d2h_copies == copies + 1
+    names.clear()
+    assert device.used_bytes == 0
+    views = pickle.loads(pickle.dumps(views))
+    copies = device.h2d_copies
+    back = device.unpack(root, views)
+    assert (device.h2d_copies, device.used_bytes) == (copies + 1, x.nbytes)
+    assert len({device.buffer_of(a) for a in back}) == 1
+    assert [(a.dtype, a.shape, a.strides) for a in back] == facts
+    for a, b in zip(back, expected, strict=True):
+        np.testing.assert_array_equal(a.get(), b)
+
+
+def test_what_is_written_through_one_name_shows_in_the_others_after_a_move(gpu: sim.SimGpu) -> None:
+    whole = gpu.asarray(np.zeros((4, 3)))
+    whole, row, turned = gpu.unpack(*gpu.pack([whole, whole[1], whole.T]))
+    row += 7
+    np.testing.assert_array_equal(whole.get()[:, 0], [0, 7, 0, 0])
+    np.testing.assert_array_equal(turned.get(), whole.get().T)
+
+
+BINARY = st.sampled_from([np.add, np.multiply, np.subtract, np.maximum, np.hypot, np.less, np.logaddexp])
+UNARY = st.sampled_from([np.sin, np.exp, np.negative, np.isnan, np.sign, np.modf])
+FLOATS = st.floats(-9, 9)
+
+
+def same(found: object, expected: object) -> None:
+    if isinstance(expected, tuple):
+        assert isinstance(found, tuple)
+        for a, b in zip(found, expected, strict=True):
+            same(a, b)
+        return
+    assert type(found) is sim.SimArray
+    np.testing.assert_array_equal(found.get(), expected)  # type: ignore[arg-type]
+    assert found.dtype == expected.dtype  # type: ignore[attr-defined]
+
+
+@law
+@given(
+    BINARY,
+    UNARY,
+    hnp.arrays("f8", (3, 4), elements=FLOATS),
+    hnp.arrays("f4", (4,), elements=st.floats(-9, 9, width=32)),
+)
+def test_ufuncs_are_numpys(binary: np.ufunc, unary: np.ufunc, a: np.ndarray, b: np.ndarray) -> None:
+    device = sim.SimGpu(MIB)
+    da, db = device.asarray(a), device.asarray(b)
+    same(binary(da, db), binary(a, b))
+    same(binary(da, 2.0), binary(a, 2.0))
+    same(binary(np.float32(2), db), binary(np.float32(2), b))
+    same(binary.outer(da, db), binary.outer(a, b))
+    same(unary(da[::-1]), unary(a[::-1]))
+    same(np.add.reduce(da, axis=0), np.add.reduce(a, axis=0))
+    same(np.maximum.accumulate(da, axis=1), np.maximum.accumulate(a, axis=1))
+    da *= 3
+    same(da, a * 3)
+    assert device.h2d_copies == 2
+
+
+@pytest.mark.parametrize(
+    "cross",
+    [
+        np.asarray,
+        lambda d: np.array([d]),
+        lambda d: d + np.ones(4),
+        lambda d: np.ones(4) + d,
+        lambda d: np.concatenate([d, np.ones(4)]),
+        lambda d: np.add(d, 1, out=np.ones(4)),
+        lambda d: np.copyto(np.ones(4), d),
+        lambda d: memoryview(d),
+        lambda d: d.__setitem__(slice(None), np.ones(4)),
+    ],
+)
+def test_nothing_crosses_unasked(gpu: sim.SimGpu, cross: object) -> None:
+    d = gpu.asarray(np.arange(4.0))
+    with pytest.raises(TypeError):
+        cross(d)  # type: ignore[operator]
+    assert (gpu.h2d_copies, gpu.d2h_copies) == (1, 0)
+
+
+def test_copies_are_counted(gpu: sim.SimGpu) -> None:
+    d = gpu.asarray(np.arange(4.0))
+    assert gpu.asarray(d) is d
+    assert float((d @ d).sum()) == 14
+    d.get()
+    assert (gpu.h2d_copies, gpu.h2d_bytes, gpu.d2h_copies, gpu.d2h_bytes) == (1, 32, 2, 40)
+
+
+@pytest.mark.parametrize(
+    "down",
+    [
+        lambda d: d.get(),
+        lambda d: d.tolist(),
+        lambda d: d.tobytes(),
+        repr,
+        pickle.dumps,
+        tokenize,
+        lambda d: float(d[0]),
+        lambda d: bool(d[0]),
+        lambda d: np.save(io.BytesIO(), d),
+        lambda d: np.savez(io.BytesIO(), name=d),
+        np.array2string,
+    ],
+    ids=["get", "tolist", "tobytes", "repr", "pickle", "tokenize", "float", "bool", "save", "savez", "array2string"],
+)
+def test_every_way_down_counts_as_a_copy(gpu: sim.SimGpu, down: Callable[[sim.SimArray], object]) -> None:
+    d = gpu.asarray(np.arange(4.0))
+    down(d)
+    assert (gpu.h2d_copies, gpu.d2h_copies) == (1, 1)
+
+
+def test_numpys_like_uploads(gpu: sim.SimGpu) -> None:
+    d = gpu.asarray(np.ones(3))
+    assert type(np.asarray(np.arange(4), like=d)) is sim.SimArray
+    assert gpu.h2d_copies == 2
+    assert type(np.zeros(3, like=d)) is sim.SimArray
+    assert np.asarray(d, like=d).get().tolist() == [1, 1, 1]
+    assert gpu.h2d_copies == 2
+
+
+@pytest.mark.parametrize("kind", ["O", "U2", "M8[s]", "m8[s]", "g", "f8,i4"])
+def test_a_gpu_holds_numbers_only(gpu: sim.SimGpu, kind: str) -> None:
+    with pytest.raises(ValueError, match="Unsupported dtype"):
+        gpu.asarray(np.zeros(2, kind))
+    with pytest.raises(ValueError, match="Unsupported dtype"):
+        gpu.asarray(np.zeros(2)).astype(kind)
+    assert gpu.used_bytes == 0
+
+
+def test_too_much_is_refused_with_cupys_kind_of_error(gpu: sim.SimGpu) -> None:
+    held = gpu.empty(40 * MIB, "u1")
+    with pytest.raises(sim.OutOfMemoryError, match="Out of memory allocating 41,943,040 bytes") as refused:
+        gpu.empty(40 * MIB, "u1")
+    assert isinstance(refused.value, MemoryError)
+    with pytest.raises(MemoryError):
+        held + 1
+    assert gpu.used_bytes == 40 * MIB
+
+
+def test_a_failing_allocation_is_tried_again_after_room_was_made(gpu: sim.SimGpu) -> None:
+    held = [gpu.empty(40 * MIB, "u1")]
+    asked: list[int] = []
+
+    def make_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return bool(held and not held.clear())
+
+    gpu.on_alloc_failure = make_room
+    assert gpu.empty(50 * MIB, "u1").nbytes == 50 * MIB
+    assert asked == [50 * MIB]
+
+
+def test_it_is_tried_as_long_as_others_take_the_room(gpu: sim.SimGpu) -> None:
+    held = [gpu.empty(40 * MIB, "u1")]
+    asked: list[int] = []
+
+    def make_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        held.clear()
+        if len(asked) < 3:  # another thread, before this one is back
+            held.append(gpu.empty(40 * MIB, "u1"))
+        return True
+
+    gpu.on_alloc_failure = make_room
+    assert gpu.empty(50 * MIB, "u1").nbytes == 50 * MIB
+    assert asked == [50 * MIB] * 3
+
+
+def test_pickle_is_a_copy_down_and_one_up(gpu: sim.SimGpu) -> None:
+    d = gpu.asarray(np.arange(6.0).reshape(2, 3)[:, ::2])
+    again = pickle.loads(pickle.dumps(d))
+    np.testing.assert_array_equal(again.get(), d.get())
+    assert again.__hpcgpu_device__ is gpu
+    assert (gpu.h2d_copies, gpu.d2h_copies) == (2, 3)
+    turned = gpu.asarray(np.asfortranarray(np.ones((3, 4))))
+    assert pickle.loads(pickle.dumps(turned)).strides == turned.strides
+
+
+def test_use_is_published_to_other_processes(tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    device = sim.SimGpu(MIB, usage_file=path)
+    held = device.empty(1000, "u1")
+    assert sim.read_usage_bytes(path) == 1000
+    other = subprocess.run(
+        [sys.executable, "-c", "import sys; from hpcgpu.sim import read_usage_bytes as r; print(r(sys.argv[1]))", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(other.stdout) == 1000
+    del held
+    assert sim.read_usage_bytes(path) == device.used_bytes == 0
+    assert sim.read_usage_bytes(tmp_path / "none") == 0
+
+
+def test_threads_lose_no_byte(tmp_path: Path) -> None:
+    device = sim.SimGpu(64 * MIB, usage_file=tmp_path / "usage")
+
+    def work() -> None:
+        a = device.asarray(np.ones(1000))
+        for _ in range(300):
+            a = a + 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sim.read_usage_bytes(tmp_path / "usage") == device.used_bytes == 0
+
+
+def test_the_base_of_a_view_is_the_array_whose_memory_it_shows(gpu: sim.SimGpu) -> None:
+    """As CuPy's: distributed copies views before it sends them, and would send their bases else."""
+    x = gpu.asarray(np.arange(12.0).reshape(3, 4))
+    for owner in (x, x + 1, x.copy(), x[1:].copy(), gpu.empty(3), np.concatenate([x, x])):
+        assert owner.base is None
+    windows = np.lib.stride_tricks.sliding_window_view(x, 2, axis=0)
+    for view in (x[1:], x[1:][:1], x.T, x.reshape(4, 3), windows):
+        assert view.base.shape == x.shape
+        assert np.shares_memory(view.base, x)
+        assert view.base.base is None
+
+
+def test_what_has_come_back_is_no_view(gpu: sim.SimGpu) -> None:
+    x = gpu.asarray(np.arange(12.0).reshape(3, 4))
+    back, rows = gpu.unpack(*gpu.pack([x, x[1:]]))
+    assert (back.base, rows.base) == (None, None)
+    assert rows[1:].base.shape == (2, 4)
+    assert gpu.buffer_of(rows[1:]) == gpu.buffer_of(back)

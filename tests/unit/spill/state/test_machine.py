@@ -1,0 +1,291 @@
+"""What the spill store's state machine instructs, by examples; its laws are in ``test_explored.py``."""
+
+from __future__ import annotations
+
+import pytest
+from spill_instant import Instant
+
+from hpcgpu.spill.state.machine import SpillState
+from hpcgpu.spill.state.tiers import Tiers
+from hpcgpu.spill.state.units import (
+    DEVICE,
+    DISK,
+    HOST,
+    Copy,
+    Drop,
+    Fail,
+    Instruction,
+    Leave,
+    Release,
+    Resume,
+    Room,
+    Say,
+    Ticket,
+    Unit,
+)
+
+FULL = OSError("No space left on device")
+
+
+def units(*sizes: int, top: int = DEVICE) -> list[Unit]:
+    return [Unit(i, size, top, top) for i, size in enumerate(sizes)]
+
+
+def kinds(instructions: tuple[Instruction, ...]) -> list[type]:
+    return [type(i) for i in instructions]
+
+
+def copy_of(instructions: tuple[Instruction, ...]) -> Copy:
+    (copy,) = (i for i in instructions if isinstance(i, Copy))
+    return copy
+
+
+def test_what_is_above_the_limit_goes_down_the_longest_unused_first() -> None:
+    state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
+    assert state.set("a", (a,)) == ()
+    copy = copy_of(state.set("b", (b,)))
+    assert copy == Copy(a, DEVICE, HOST, None, 6, a.age)
+    assert state.moved(copy) == (Drop(a, DEVICE),)
+    assert state.tiers.bytes == {DEVICE: 6, HOST: 6}
+
+
+def test_units_that_are_on_their_way_down_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are set faster than they are copied: each event would look at all that are under way."""
+    looked_at: list[Unit] = []
+    may_go = Tiers.may_go
+    monkeypatch.setattr(Tiers, "may_go", lambda tiers, unit: looked_at.append(unit) or may_go(tiers, unit))
+    state, many = SpillState({DEVICE: 10}), units(*[1] * 500)
+    copies = [c for unit in many for c in state.set(unit.name, (unit,)) if isinstance(c, Copy)]
+    assert len(copies) >= 490
+    assert len(looked_at) < 10 * len(many)
+    for copy in copies:
+        state.moved(copy)
+    assert len(looked_at) < 20 * len(many)
+    assert state.tiers.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
+
+
+def test_a_unit_that_two_keys_name_counts_once_and_goes_with_the_last() -> None:
+    state, (a,) = SpillState({DEVICE: 10}), units(6)
+    state.set("a", (a,))
+    state.set("b", (a,))
+    assert state.tiers.bytes == {DEVICE: 6}
+    assert state.delete("a") == ()
+    assert state.delete("b") == (Drop(a, DEVICE),)
+
+
+def test_a_reader_of_what_is_going_down_waits_for_nothing_and_the_copy_is_kept() -> None:
+    state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
+    state.set("a", (a,))
+    down = copy_of(state.set("b", (b,)))
+    reader = Ticket((a,))
+    assert state.need(reader)[0] == Resume(reader)
+    assert Drop(a, DEVICE) not in state.moved(down)
+    assert a.tier == DEVICE and a.is_clean
+
+
+def test_what_came_up_and_was_only_read_goes_down_without_a_copy() -> None:
+    store, (a, b) = Instant({DEVICE: 10}), units(6, 6)
+    store.set(a, b)
+    for _ in range(3):
+        store.use(a)
+        store.use(b)
+    assert store.copies == {a: 4, b: 4}  # one down, and one up at each use
+    store.use(a, writes=True)
+    store.use(b)
+    assert store.copies[a] == 6
+
+
+def test_a_way_up_waits_until_there_is_room() -> None:
+    state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
+    state.set("a", (a,))
+    state.moved(copy_of(state.set("b", (b,))))
+    reader = Ticket((a,))
+    down = copy_of(state.need(reader))
+    assert (down.unit, down.to) == (b, HOST)
+    up = copy_of(state.moved(down))
+    assert up == Copy(a, HOST, DEVICE, reader, 6, a.age)
+    assert state.moved(up) == (Resume(reader),)
+
+
+def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
+    state, (a,) = SpillState({DEVICE: 5}), units(6)
+    state.moved(copy_of(state.set("a", (a,))))
+    reader = Ticket((a,))
+    assert state.moved(copy_of(state.need(reader))) == (Resume(reader),)
+    assert state.release(reader) == (Drop(a, DEVICE),)
+
+
+def test_a_peer_gets_host_bytes_and_nothing_goes_through_the_device() -> None:
+    state, (a,) = SpillState({DEVICE: 5, HOST: 5}), units(6)
+    state.moved(copy_of(state.moved(copy_of(state.set("a", (a,))))))
+    assert a.tier == DISK
+    peer = Ticket((a,), for_peer=True)
+    up = copy_of(state.need(peer))
+    assert (up.source, up.to) == (DISK, HOST)
+    assert state.moved(up) == (Resume(peer),)
+
+
+def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
+    state, (a, b) = SpillState({HOST: 5}), units(6, 7, top=HOST)
+    down = copy_of(state.set("a", (a,)))
+    said = state.failed(down, FULL)
+    assert said == (Say("stays", HOST, 6, FULL),)
+    assert state.set("b", (b,)) == () and state.is_stuck  # it is bigger
+    assert kinds(state.tick()) == [Copy, Copy]
+
+
+def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
+    state, (a, b) = SpillState({HOST: 5}), units(6, 3, top=HOST)
+    state.failed(copy_of(state.set("a", (a,))), FULL)
+    assert copy_of(state.set("b", (b,))).unit is b
+
+
+def test_what_cannot_be_pickled_stays_for_good() -> None:
+    state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
+    error = TypeError("cannot pickle")
+    assert state.failed(copy_of(state.set("a", (a,))), error, for_good=True) == (Say("immovable", HOST, 6, error),)
+    assert state.tick() == () and not state.is_stuck
+
+
+def test_the_limit_of_the_disk_holds_and_is_said_and_copies_make_way() -> None:
+    store, (a, b) = Instant({HOST: 10, DISK: 6}), units(6, 6, top=HOST)
+    store.set(a, b)
+    assert (a.tier, b.tier) == (DISK, HOST)
+    store.use(a)  # b cannot go: the disk is full of a, until a is up
+    assert [unit.tier for unit in (a, b)].count(DISK) == 1
+    assert store.state.tiers.bytes[DISK] <= 6
+    c = Unit(2, 9, HOST, HOST)
+    store.set(c)
+    assert [(say.what, say.error) for say in store.told if isinstance(say, Say)] == [("stays", None)]
+
+
+def test_who_cannot_read_back_is_failed_and_the_worker_leaves_once() -> None:
+    state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
+    state.moved(copy_of(state.set("a", (a,))))
+    lost, first, second = OSError("Input/output error"), Ticket((a,)), Ticket((a,))
+    up = copy_of(state.need(first))
+    assert state.failed(up, lost, for_good=True) == (Leave(a, lost), Fail(first, lost))
+    assert state.need(second) == (Fail(second, lost),)
+
+
+def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
+    state, (a, b) = SpillState({}), units(6, 6)
+    state.set("a", (a,))
+    state.set("b", (b,))
+    room = Room(DEVICE, 10)
+    first, second = state.alloc_failed(room)
+    assert isinstance(first, Copy) and isinstance(second, Copy) and first.by is room
+    assert state.moved(first) == (Drop(first.unit, DEVICE),)
+    assert state.moved(second) == (Drop(second.unit, DEVICE), Resume(room))
+
+
+def test_an_allocation_fails_when_nothing_can_go() -> None:
+    state, (a,) = SpillState({}), units(6)
+    state.set("a", (a,))
+    state.need(Ticket((a,)))
+    room = Room(DEVICE, 1)
+    assert state.alloc_failed(room) == (Fail(room, None),)
+
+
+def test_shrinking_gives_back_what_is_kept_then_moves_data_then_gives_back_again() -> None:
+    state, (a, b) = SpillState({HOST: 100}), units(6, 6, top=HOST)
+    state.set("a", (a,))
+    state.set("b", (b,))
+    release, copy = state.shrink(HOST, 5)
+    assert isinstance(copy, Copy) and release == Release(HOST)
+    assert state.moved(copy) == (Drop(copy.unit, HOST), Release(HOST))
+
+
+def test_copies_of_what_is_up_go_first_where_host_memory_is_short() -> None:
+    store, (a, b) = Instant({DEVICE: 10, HOST: 10}), units(6, 6)
+    c = Unit(2, 6, HOST, HOST)
+    store.set(a, b)
+    store.use(a)
+    store.run(store.state.delete(1))
+    assert a.is_clean
+    store.set(c)
+    assert Drop(a, HOST) in store.told and c.tier == HOST
+
+
+def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
+    state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
+    state.set("a", (a,))
+    state.moved(copy_of(state.set("b", (b,))))
+    assert state.expect("task", ["a"], (0,), running=False) == ()  # no room, and nothing moves for it
+    drop, up = state.delete("b")
+    assert drop == Drop(b, DEVICE)
+    assert up == Copy(a, HOST, DEVICE, None, 6, a.age)
+    reader = Ticket((a,))
+    assert state.need(reader) == ()
+    assert state.moved(up) == (Resume(reader),)
+    state.release(reader)
+    assert state.task_over("task") == ()
+
+
+def test_what_a_ready_task_needs_goes_after_what_none_needs() -> None:
+    state, (a, b, c) = SpillState({DEVICE: 12}), units(6, 6, 6)
+    state.set("a", (a,))
+    state.set("b", (b,))
+    state.expect("task", ["a"], (0,), running=False)
+    assert copy_of(state.set("c", (c,))).unit is b
+
+
+def test_a_failed_prefetch_is_not_tried_again_before_a_tick() -> None:
+    state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
+    state.set("a", (a,))
+    state.moved(copy_of(state.set("b", (b,))))
+    state.expect("task", ["a"], (0,), running=False)
+    up = copy_of(state.delete("b"))
+    assert state.failed(up, MemoryError()) == () and state.is_stuck
+    assert copy_of(state.tick()).unit is a
+
+
+def test_only_the_next_few_tasks_are_looked_at_in_their_order() -> None:
+    state, there = SpillState({DEVICE: 50}), units(*[10] * 6)
+    for unit in there:
+        unit.at = HOST
+        state.set(unit.name, (unit,))
+    ups = [state.expect(i, [i], (6 - i,), running=False) for i in range(6)]
+    assert [copy_of(up).unit.name for up in ups if up] == [0]  # one at a time
+    order = [0]
+    copy = copy_of(ups[0])
+    while out := state.moved(copy):
+        copy = copy_of(out)
+        order.append(copy.unit.name)
+    assert order == [0, 5, 4, 3]  # four fit below the limit
+
+
+def test_a_reader_that_gives_up_is_not_told() -> None:
+    state, (a,) = SpillState({DEVICE: 5}), units(6)
+    state.moved(copy_of(state.set("a", (a,))))
+    reader = Ticket((a,))
+    up = copy_of(state.need(reader))
+    assert state.release(reader) == ()
+    assert state.moved(up) == (Drop(a, DEVICE),)
+
+
+def test_what_no_key_names_cannot_be_needed_and_no_copy_ends_twice() -> None:
+    state, (a,) = SpillState({DEVICE: 5}), units(6)
+    with pytest.raises(ValueError, match="no key names"):
+        state.need(Ticket((a,)))
+    copy = copy_of(state.set("a", (a,)))
+    state.moved(copy)
+    with pytest.raises(ValueError, match="under way"):
+        state.moved(copy)
+    with pytest.raises(ValueError, match="not up"):
+        state.grow(a, 7)
+
+
+def test_a_unit_that_grows_has_no_copies_below() -> None:
+    state, (a, b) = SpillState({DEVICE: 10}), units(6, 4)
+    state.set("a", (a,))
+    reader = Ticket((a,))
+    state.need(reader)
+    state.limit(DEVICE, 5)
+    state.moved(copy_of(state.release(reader)))
+    state.limit(DEVICE, 10)
+    again = Ticket((a,))
+    state.moved(copy_of(state.need(again)))
+    assert state.grow(a, 8) == (Drop(a, HOST),)
+    assert state.tiers.bytes == {DEVICE: 8, HOST: 0}
+    del b

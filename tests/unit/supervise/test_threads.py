@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from background import said
+
+from hpcgpu.model.backoff import Backoff
+from hpcgpu.supervise import threads
+
+SOON = Backoff(first_s=0.001, longest_s=0.01)
+
+
+@pytest.mark.parametrize("error", [OSError("full"), SystemExit(3), MemoryError()], ids=repr)
+def test_a_round_that_raises_is_said_once_and_the_next_one_comes(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    raises, pauses = [error, error, None], list[float]()
+
+    def work() -> bool:
+        if now := raises.pop(0):
+            raise now
+        return True
+
+    loop = threads.keep(work, "the mover", pause=pauses.append, backoff=SOON)
+    loop.join(20)
+    assert not loop.is_alive()
+    assert raises == []
+    assert pauses == [0.001, 0.002]
+    (record,) = said(caplog)
+    assert record.getMessage().startswith("the mover failed, and goes on in 0.001 s: " + type(error).__name__)
+    assert record.exc_info
+
+
+def test_who_waits_learns_the_reason_until_it_works_again() -> None:
+    raises, troubles = [*[OSError("full")] * 3, None, None], list[str]()
+    may_start = threading.Event()
+
+    def work() -> bool:
+        may_start.wait(20)
+        troubles.append(loop.trouble)
+        if now := raises.pop(0):
+            raise now
+        return not raises
+
+    loop = threads.keep(work, "the mover", pause=lambda _: None, backoff=SOON)
+    may_start.set()
+    loop.join(20)
+    assert troubles == ["", "", "", "the mover has failed 3 times in a row: OSError: full", ""]
+
+
+def test_joining_it_in_its_own_thread_returns() -> None:
+    joined = threading.Event()
+    ready = threading.Event()
+
+    def work() -> bool:
+        ready.wait(20)
+        loop.join(20)
+        joined.set()
+        return True
+
+    loop = threads.keep(work, "the mover", pause=lambda _: None)
+    ready.set()
+    assert joined.wait(5)

@@ -1,0 +1,111 @@
+"""Background work is started by hpcgpu.supervise, so that where it starts it says what happens when it raises."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths import PACKAGE
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "supervise"]
+# What starts something that raises where nobody looks.
+STARTS = {
+    *("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ProcessPoolExecutor"),
+    *("create_task", "ensure_future", "run_coroutine_threadsafe", "run_in_executor", "TaskGroup"),
+    *("PeriodicCallback", "spawn_callback"),
+}
+# What takes a callback, which is to be guarded.
+CALLBACKS = {
+    *("add_reader", "add_writer", "add_signal_handler", "call_later", "call_at", "call_soon", "call_soon_threadsafe"),
+    *("add_callback", "add_done_callback"),
+}
+# In which function, what is called, and why that may be.
+EXCEPTIONS = {
+    ("agent/forced_end.py", "ForcedEnd.__init__", "Thread"): "it ends the process whatever is raised",
+    ("agent/joining.py", "_Joined.run", "add_signal_handler"): "it cancels the task that runs",
+    ("agent/leader.py", "Leader.run", "add_signal_handler"): "what _answer returns is guarded",
+    ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
+    ("agent/head.py", "Head.serve", "add_done_callback"): "it sets an event",
+    ("agent/meeting.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
+    ("agent/member.py", "Member.stop", "call_later"): "it sets an event",
+    ("agent/member.py", "Member._stay", "ensure_future"): "awaited in the same function",
+    ("deploy/clusters/cluster.py", "GPUCluster._close", "create_task"): "awaited in the same function",
+    (
+        "deploy/clusters/lifecycle.py",
+        "LifecycleCluster.sync",
+        "ensure_future",
+    ): "the caller's to await; asyncio says it",
+    ("deploy/clusters/lifecycle.py", "LifecycleCluster.sync", "add_done_callback"): "it forgets a task that is over",
+    ("deploy/clusters/way.py", "Way.reopen", "create_task"): "awaited in the same function",
+    ("deploy/jobs/job.py", "SubmittedJob._answer", "create_task"): "awaited in the same function",
+    ("deploy/network/reach.py", "reach", "create_task"): "awaited in the same function",
+    ("deploy/processes/retire.py", "retire", "create_task"): "awaited in the same function",
+    ("host/run.py", "run", "create_task"): "awaited in the same function",
+}
+
+
+def calls(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Every call, with the qualified name of the function that it stands in."""
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        inner = f"{within}.{child.name}".lstrip(".") if named else within
+        if isinstance(child, ast.Call):
+            yield within, child
+        yield from calls(child, inner)
+
+
+def name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def is_guard(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and name(node) == "guarded"
+
+
+def guards(tree: ast.AST) -> set[str]:
+    """The names to which guarded callbacks are assigned."""
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and is_guard(node.value)]
+    return {ast.unparse(target) for node in made for target in node.targets}
+
+
+def bare(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """What starts background work without saying what happens when it raises: function, and what is called."""
+    guarded = guards(tree)
+    for function, call in calls(tree):
+        takes_bare = name(call) in CALLBACKS and not any(is_guard(a) or ast.unparse(a) in guarded for a in call.args)
+        if name(call) in STARTS or takes_bare:
+            yield function, name(call)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_is_started_that_may_end_silently(path: Path) -> None:
+    file = str(path.relative_to(PACKAGE))
+    found = {(file, function, what) for function, what in bare(ast.parse(path.read_text()))}
+    new = sorted(found - EXCEPTIONS.keys())
+    assert not new, f"{new}: start it by hpcgpu.supervise, which asks what happens when it raises"
+
+
+def test_no_exception_is_left_that_nobody_needs() -> None:
+    found = {
+        (str(path.relative_to(PACKAGE)), function, what)
+        for path in FILES
+        for function, what in bare(ast.parse(path.read_text()))
+    }
+    assert EXCEPTIONS.keys() <= found
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def f():\n    threading.Thread(target=g).start()", [("f", "Thread")]),
+        ("class A:\n    def f(self):\n        self.t = asyncio.create_task(g())", [("A.f", "create_task")]),
+        ("async def f():\n    loop.add_reader(fd, g)", [("f", "add_reader")]),
+        ("async def f():\n    loop.add_reader(fd, tasks.guarded(g, 'it', end))", []),
+        ("async def f():\n    g = tasks.guarded(g, 'it', end)\n    loop.call_later(1, g, 2)", []),
+        ("async def f():\n    def g():\n        asyncio.ensure_future(h())", [("f.g", "ensure_future")]),
+    ],
+)
+def test_it_is_seen_where_it_is_started(text: str, what: list[tuple[str, str]]) -> None:
+    assert list(bare(ast.parse(text))) == what

@@ -1,0 +1,60 @@
+"""The documents name tests that there are; each row of a table of faults names its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "tests" / "README.md"]
+# Pages with tables of faults, and where these begin.
+FAULTS = {"faults.md": "# ", "binding.md": "## Other people's machines"}
+# A file, a test in it, or `::name`: another test of the file before it, in the same row or paragraph.
+NAMED = re.compile(r"`((?:tests/)?(?:[\w*]+/)*test_[\w*]+\.py)?(?:::(\w+))?`")
+
+
+def named(text: str) -> Iterator[tuple[str, str]]:
+    """File and name of each test that a document names; either may be empty."""
+    for block in re.split(r"\n\n|\n(?=\|)", text):
+        path = ""
+        for found in NAMED.finditer(block):
+            path = found[1] or path
+            if found[1] or found[2]:
+                yield path, found[2] or ""
+
+
+def there(path: str, name: str) -> bool:
+    """Whether some file of tests is so called, with its folders or without, and has such a test."""
+    files = [file for file in (ROOT / "tests").rglob(path.rpartition("/")[2]) if Path(file).match(path)] if path else []
+    return any(not name or re.search(rf"^(async )?def {name}\(", file.read_text(), re.M) for file in files)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_are_named_exist(page: Path) -> None:
+    assert [test for test in named(page.read_text()) if not there(*test)] == []
+
+
+def test_a_name_that_is_none_is_seen() -> None:
+    row = "| `tests/unit/test_faults_docs.py::test_every_row_names_a_test`, `::test_gone` | `test_never.py` |"
+    text = f"{row}\n| `::test_of_no_file` |\n\n`test_floors.py`, `unit/test_f*.py`"
+    assert [(path, name, there(path, name)) for path, name in named(text)] == [
+        ("tests/unit/test_faults_docs.py", "test_every_row_names_a_test", True),
+        ("tests/unit/test_faults_docs.py", "test_gone", False),
+        ("test_never.py", "", True),
+        ("", "test_of_no_file", False),
+        ("test_floors.py", "", True),
+        ("unit/test_f*.py", "", True),
+    ]
+
+
+@pytest.mark.parametrize("page", FAULTS)
+def test_every_row_names_a_test(page: str) -> None:
+    text = (ROOT / "docs" / "explanation" / page).read_text().partition(f"{FAULTS[page]}")[2]
+    rows = [
+        line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| fault |", "| seen |"))
+    ]
+    assert [row for row in rows if not re.search(r"`tests/[\w/]+\.py::\w+`[^|]*\|$", row)] == []
+    assert len(rows) >= 10

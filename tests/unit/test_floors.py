@@ -1,0 +1,251 @@
+"""The house stands: who may import whom, who may touch the machine, and how large a thing may grow."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from paths import PACKAGE
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LOW = {"errors", "units"}
+FLOOR2 = {"topology", "batch", "launch", "config"}
+BELOW_AGENT = LOW | FLOOR2 | {"model", "supervise", "plan", "host", "spill", "sim", "deploy"}
+# Which rooms of hpcgpu a room may import, beside itself (design 4). A room that is not here fails.
+ROOMS: dict[str, set[str]] = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    "worker": {"cli"},  # python -m hpcgpu.worker
+    "errors": set(),
+    "units": {"errors"},
+    "model": LOW,
+    **dict.fromkeys(FLOOR2, LOW | {"model"}),
+    "plan": LOW | {"model", "launch"},
+    "sim": LOW | {"model"},
+    "supervise": LOW | {"model"},
+    "spill": LOW | {"model", "supervise"},
+    "host": LOW | {"model", "supervise", "topology"},
+    "deploy": LOW | FLOOR2 | {"model", "supervise", "plan", "host", "spill", "sim"},
+    "agent": BELOW_AGENT,
+    "cli": BELOW_AGENT | {"agent"},
+}
+# The same for the rooms inside deploy; a module of deploy itself may import all of them.
+DEPLOY: dict[str, set[str]] = {
+    "network": set(),
+    "distributed": set(),
+    "processes": {"network", "distributed", "compat", "settings"},
+    "jobs": {"network", "settings"},
+    "clusters": {"network", "processes", "jobs", "compat", "settings", "start", "report", "memory"},
+}
+# And for the rooms inside spill, the lowest first: each may import those before it.
+SPILL = ("state", "storage", "devices", "values", "proxies", "store")
+PURE = {"errors", "units", "model", "plan"} | FLOOR2
+STATE = ("hpcgpu", "spill", "state")  # the store's decisions: pure, and nothing of the store below them
+MACHINE = {
+    *("os", "pathlib", "subprocess", "socket", "asyncio", "threading", "time", "ctypes", "signal", "multiprocessing"),
+    *("tempfile", "pkgutil", "shutil", "io", "glob", "fcntl", "select", "selectors"),
+}
+OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure rooms' few exceptions
+    "config": {"msgspec", "yaml"},
+    "batch": set(),
+    "sim": {"numpy"},
+    "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
+    "host": {"psutil", "pynvml", "cryptography", "msgspec"},
+    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh"}
+    | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
+    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/rmm.py
+    "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
+    "cli": {"click", "rich"},
+}
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "dask_bytes")}  # dask and distributed.protocol
+PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill")}
+AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
+
+
+def home(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def is_pure(path: Path) -> bool:
+    return home(path) in PURE or path.relative_to(PACKAGE.parent).parts[:3] == STATE
+
+
+def imports(tree: ast.AST, path: Path) -> set[tuple[str, ...]]:
+    """Every imported module as a tuple; ``from hpcgpu import x`` counts as ``hpcgpu.x``, so from hpcgpu.deploy."""
+    package = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    out: set[tuple[str, ...]] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            out |= {tuple(a.name.split(".")) for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level] if node.level else ()
+            module = (*base, *filter(None, (node.module or "").split(".")))
+            out |= {(*module, a.name) for a in node.names} if module in PACKAGES else {module}
+    return out
+
+
+def circles(uses: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules of which each uses, at last, every other of its group (Tarjan's components)."""
+    found: list[list[str]] = []
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    open_: list[str] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        open_.append(module)
+        for used in sorted(uses[module]):
+            if used not in order:
+                visit(used)
+            if used in open_:
+                low[module] = min(low[module], low[used])
+        if low[module] == order[module]:
+            at = open_.index(module)
+            found.append(sorted(open_[at:]))
+            del open_[at:]
+
+    for module in sorted(uses):
+        if module not in order:
+            visit(module)
+    return [group for group in found if len(group) > 1]
+
+
+def modules_used() -> dict[str, set[str]]:
+    """Return which modules of the package each one imports, at the top, for types only and in functions."""
+    files = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
+    uses: dict[str, set[str]] = {name: set() for name in files}
+    for name, path in files.items():
+        package = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                named = [a.name for a in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level] if node.level else ()
+                module = ".".join((*base, *filter(None, (node.module or "",))))
+                named = [f"{module}.{a.name}" if f"{module}.{a.name}" in files else module for a in node.names]
+            else:
+                continue
+            uses[name] |= {n for n in named if n in files and n != name}
+    return uses
+
+
+def is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_downward(path: Path) -> None:
+    room = home(path)
+    assert room in ROOMS, f"{room} is not in the table of rooms: draw its floor first"
+    for target in imports(ast.parse(path.read_text()), path):
+        if target[0] == "hpcgpu" and len(target) > 1:
+            assert target[1] in ROOMS[room] | {room} or target[1].startswith("__"), f"{room} may not import {target}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "deploy").glob("*/*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_inside_deploy_go_downward(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[1]
+    assert room in DEPLOY, f"deploy/{room} is not in the table of rooms: draw its floor first"
+    targets = imports(ast.parse(path.read_text()), path)
+    there = {target[2] for target in targets if target[:2] == ("hpcgpu", "deploy") and len(target) > 2}
+    assert there <= DEPLOY[room] | {room}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "spill").glob("*/*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_inside_spill_go_downward(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[1]
+    assert room in SPILL, f"spill/{room} is not in the table of rooms: draw its floor first"
+    targets = imports(ast.parse(path.read_text()), path)
+    there = {target[2] for target in targets if target[:2] == ("hpcgpu", "spill") and len(target) > 2}
+    assert there <= set(SPILL[: SPILL.index(room) + 1])
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("spill/state/*.py")), ids=lambda p: p.name)
+def test_the_state_of_the_store_knows_nothing_of_the_store(path: Path) -> None:
+    targets = {target for target in imports(ast.parse(path.read_text()), path) if target[0] == "hpcgpu"}
+    assert all(target[:3] == STATE or target[1] in LOW | {"model"} for target in targets)
+
+
+def test_circles_are_found() -> None:
+    uses = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a", "f"}, "f": {"e"}}
+    assert circles(uses) == [["b", "c"], ["e", "f"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_circle_of_modules() -> None:
+    """Imports for types only and in functions count: who cannot be read without the other is one module with it."""
+    uses = modules_used()
+    assert "hpcgpu.config.document" in uses["hpcgpu.config.terms"], "an import in a function does not count"
+    assert "hpcgpu.agent.image" in uses["hpcgpu.agent.rank"], "an import for types does not count"
+    assert circles(uses) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_outside_imports(path: Path) -> None:
+    import sys
+
+    room = home(path)
+    for target in imports(ast.parse(path.read_text()), path):
+        name = target[0]
+        if name in ("hpcgpu", "__future__"):
+            continue
+        glue = (room, path.stem) in DASK_GLUE and (name == "dask" or target[:2] == ("distributed", "protocol"))
+        if name in sys.stdlib_module_names:
+            allowed = not is_pure(path) or (name not in MACHINE and target[:2] != ("importlib", "metadata"))
+        else:
+            allowed = glue or name in OUTSIDE.get(room, set())
+        assert allowed, f"{room} may not import {'.'.join(target)}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if is_pure(p)], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_pure_rooms_do_not_open_files(path: Path) -> None:
+    calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+    assert not [c for c in calls if isinstance(c, ast.Name) and c.id in ("open", "exec", "eval", "__import__")]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if home(p) == "agent"], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_agent_is_light_at_the_top(path: Path) -> None:
+    """A rank that only waits must not pay for the import of distributed (facts: .4 CPU s each)."""
+    import sys
+
+    body = [n for n in ast.parse(path.read_text()).body if not is_type_checking(n)]
+    top = [n for n in body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    for target in imports(ast.Module(body=list(top), type_ignores=[]), path):
+        if target[0] == "hpcgpu":
+            assert target[1] in AGENT_TOP, target
+        else:
+            assert target[0] in sys.stdlib_module_names, target
+
+
+def test_distributed_is_imported_by_deploy_and_agent_only() -> None:
+    users = {home(p) for p in FILES for t in imports(ast.parse(p.read_text()), p) if t[0] == "distributed"}
+    assert users <= {"deploy", "agent", "sim", "spill"}
+
+
+# What makes sense together only is one module, and says here why; none is longer than 500 lines.
+LONG = {
+    "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
+    "spill/state/machine.py": "all events of the machine: who reads one must see the others",
+    "spill/store/buffer.py": "what people and distributed call, with what it says of itself",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_size(path: Path) -> None:
+    text = path.read_text()
+    is_long = len(text.splitlines()) > 300
+    assert is_long == (str(path.relative_to(PACKAGE)) in LONG), "over 300 lines: divide it, or say above why not"
+    assert len(text.splitlines()) <= 500
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= 50, f"{node.name} is over 50 lines"
+
+
+def test_no_neighbour_of_the_demo_hides_a_library() -> None:
+    """It is run as a script, which finds its own folder before all others."""
+    neighbours = {p.stem for p in (PACKAGE / "deploy").iterdir()} - {"__pycache__", "__init__"}
+    assert not neighbours & {*sys.stdlib_module_names, *metadata.packages_distributions()}

@@ -1,0 +1,185 @@
+"""A limit means the same wherever it is written: to a cluster, to the plan, to the store, in Dask's configuration."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+from hpcgpu.config.foreign import read_local_cuda
+from hpcgpu.config.layers import read_settings
+from hpcgpu.deploy import dask_memory, settings
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import HostMemory, Settings
+from hpcgpu.model.allocation import NOT_TOLD
+from hpcgpu.model.limit import SHARE, Limit, read_device_limit
+from hpcgpu.plan.memory import plan_memory_limit_bytes
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.store.limits import read_limits
+
+GIB = 1 << 30
+NAN = float("nan")
+WORDS: tuple[Any, ...] = (
+    *(None, False, "off", 0, 0.0, "0", "0.0", "0 GB"),
+    *(0.5, "0.5", " 0.5 ", ".5", "5e-1", np.float32(0.5), 1.0, "1.0"),
+    *(1024, "1024", 50_000, 5e9, "5e9", "5GB", "5 GiB", np.int64(5 * GIB), 500 * GIB),
+    *("default", "auto"),
+    *(True, 1, "1", 8, "8", "800 B", "0.0001KB", 1.5, "1.5", -1, "-1", -0.5, "-1GB"),
+    *(NAN, "nan", float("inf"), "1e999", 10**400, "", "5 Gigs", "50%", "none", [1], b"5GB", {}),
+)
+
+
+def outcome(read: Callable[[], int]) -> int | str:
+    """Return the bytes, or what is said, without the place where it was set."""
+    try:
+        return read()
+    except ConfigError as error:
+        return re.sub(r"; set by .*$| \(set by .*?\)", "", str(error))
+
+
+def of_cluster(name: str, value: object) -> Settings:
+    return read_settings(read_local_cuda({name: value})[0])
+
+
+@pytest.mark.parametrize("value", WORDS, ids=repr)
+@pytest.mark.parametrize("memory_bytes", [80 * GIB, GIB, 0])
+def test_a_device_limit_means_the_same(value: object, memory_bytes: int) -> None:
+    planned = outcome(lambda: of_cluster("device_memory_limit", value).device_memory_limit.of_device(memory_bytes))
+    assert outcome(lambda: read_limits(value, None, 0.6, None)[0].of_device(memory_bytes)) == planned
+
+
+@pytest.mark.parametrize("value", WORDS, ids=repr)
+def test_a_host_limit_means_the_same_where_nobody_knows_the_nodes_memory(value: object) -> None:
+    """A store alone knows neither what its process may use of the node nor with how many it shares that."""
+    nothing = HostMemory(0, NOT_TOLD)
+    planned = outcome(lambda: plan_memory_limit_bytes(of_cluster("memory_limit", value).memory_limit, nothing, 1) or 0)
+    assert outcome(lambda: read_limits(None, value, 1.0, None)[1]) == planned
+
+
+@pytest.mark.parametrize("value", WORDS, ids=repr)
+@pytest.mark.parametrize("name", ["device_memory_limit", "memory_limit"])
+def test_the_store_takes_what_is_read_and_nothing_else(name: str, value: object, tmp_path: Path) -> None:
+    def stored() -> int:
+        GpuSpillBuffer(**{name: value}, local_directory=str(tmp_path)).close()
+        return 0
+
+    given = (value, None) if name == "device_memory_limit" else (None, value)
+    read = outcome(lambda: read_limits(*given, 0.6, None)[1])
+    assert outcome(stored) == (read if isinstance(read, str) else 0)
+
+
+PARTS = (0, 0.0, False, None, "off", "0", 0.6, "0.6", 1, 1.0, np.float32(0.5), True, -1, 1.5, "1.5", NAN, "60%", [0.6])
+SIZES = (0, False, None, "off", "5GB", 5e9, 1 << 40, np.int64(1 << 20), 0.5, "0.5", "0.0001KB", 8, True, -1, NAN, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [*(("target", "target", v) for v in PARTS), *(("max_spill", "max-spill", v) for v in SIZES)],
+    ids=repr,
+)
+def test_dasks_configuration_is_read_as_the_stores_keywords(name: str, place: str, value: object) -> None:
+    def stored() -> int:
+        given = {"target": 0.6, "max_spill": None} | {name: value}
+        read_limits(None, None, given["target"], given["max_spill"])
+        return 0
+
+    def configured() -> int:
+        with dask.config.set({f"distributed.worker.memory.{place}": value}):
+            dask_memory.check()
+        return 0
+
+    said, configured_said = outcome(stored), outcome(configured)
+    assert configured_said == (said.replace(name, f"distributed.worker.memory.{place}", 1) if said else 0)
+
+
+def test_a_cluster_refuses_what_dasks_configuration_says() -> None:
+    with (
+        dask.config.set({"distributed.worker.memory.max-spill": "5 Gigs"}),
+        pytest.raises(ConfigError, match=r"max-spill: '5 Gigs' is not a size; allowed: .* set by Dask's configuration"),
+    ):
+        settings.read({"gpus": "sim:1"}, "keyword {name}")
+
+
+@pytest.mark.parametrize(
+    "value", [True, "yes", "true", "1", False, "no", "off", "0", None, 1, 0, "maybe", "", []], ids=repr
+)
+def test_a_flag_means_the_same(value: Any, tmp_path: Path) -> None:
+    def stored() -> int:
+        store = GpuSpillBuffer(jit_unspill=value, local_directory=str(tmp_path))
+        store.close()
+        return store.jit_unspill
+
+    assert outcome(stored) == outcome(lambda: of_cluster("jit_unspill", value).jit_unspill)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"device_memory_limit": 1.5},
+        {"memory_limit": 0.5},
+        {"memory_limit": "5 Gigs"},
+        {"target": -1},
+        {"max_spill": 0.5},
+        {"jit_unspill": "maybe"},
+        {"quiet": "maybe"},
+        {"trust_local_directory": 2},
+        {"local_directory": ""},
+        {"local_directory": 5},
+        {"local_directory": "a\nb"},
+        {"local_directory": "/dev/null/x"},
+        {"local_directory": "/proc/x"},
+        {"local_directory": "$NOT_SET_HERE/x"},
+    ],
+    ids=repr,
+)
+def test_a_store_refuses_before_anything_is_there(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (name,) = given
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigError) as caught:
+        GpuSpillBuffer(**given)
+    assert str(caught.value).startswith(name)
+    assert not list(tmp_path.iterdir())
+    assert set(threading.enumerate()) == before
+
+
+_MAKE = """
+import sys
+from hpcgpu.agent.image import Image
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Settings
+
+try:
+    with Image.make(Settings(gpus="sim:1", local_directory=sys.argv[1])):
+        pass
+except ConfigError as e:
+    print(e, "distributed" in sys.modules, sep="\\n")
+"""
+
+
+def test_a_leader_looks_at_its_folder_before_it_imports_distributed() -> None:
+    """That import takes 1 CPU s and more on a node that is busy."""
+    done = subprocess.run([sys.executable, "-c", _MAKE, "/proc/x"], capture_output=True, text=True, check=True)
+    said, imported = done.stdout.splitlines()
+    assert "local_directory='/proc/x' cannot hold the files of a run" in said
+    assert imported == "False"
+
+
+def test_a_share_is_divided_and_a_limit_reads_itself_once() -> None:
+    assert SHARE.bytes_of(8 * GIB, "x=1", "it", workers=4) == 2 * GIB
+    assert read_device_limit(read_device_limit("0.5")) == Limit(0.5)
+    assert [bool(Limit(v)) for v in (0, 0.5, 1, "auto")] == [False, True, True, True]
+    assert [Limit(v).nbytes for v in (0, 0.5, 5000, "auto")] == [0, 0, 5000, 0]
+    for wrong in (-1, 1.5, 0.0, True, "0.5", None):
+        with pytest.raises(ConfigError, match="no limit"):
+            Limit(wrong)  # type: ignore[arg-type]
