@@ -73,7 +73,9 @@ def _waited_for(command: str) -> tuple[str, ...]:
         "    read -r job <&$told",
         '    [ -z "$warned" ] || kill -USR1 "$job" 2>/dev/null || :',  # it came before it was known whose it is
         # A signal that comes just before read waits is looked at when it returns (bash 5.2.15, under load).
-        "    until read -r -t 5 code <&$told; do (($? > 128)) || break; done",
+        # And one whose time is over may have taken a part of the line: 0, and then there is only the line's end.
+        "    code=",
+        "    until read -r -t 5 part <&$told; ended=$?; code+=$part; ((ended <= 128)); do :; done",
         '    exit "${code:-137}"',  # nobody told it: the one that waited was killed
         "}",
     )

@@ -114,6 +114,8 @@ class Faulty:
         print(wrong)
         if error[0] is None:
             assert '"closed"' in said, f"{said}{wrong}"
+        else:
+            self._print_logs()
 
     def ask(self, expression: str) -> Any:
         """Return what an expression is in the client."""
@@ -167,6 +169,11 @@ class Faulty:
         """Wait until as many workers are there as are wanted."""
         counts = "[len(client.scheduler_info(n_workers=-1)['workers']), cluster.wanted_workers]"
         self.until(counts, lambda n: n[0] == n[1])
+
+    def _print_logs(self) -> None:
+        """Print the ends of what this cluster's jobs have said, for who looks for the cause of a failed test."""
+        logs = self.lab.exec(self.lab.login, ["sh", "-c", "tail -n 40 $(ls -t slurm-*.out | head -6)"])
+        print(logs.stdout, logs.stderr)
 
     def _say(self, kind: str, text: str) -> Any:
         assert self._process.stdin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.asking import ask_in_s
 from hpcgpu.plan.job_facts import JobFacts
 from hpcgpu.plan.phase import describe
+from hpcgpu.supervise import tasks
 
 # The batch system is asked seldom, the files of the job are looked at all the time.
 _POLL_S = 0.1
@@ -65,6 +67,7 @@ class Way:
         self._expected, self._progress, self._patience = expected, progress, patience
         self._folder, self._job, self._python = folder, job, python
         self._tunnel: Tunnel | None = None
+        self._learning: asyncio.Task[None] | None = None
         self._over_since_s: float | None = None
         self._known_s = 0.0
 
@@ -85,7 +88,19 @@ class Way:
             has another certificate.
 
         """
-        return await self.connect(await self._wait_for_contact())
+        found = await self._wait_for_contact()
+        if self._job.status is None or self._job.status.state is not JobState.RUNNING:
+            self._learning = tasks.start(self._learn_nodes, "asking on which nodes the job runs", tasks.say_only)
+        return await self.connect(found)
+
+    async def _learn_nodes(self) -> None:
+        """Ask until the batch system says that the job runs, and so on which nodes: a lost one could not be named.
+
+        The contact may be there before that: the batch system is asked seldom. Nobody waits for the answer.
+        """
+        with contextlib.suppress(JobError):  # the end of a job is seen by its connection
+            while (status := await self._job.check()) is None or status.state is not JobState.RUNNING:
+                await asyncio.sleep(self._patience.ask_s)
 
     async def reopen(self, say: Callable[[str], None]) -> Any:  # noqa: ANN401
         """Wait until the scheduler answers again, that of this life of the job or of its next one; see :meth:`open`.
@@ -133,13 +148,18 @@ class Way:
 
     async def connect(self, facts: Contact) -> Any:  # noqa: ANN401
         """Return a connection pool to the scheduler of a contact."""
-        await self.close()
+        await self._close_tunnel()
         self.contact = facts
         address = await self._find_address(facts)
         return rpc(address, connection_args=self.security.get_connection_args("client"))
 
     async def close(self) -> None:
-        """End the tunnel, if there is one."""
+        """End what is under way, and the tunnel, if there is one."""
+        if self._learning:
+            self._learning.cancel()
+        await self._close_tunnel()
+
+    async def _close_tunnel(self) -> None:
         if self._tunnel:
             await self._tunnel.close()
             self._tunnel = None

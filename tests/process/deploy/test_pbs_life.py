@@ -17,6 +17,7 @@ from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.model import Patience
 
 BUILDS = ["release", "head"]
 OPTIONS = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "walltime": "00:10:00", "ranks": "node", "launcher": "fork"}
@@ -45,6 +46,20 @@ def test_a_job_that_waits_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
         assert "#PBS -l place=scatter\n" in cluster.job_script()
     assert (pbs.get(JOB, "state"), pbs.get(JOB, "exit")) == ("F", "0")
     assert pbs.calls("qdel") == []
+
+
+@pytest.mark.parametrize("build", ["head"])
+def test_its_nodes_are_known_though_it_is_there_before_pbs_is_asked_again(
+    pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later nobody names those of a job that has lost one of them and is to start again."""
+    monkeypatch.setattr(PBSGPUCluster, "patience", Patience(ask_s=3600, news_s=0.1))
+    made = starting(pbs)
+    until(lambda: f"job {JOB}: PENDING" in said.text, "PBS has been asked about the job", made)
+    before = len(pbs.calls("pbsnodes"))
+    pbs.start(JOB)
+    with made.result():
+        until(lambda: len(pbs.calls("pbsnodes")) > before, "PBS is asked about the job's nodes", made)
 
 
 SCRIPT = f"""

@@ -29,6 +29,7 @@ export UCX_LOG_LEVEL=warn
     exec {out}>&-
     read -r job <&$told
     [ -z "$warned" ] || kill -USR1 "$job" 2>/dev/null || :
-    until read -r -t 5 code <&$told; do (($? > 128)) || break; done
+    code=
+    until read -r -t 5 part <&$told; ended=$?; code+=$part; ((ended <= 128)); do :; done
     exit "${code:-137}"
 }
