@@ -60,12 +60,14 @@ check: $(STAMP)
 	  exit $$((tests | types))
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one: all others run
-# beside them. What they print comes last. The lab's image is built while packages are installed; where it cannot be, its
-# tests say why.
+# beside them. What they print comes last. The lab's image is built while packages are installed, into both environments
+# at once; where it cannot be, its tests say why.
 test: system
 	@log=$$(mktemp) pbslog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
-	  $(MAKE) --no-print-directory $(STAMP) $(UCX)/.installed || exit; \
+	  $(MAKE) --no-print-directory $(UCX)/.installed & ucx=$$!; \
+	  trap 'kill $$ucx 2> /dev/null' EXIT; \
+	  $(MAKE) --no-print-directory $(STAMP) && wait $$ucx || exit; \
 	  $(PYTEST) -n $(LABS) --dist load --maxschedchunk 1 tests/lab > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python -m pytest -q tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
 	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
@@ -85,12 +87,11 @@ $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	@echo 'installing hpcgpu with UCX into $(UCX) (half a minute)'
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
 	$(UCX)/bin/python -m pip install --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
-	  -e '.[ucx,mpi-runtime]' cupy-cuda13x hypothesis pytest pytest-timeout
+	  -e '.[ucx,mpi-runtime]' cupy-cuda13x hypothesis pytest pytest-timeout pytest-xdist
 	@touch $@
 
-# One after the other: each starts several processes.
 ucx: $(UCX)/.installed
-	$(UCX)/bin/python -m pytest -q --durations 10 --durations-min 5 tests/ucx
+	$(UCX)/bin/python -m pytest -q -n 2 --dist loadscope --durations 10 --durations-min 5 tests/ucx
 
 system:
 	@scripts/system-deps.sh

@@ -10,7 +10,14 @@ compose() {
   local tool=(docker-compose)
   docker compose version > /dev/null 2>&1 && tool=(docker compose)
   command -v "${tool[0]}" > /dev/null || die "neither 'docker compose' nor 'docker-compose' is here. On Debian: apt-get install docker-compose" 3
-  "${tool[@]}" -p "hpcgpu${HPCGPU_LAB:-}" -f "$here/docker-compose.yml" ${ACCOUNTING:+-f "$here/accounting.yml"} "$@"
+  HPCGPU_IMAGE=$(image) "${tool[@]}" -p "hpcgpu${HPCGPU_LAB:-}" -f "$here/docker-compose.yml" ${ACCOUNTING:+-f "$here/accounting.yml"} "$@"
+}
+
+# What the image was made from; it names the volumes with its /opt and /usr/lib, which all labs have.
+image() {
+  local inputs
+  inputs=$(docker image inspect -f '{{index .Config.Labels "hpcgpu.inputs"}}' hpcgpu-slurm 2> /dev/null) || inputs=none
+  echo "$inputs"
 }
 
 need_docker() {
@@ -62,6 +69,19 @@ build_stage() {
     { tail -n 40 "$context/log" >&2; die "the image $2 could not be built"; }
 }
 
+# Docker fills a volume that is empty from the image. Those of earlier images go, unless a lab still has them.
+fill_volumes() {
+  local volumes others
+  volumes=("hpcgpu-opt-$print" "hpcgpu-lib-$print")
+  mapfile -t others < <(docker volume ls -q -f name=hpcgpu-opt- -f name=hpcgpu-lib- | grep -v -e "-$print\$")
+  [ ${#others[@]} -eq 0 ] || docker volume rm "${others[@]}" > /dev/null 2>&1 || true
+  ! docker volume inspect "${volumes[@]}" > /dev/null 2>&1 || return 0
+  docker volume create "${volumes[0]}" > /dev/null
+  docker volume create "${volumes[1]}" > /dev/null
+  docker run --rm --network none -v "${volumes[0]}:/opt" -v "${volumes[1]}:/usr/lib" hpcgpu-slurm true ||
+    { docker volume rm -f "${volumes[@]}" > /dev/null; die "the image's programs could not be copied into volumes"; }
+}
+
 build() {
   need_docker
   # One at a time, or each of those that start together builds the same image.
@@ -72,6 +92,7 @@ build() {
   print=$("${PYTHON:-python3}" "$here/context.py" "$context")
   mapfile -t args < <(proxies)
   build_stage node hpcgpu-slurm
+  fill_volumes
   [ -z "${ACCOUNTING:-}" ] || build_stage accounting hpcgpu-slurmdbd
   exec 8<&-
 }

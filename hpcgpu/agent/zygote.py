@@ -137,12 +137,12 @@ class Zygote:
         self.sock.close()
         if self._started is not None:
             pids.wait_for_end(self.pid, self._started, self._answer_s)
-            if pids.start_time(self.pid) == self._started:
-                self.kill()
+            self.kill()
 
     def kill(self) -> None:
-        """End it by force, stopped or not; its pid is kept until this process ends."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it by force, stopped or not; one that has ended may have given its pid to somebody else."""
+        if self._started is not None and pids.start_time(self.pid) == self._started:
+            os.kill(self.pid, signal.SIGKILL)
 
     def _receive(self) -> tuple[str, int, int]:
         try:
