@@ -54,7 +54,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	@log=$$(mktemp); \
 	  $(BIN)/mypy > $$log 2>&1 & \
-	  $(PYTEST) -n $(CORES) tests/unit; tests=$$?; \
+	  $(PYTEST) -n $$(($(CORES) + 1)) tests/unit; tests=$$?; \
 	  wait $$!; types=$$?; \
 	  cat $$log; rm -f $$log; \
 	  exit $$((tests | types))

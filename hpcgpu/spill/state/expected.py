@@ -22,7 +22,10 @@ class _Need(NamedTuple):
 
 
 class Expected:
-    """Needs by task."""
+    """Needs by task.
+
+    Pure: SpillState makes one and calls it, under the store's lock.
+    """
 
     def __init__(self) -> None:
         self._needs: dict[Hashable, _Need] = {}

@@ -1,7 +1,7 @@
 """Where every unit is, what is under way, and what to do next: events in, instructions out.
 
 Pure: no threads, no I/O, no clock. The executor (:mod:`hpcgpu.spill.store.executor`) holds one lock while it
-calls a method, and carries the instructions out, in their order, without it.
+calls a method. It takes a drop's references under that lock, too; it carries out the others in their order, without it.
 
 The laws. ``invariants.broken`` tells the first seven of a state; ``tests/unit/spill/state`` goes through all states of
 small stores for all of them.
@@ -49,7 +49,10 @@ Instructions = tuple[Instruction, ...]
 class SpillState:
     """The state machine of one store; parameters as those of :class:`hpcgpu.spill.state.tiers.Tiers`.
 
-    Every method but the constructor is an event, and returns what is to be done now.
+    Every method but the constructor and :meth:`join` is an event, and returns what is to be done now.
+
+    Pure: no threads, no I/O, no clock. Executor makes it, and tells it of events, as do GpuSpillBuffer, Keeper and
+    Spiller, all under the store's lock. Only single numbers, and :attr:`is_stuck`, are read without.
     """
 
     def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:

@@ -26,10 +26,12 @@ from typing import NamedTuple
 
 
 class Candidate(NamedTuple):
-    """A unit that may be moved.
+    """A unit that may be moved. Immutable; :class:`hpcgpu.spill.state.tiers.Tiers` makes it, under the store's lock.
 
     Attributes
     ----------
+    name, nbytes : int
+        The unit's, and its bytes.
     age : int
         When it was last touched; smaller is longer ago.
     pinned : bool

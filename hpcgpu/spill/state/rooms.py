@@ -7,7 +7,10 @@ from hpcgpu.spill.state.units import Fail, Instruction, Resume, Room
 
 
 class Rooms:
-    """Who is ``waiting``, in the order in which they came: what is freed counts for the first, then for the next."""
+    """Who is ``waiting``, in the order in which they came: what is freed counts for the first, then for the next.
+
+    Pure: SpillState makes one and calls it, under the store's lock. Who waits is resumed or failed by an instruction.
+    """
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers

@@ -15,6 +15,8 @@ _Order = OrderedDict[int, Unit]
 class Tiers:
     """All units by place. OrderedDict, since a plain dict is quadratic at its old end (facts/spill.md 4).
 
+    Pure: SpillState makes it, and shares it with its Ups and Rooms. Single numbers are read without the store's lock.
+
     Parameters
     ----------
     limits : mapping of int to int

@@ -1,4 +1,10 @@
-"""The nouns of the state machine: what moves, who asks, and what is to be done."""
+"""The nouns of the state machine: what moves, who asks, and what is to be done. All sizes are in bytes.
+
+The machine changes Unit, Ticket and Room under the store's lock alone. The instructions (Copy, Drop, Release, Resume,
+Fail, Say, Leave) are immutable: SpillState and its parts make them under that lock, and
+:class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread that told of the event; a Copy in the one
+that it names.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +31,8 @@ def below(place: int) -> int:
 
 class Unit:
     """Bytes that move as one. A million of them: what is usual stands in the class, and is set where it changes.
+
+    The store makes :class:`hpcgpu.spill.values.unit.Content` of it, which also holds the objects.
 
     Attributes
     ----------
@@ -94,6 +102,8 @@ class Unit:
 class Ticket:
     """Somebody who needs units: they are pinned until the ticket is released, in any case.
 
+    Executor makes it, as :class:`hpcgpu.spill.store.inbox.Reader`, in the thread that reads.
+
     Attributes
     ----------
     units : tuple of Unit
@@ -131,6 +141,7 @@ class Room:
     """An allocation that has failed: a thread waits until so many bytes of a device have been freed.
 
     ``until_bytes`` is the count of freed bytes at which that is so, ``had_bytes`` the count when it came.
+    Executor makes it, as :class:`hpcgpu.spill.store.inbox.Allocation`, in that thread.
     """
 
     place: int

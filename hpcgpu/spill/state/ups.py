@@ -12,6 +12,8 @@ from hpcgpu.spill.state.units import HOST, Instruction, Unit
 class Ups:
     """Units on their way up, by the place that comes next; there the first waits for room, and the others for it.
 
+    Pure: SpillState makes one and calls it, under the store's lock.
+
     Attributes
     ----------
     ahead : Unit or None

@@ -23,7 +23,18 @@ from hpcgpu.spill.storage.slabs import Slabs
 
 
 class Stored:
-    """Some buffers on disk, one after the other; in the bin when nothing refers to it any more."""
+    """Some buffers on disk, one after the other; in the bin when nothing refers to it any more.
+
+    Immutable. Disk makes it, a Content or a Pickled holds it. Any thread may let it go: no lock is taken for the bin.
+
+    Attributes
+    ----------
+    slot : Slot
+        Where they lie; empty if they have no bytes.
+    sizes : tuple of int
+        Bytes of each buffer.
+
+    """
 
     __slots__ = ("_bin", "sizes", "slot")
 
@@ -48,6 +59,10 @@ class Stored:
 
 class Disk:
     """A private folder below ``parent`` (default: TMPDIR), and what is stored there.
+
+    Thread-safe; GpuSpillBuffer makes it. Threads that copy call it without the store's lock; the spill thread alone
+    shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape (nbytes,) and dtype uint8,
+    not page-locked.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ _F = TypeVar("_F")
 
 
 class Extent(NamedTuple, Generic[_F]):
-    """Some whole pages of a file."""
+    """Some whole pages of a file: from byte ``start`` on. Immutable; Segments and Extents make it."""
 
     file: _F
     start: int
@@ -20,10 +20,12 @@ class Extent(NamedTuple, Generic[_F]):
 class Extents(Generic[_F]):
     """Extents of which none touches another one; nothing takes longer where there are many.
 
+    Segments makes it, and calls it under its own lock only.
+
     Attributes
     ----------
     nbytes : int
-        Of all of them.
+        Of all of them; read without that lock, too.
 
     """
 

@@ -18,7 +18,7 @@ _ALL_IDS = ("0", "0", "4294967295")
 
 
 class Step(NamedTuple):
-    """A folder, or a link, on the way from the root to a path."""
+    """A folder, or a link itself, on the way from the root to a path. Immutable; :func:`changed_by` alone sees it."""
 
     path: Path
     facts: os.stat_result

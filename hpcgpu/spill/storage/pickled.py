@@ -13,7 +13,10 @@ from hpcgpu.spill.storage.disk import Disk, Stored
 
 
 class ImmovableError(Exception):
-    """A value cannot be pickled; ``kind`` names its type."""
+    """A value cannot be pickled, or an array not be copied down; ``kind`` names its type.
+
+    :func:`write`, HostObjects and devices raise it in the thread that copies; Executor takes it for final.
+    """
 
     def __init__(self, value: object, why: Exception) -> None:
         super().__init__(repr(why))
@@ -21,12 +24,12 @@ class ImmovableError(Exception):
 
 
 class Pickled(NamedTuple):
-    """A value on disk.
+    """A value on disk. Immutable: :func:`write` makes it, a Content holds it, any thread may :func:`read` it.
 
     Attributes
     ----------
     stored : Stored
-        The pickle, and the arrays' memory.
+        The pickle first, then the arrays' memory.
     places : tuple of (int, int, int)
         Where each array lies: in which of the stored buffers, from which byte to which.
 

@@ -24,7 +24,10 @@ class _PinnedLoan(Loan):
 
 
 class PinnedPool(Pool):
-    """A pool of page-locked buffers."""
+    """A pool of page-locked buffers: arrays of shape (nbytes,) and dtype uint8.
+
+    Any thread may call it, as every Pool. DriverCopies makes two: for what is copied in one, and for its stages.
+    """
 
     loan = _PinnedLoan
 

@@ -23,7 +23,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """Where a file system is mounted, its type and what it is a mount of."""
+    """Where a file system is mounted, its type and what it is a mount of. Immutable; :func:`mount_of` makes it."""
 
     point: str
     kind: str

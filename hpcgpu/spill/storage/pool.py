@@ -19,7 +19,11 @@ def round_up(nbytes: int) -> int:
 
 
 class Loan:
-    """What an array of a pool keeps alive, and its views through it."""
+    """What an array of a pool keeps alive, and its views through it.
+
+    Immutable; Pool makes it. Any thread may let it go last: the slab (uint8 of shape (size,), of which the array shows
+    the first ``nbytes``) comes back without a lock.
+    """
 
     __slots__ = ("__array_interface__", "_returned", "slab")
 
@@ -34,14 +38,17 @@ class Loan:
 
 
 class Pool:
-    """A bounded pool of host buffers.
+    """A bounded pool of host buffers: it lends arrays of shape (nbytes,) and dtype uint8, contiguous.
+
+    Any thread may call it; its lock is a leaf: memory is allocated and freed without it.
 
     Parameters
     ----------
     limit_bytes : int
-        How much the pool holds, lent or free.
+        How much the pool holds, lent or free; it falls to what there is when ``allocate`` raises MemoryError.
     allocate : callable
-        Returns so many bytes, which are given back when nothing refers to them; MemoryError if there are none.
+        Returns so many bytes, uint8 of shape (bytes,), which are given back when nothing refers to them; MemoryError if
+        there are none. Called in the thread that takes.
 
     """
 

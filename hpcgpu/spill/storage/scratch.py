@@ -28,7 +28,18 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class Scratch:
-    """A folder of mode 0700 with a lock that the kernel frees when all processes that have it end, however they end."""
+    """A folder of mode 0700 with a lock that the kernel frees when all processes that have it end, however they end.
+
+    Immutable. Who needs one of ``KINDS`` makes it at the start, and removes it once, in any thread.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    lock : int
+        File descriptor of the locked file.
+
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.lock = path, lock

@@ -41,7 +41,10 @@ def _allocated(fd: int, mode: int, start: int, nbytes: int) -> bool:
 
 
 class Descriptor:
-    """A file descriptor that is closed when nobody uses it any more: also by who reads while the store is closed."""
+    """A file descriptor that is closed when nobody uses it any more: also by who reads while the store is closed.
+
+    Immutable; Segment makes it. Any thread may use its ``number``, by offsets alone: threads share its position.
+    """
 
     __slots__ = ("number",)
 
@@ -55,6 +58,9 @@ class Descriptor:
 
 class Segment:
     """A file.
+
+    Segments makes it, and changes it under its own lock; but the one thread that removes the file sets ``kept`` and
+    ``is_stuck`` without. Any thread may read, write and make holes without that lock. All sizes are in bytes.
 
     Attributes
     ----------

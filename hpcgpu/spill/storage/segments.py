@@ -41,6 +41,9 @@ def room_for(nbytes: int) -> int:
 class Segments:
     """Room in the files of a folder; taken and given back by any thread.
 
+    Disk makes it; the spill thread alone trims and closes it. No other lock of ours is taken under its own, but files
+    are opened, made longer and cut under it. Holes are made, and empty files removed, without.
+
     What is free is used again, however it is cut up. Of what is free more than an eighth of what lies there goes back
     to the file system by :meth:`trim`, as holes in the files; where that knows no holes, from their ends, at once. A
     file in which nothing lies is removed. What is larger than half a segment has a file of its own.

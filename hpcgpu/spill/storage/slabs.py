@@ -32,6 +32,8 @@ class Slabs(Pool):
     """A pool of page-aligned host buffers; above its limit arrays are of the ordinary kind.
 
     Those stand in the host tier beside what the pool has lent: more than a part of the limit is not kept for long.
+
+    Any thread may call it, as every Pool; GpuSpillBuffer makes it for its Disk. None of its memory is page-locked.
     """
 
     def __init__(self, limit_bytes: int) -> None:

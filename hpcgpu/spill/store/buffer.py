@@ -44,6 +44,8 @@ class Spilled(NamedTuple):
 
     ``memory`` is that of the values that are not in the process's memory: on the device, or on disk. ``disk`` is what
     lies below the tier in which it is used; with 0 the dashboard would show nothing (facts/spill.md 3.6).
+
+    Immutable; :attr:`GpuSpillBuffer.spilled_total` makes it at each call.
     """
 
     memory: int
@@ -52,6 +54,10 @@ class Spilled(NamedTuple):
 
 class GpuSpillBuffer(MutableMapping[Any, Any]):
     """Keys to values, device → host → disk.
+
+    Thread-safe: distributed's worker makes it and calls it on its event loop, tasks and clients in their own threads.
+    Reading, without handles, and :meth:`settle` may wait for copies, :meth:`trim` and :meth:`close` take a moment, and
+    setting brings up proxies of another store. The rest waits for no copy, but may free memory.
 
     Parameters
     ----------
@@ -79,7 +85,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     Attributes
     ----------
     above_target : callable or None
-        Tells how many bytes the process has above what :meth:`evict` is to bring it down to.
+        Tells how many bytes the process has above what :meth:`evict` is to bring it down to; called in the spill
+        thread.
 
     Raises
     ------
@@ -120,7 +127,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def on_fault(self) -> Callable[[SpillError], None] | None:
-        """What is called with the error when a value cannot be read back, in the thread that reads."""
+        """What is called with the error when a value cannot be read back; a reader or the spill thread calls it."""
         return self._executor.on_fault
 
     @on_fault.setter
@@ -129,7 +136,10 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def host_is_short(self) -> Callable[[], bool] | None:
-        """What tells whether the kernel has little memory left; memory that waits to be used again goes back then."""
+        """What tells whether the kernel has little memory left; memory that waits to be used again goes back then.
+
+        Called in the spill thread, once a second or so.
+        """
         return self._spiller.host_is_short
 
     @host_is_short.setter

@@ -63,7 +63,7 @@ _Object = _OnDevice | _InHost | _Alone | Part
 
 
 class Seen(NamedTuple):
-    """A value that was walked.
+    """A value that was walked; ``lazy``: its parts come up one by one. Immutable; Catalog makes it and takes it.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ _OWNER = Slot(0)
 
 
 class Catalog:
-    """Makes entries of values.
+    """Makes entries of values. Keeper makes it. :meth:`seen` runs in any thread, the rest under the store's lock.
 
     Parameters
     ----------

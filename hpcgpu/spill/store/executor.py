@@ -30,7 +30,7 @@ from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Release, Resume, Say
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.storage.pickled import ImmovableError
-from hpcgpu.spill.store.inbox import Allocation, Inbox, Reader, here
+from hpcgpu.spill.store.inbox import Allocation, Inbox, Reader, here, there_now
 from hpcgpu.spill.values.entry import ABSENT, Entry
 from hpcgpu.spill.values.unit import Content, Lent, Whole
 from hpcgpu.units import format_bytes
@@ -42,7 +42,7 @@ _TIERS = {DISK: "disk", HOST: "host"}
 
 @dataclass(slots=True)
 class Count:
-    """Moves in one direction."""
+    """Moves in one direction, and the seconds that they took; changed under the store's lock, and read without."""
 
     nbytes: int = 0
     number: int = 0
@@ -50,7 +50,7 @@ class Count:
 
 
 class Todo:
-    """What instructions leave to do without the lock: give up memory first, then the rest in its order."""
+    """What one thread is to do after an event, without the lock: give up memory first, then the rest in its order."""
 
     __slots__ = ("garbage", "parts", "said")
 
@@ -63,18 +63,17 @@ class Todo:
 class Executor:
     """The one place where units change: every event goes to the machine through it.
 
-    Thread-safe. ``lock`` is a leaf: who holds it calls the machine, changes references, and nothing else.
+    Thread-safe; GpuSpillBuffer makes it. ``lock`` is a leaf: who holds it calls the machine, changes references, and
+    nothing else. Who tells of an event makes a Todo, fills it by :meth:`note`, and lets go of the lock to carry it out.
 
     Parameters
     ----------
     device_limit : Limit
         Where moving from a device begins.
-    host_limit_bytes : int
-        Of the host tier; 0: none.
+    host_limit_bytes, disk_limit_bytes : int
+        Of the host tier, and of the disk tier; 0: none.
     disk : Disk
         The disk tier, and room in host memory.
-    disk_limit_bytes : int
-        Of the disk tier; 0: none.
 
     Attributes
     ----------
@@ -83,7 +82,7 @@ class Executor:
     values : dict of int to Entry
         Entries by the ids of their values, of those that are whole and have a name.
     on_fault : callable or None
-        Called with the SpillError when a value cannot be read back, once.
+        Called with the SpillError when a value cannot be read back, once; in the thread that tried to copy it up.
     counters : dict of str to Count
         The moves so far, by direction.
     trouble : dict of int to str
@@ -383,9 +382,10 @@ class Executor:
             self.note(self.state.failed(copy, told, for_good), todo)
         self._ended(todo)
 
-    def give_up(self, copy: Copy) -> None:
-        """Make a copy no more, since the store is closed."""
-        self._failed(copy, RuntimeError("the store is closed"))
+    def give_up(self, *copies: Copy) -> None:
+        """Make these copies no more, since the store is closed."""
+        for copy in copies:
+            self._failed(copy, RuntimeError("the store is closed"))
 
     def _end(self, copy: Copy) -> None:
         self.under_way -= 1
@@ -461,19 +461,17 @@ class Executor:
             self.inbox.put(None)
         elif kind is Say and not self.closed:
             self._say(said)
-        elif kind is Leave and self.on_fault is not None:
+        elif kind is Leave and (on_fault := self.on_fault) is not None:
             try:
-                self.on_fault(said.error)
+                on_fault(said.error)
             except Exception:  # whatever it does: what else was said must be done
                 logger.exception("nobody could be told that %s", said.error)
 
     def _send(self, copy: Copy) -> None:
-        if copy.by is not None:
-            copy.by.inbox.put((self, copy))  # type: ignore[union-attr]
-        elif self.closed:
-            self.give_up(copy)
-        else:
-            self.inbox.put((self, copy))
+        (copy.by or self).inbox.put((self, copy))  # type: ignore[union-attr]
+        if copy.by is None and self.closed:  # the spill thread may have looked for the last time
+            self.give_up(*there_now(self.inbox))
+            self.inbox.put(None)  # it is to look if it has not
 
     def _say(self, said: Say) -> None:
         tier = _TIERS.get(said.place, "device")

@@ -26,7 +26,10 @@ from hpcgpu.spill.values.value import put_together
 
 
 class Reads(Protocol):
-    """What brings values up; :class:`hpcgpu.spill.store.keeper.Keeper` does."""
+    """What brings values up; :class:`hpcgpu.spill.store.keeper.Keeper` does.
+
+    Thread-safe: handles call it in any thread. What returns a value or its bytes waits for copies.
+    """
 
     @property
     def orphans(self) -> deque[Any]:
@@ -45,6 +48,9 @@ class Handle:
     ``for_store`` says that, pickled, it goes to a worker, whose store may keep the bytes as they are.
 
     It is a name of the entry: the value is there as long as the handle is, whatever becomes of the keys.
+
+    Thread-safe, since it never changes. Keeper makes it under the store's lock, for a reader that takes handles; a task
+    resolves it in its own thread; any thread may let it go.
     """
 
     __slots__ = ("entry", "for_store", "keeper")
@@ -77,6 +83,9 @@ class Handle:
 class Packed:
     """A value whose device buffers are host bytes.
 
+    Immutable, and nobody writes to the bytes: some are the store's own. Keeper makes it, in a thread that may wait; in
+    the peer Catalog takes it apart, or it is unpacked at once.
+
     Attributes
     ----------
     rest : object
@@ -84,7 +93,8 @@ class Packed:
     places : tuple of (int or None, int, type)
         For each slot: which buffer, and which of its arrays; or None, and which of ``hosts``; and the part's type.
     buffers : tuple of (Device, ndarray, list)
-        Device (in another process: the one there), bytes, and how the arrays lie in them.
+        Device (in another process: the one there), bytes (shape (nbytes,), dtype uint8, perhaps page-locked), and how
+        the arrays lie in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
     hosts : tuple
         Parts that are in host memory anyway.
 

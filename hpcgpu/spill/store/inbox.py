@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from hpcgpu.spill.state.units import Room, Ticket
+from hpcgpu.spill.state.units import Copy, Room, Ticket
 
 # Takes the executor and the copy; None: look whether you were told. Several stores use a thread's inbox.
 Inbox = SimpleQueue[Any]
@@ -36,6 +38,14 @@ class _Here(threading.local):
 here = _Here()
 
 
+def there_now(inbox: Inbox) -> Iterator[Copy]:
+    """Take out the copies that an inbox has, without waiting."""
+    with contextlib.suppress(Empty):
+        while True:
+            if (got := inbox.get_nowait()) is not None:
+                yield got[1]
+
+
 def become_spill_thread(inbox: Inbox) -> None:
     """Let this thread do what comes into an inbox."""
     here.inbox, here.spills = inbox, True
@@ -43,7 +53,11 @@ def become_spill_thread(inbox: Inbox) -> None:
 
 @dataclass(slots=True, eq=False)
 class Reader(Ticket):
-    """A ticket, its thread's inbox, the copies that were sent there and taken out, and what has come of it."""
+    """A ticket, its thread's inbox, the copies that were sent there and taken out, and what has come of it.
+
+    Executor makes it in the thread that waits, which alone changes ``taken``. ``sent`` changes under the store's lock.
+    Another thread may set ``error``, then ``told``, and wakes the one that waits by its inbox.
+    """
 
     inbox: Any = None
     sent: int = 0
@@ -54,7 +68,7 @@ class Reader(Ticket):
 
 @dataclass(slots=True, eq=False)
 class Allocation(Room):
-    """An allocation that has failed; as :class:`Reader`."""
+    """An allocation that has failed, in the thread that allocates; as :class:`Reader`, also its threads."""
 
     inbox: Any = None
     sent: int = 0

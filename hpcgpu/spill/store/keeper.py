@@ -22,6 +22,9 @@ from hpcgpu.spill.values.value import put_together
 class Keeper:
     """What handles and proxies reach a store by.
 
+    Thread-safe; GpuSpillBuffer makes it. :meth:`handle` is called under the store's lock, the rest without, in threads
+    that may wait for copies: those of tasks and clients.
+
     Parameters
     ----------
     executor : Executor

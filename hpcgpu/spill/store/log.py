@@ -14,7 +14,7 @@ _DOWN = ("device_to_host", "host_to_disk")
 
 
 class SpillLog:
-    """Hysteresis over the counters of a store.
+    """Hysteresis over the counters of a store. Not thread-safe: Spiller makes it, and the spill thread alone calls it.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Reader(NamedTuple):
-    """Who takes handles, and whether they are sent to a worker."""
+    """Who takes handles, and whether they are sent to a worker. Immutable; GpuSpillBuffer makes it for a context."""
 
     to_worker: bool
 

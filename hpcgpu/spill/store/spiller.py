@@ -12,7 +12,7 @@ from queue import Empty
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.spill.state.units import HOST
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.inbox import become_spill_thread
+from hpcgpu.spill.store.inbox import become_spill_thread, there_now
 from hpcgpu.spill.store.log import SpillLog
 from hpcgpu.supervise import threads
 
@@ -32,10 +32,14 @@ _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 class Spiller:
     """A thread that sleeps until the state machine wants a copy, and looks after memory that waits to be used again.
 
+    GpuSpillBuffer makes it, which starts the thread. What is public may be called by any thread; :meth:`settle` and
+    :meth:`close` wait for the spill thread.
+
     Attributes
     ----------
     host_is_short : callable or None
         Tells whether the kernel has little memory left for this process: what is kept to be used again goes back then.
+        Called in the spill thread.
 
     """
 
@@ -85,7 +89,8 @@ class Spiller:
         """Stop after the copy that is under way, and remove what is on disk; in the process that owns it."""
         if pid != os.getpid():  # a child that a task has forked
             return
-        self._stops = self._executor.closed = True
+        self._executor.closed = True  # first: what is sent after the last look of the spill thread is given up
+        self._stops = True
         self.wake()
         # the garbage collector may call this in any thread, also in this one, or in one that holds what it waits for
         self._loop.join(_JOIN_S)
@@ -167,12 +172,7 @@ class Spiller:
 
     def _end(self) -> None:
         executor = self._executor
-        try:
-            while True:
-                if (got := self._inbox.get_nowait()) is not None:
-                    executor.give_up(got[1])
-        except Empty:
-            pass
+        executor.give_up(*there_now(self._inbox))
         try:
             self._note()
             executor.leave_devices()

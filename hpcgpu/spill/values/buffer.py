@@ -24,6 +24,8 @@ class _Arrays(NamedTuple):
 class Buffer(Content):
     """One allocation of a device, and the arrays that lie in it: they move together, once.
 
+    Catalog makes it, under the store's lock; threads as of :class:`Content`.
+
     Parameters
     ----------
     device : Device
@@ -33,6 +35,14 @@ class Buffer(Content):
         The place of the device.
     name : hashable
         Of the allocation, while it is there.
+
+    Attributes
+    ----------
+    arrays : list of object
+        Device arrays of any shapes, strides and dtypes; empty while it is not on the device.
+    in_host : (ndarray, list) or None
+        Its bytes in host memory (shape (bytes,), dtype uint8, contiguous, perhaps page-locked), which nobody writes to;
+        and how the arrays lie in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
 
     """
 

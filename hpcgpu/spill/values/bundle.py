@@ -40,7 +40,10 @@ def is_plain(x: Any, depth: int = _DEPTH) -> bool:  # noqa: ANN401
 
 
 class Bundle(Content):
-    """Small contents of one kind, that lie in one place and are used in one place."""
+    """Small contents of one kind, that lie in one place and are used in one place.
+
+    Bundles makes it; Executor adds names and lets members go. Threads as of :class:`Content`.
+    """
 
     entries: dict[Whole, None]
 
@@ -101,7 +104,8 @@ class Bundle(Content):
 class Buffers(Bundle):
     """Small allocations of a device; on disk one lies after the other.
 
-    The last name of a member may go at any time, and what it holds with it: each is looked at once.
+    The last name of a member may go at any time, and what it holds with it: each is looked at once, without a lock. On
+    disk, and in host memory, each has bytes of its own: shape (bytes,), dtype uint8.
     """
 
     def views_of(self, member: Buffer) -> Sequence[Any]:
@@ -126,7 +130,7 @@ class Buffers(Bundle):
 
 
 class Values(Bundle):
-    """Small values in host memory; on disk they are one pickle."""
+    """Small values (members: Rest) in host memory; on disk they are one pickle. Threads as of :class:`Content`."""
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
         """Pickle all members to disk, or unpickle."""
@@ -140,7 +144,10 @@ class Values(Bundle):
 
 
 class Bundles:
-    """The bundles that take what is new, by where it is used and where it lies."""
+    """The bundles that take what is new, by where it is used and where it lies.
+
+    Under the store's lock only; Catalog makes it and calls it.
+    """
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], Bundle] = {}

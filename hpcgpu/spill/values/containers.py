@@ -46,6 +46,8 @@ _OWN_PICKLE = (Counter,)  # and those of _BASES
 class Base(NamedTuple):
     """What a class of Python's own holds, and how one is made of that.
 
+    Immutable; this module makes them once, and Container calls them in any thread.
+
     Attributes
     ----------
     items : callable
@@ -108,7 +110,7 @@ def _all(_: int) -> slice:
 
 
 class BoundMethod:
-    """Stands for ``types.MethodType`` where classes are pickled, which pickle does by names."""
+    """Stands for ``types.MethodType`` where classes are pickled, which pickle does by names. Nobody makes one."""
 
 
 _BASES: dict[type, Base] = {
@@ -144,6 +146,9 @@ _BASES: dict[type, Base] = {
 
 class Container:
     """How the objects of a class are opened, and made again.
+
+    Immutable, so that any thread may call it; :func:`container_of` makes it. What takes values apart and puts them
+    together calls it, without the store's lock.
 
     Attributes
     ----------

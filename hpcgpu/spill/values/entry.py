@@ -16,10 +16,15 @@ WHOLE = Rest(Slot(0), 0)
 class Entry:
     """A value under one or more names: keys of the store, and handles that are out.
 
+    Catalog makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be read
+    without; the rest never changes.
+
     Attributes
     ----------
     value : object
-        The value itself while all its parts are up, else ABSENT.
+        The value itself, once somebody stored or read it, while its used units are up; else ABSENT.
+    rest : Rest
+        What is left of it without its parts; WHOLE where that is nothing.
     places : sequence of (Content, int)
         For each slot of the rest, the unit and the object's position in it.
     lazy : bool

@@ -31,6 +31,9 @@ class HostObjects(Content):
     On disk each has its own bytes, what lies inside another one's once. What nobody can ask for any more, since its
     keys are gone, is held in memory by the others, and is not written.
 
+    Catalog makes it, under the store's lock; threads as of :class:`Content`. Arrays are of any shapes, strides and
+    dtypes but object; their bytes are counted by allocation, not by what they show.
+
     Parameters
     ----------
     x : ndarray, DataFrame, Series or Table

@@ -22,7 +22,10 @@ _FEW = 8
 
 
 class Whole(Protocol):
-    """A value that units are parts of; :class:`hpcgpu.spill.values.entry.Entry` is one."""
+    """A value that units are parts of; :class:`hpcgpu.spill.values.entry.Entry` is one.
+
+    ``value`` and ``key`` change under the store's lock; the rest never changes.
+    """
 
     value: Any
     places: Sequence[tuple[Content, int]]
@@ -35,7 +38,10 @@ class Whole(Protocol):
 
 
 class Lent(Protocol):
-    """An object of a unit that a proxy may stand for; :class:`hpcgpu.spill.proxies.part.Part` is one."""
+    """An object of a unit that a proxy may stand for; :class:`hpcgpu.spill.proxies.part.Part` is one.
+
+    Thread-safe. Executor calls :meth:`let_go`, without the store's lock, in the thread that carries the drop out.
+    """
 
     index: int
 
@@ -45,6 +51,10 @@ class Lent(Protocol):
 
 class Content(Unit, ABC):
     """A unit, and what each place holds of it; or a small part of a unit, a bundle, which it moves with.
+
+    Catalog, Executor and Keeper change it, under the store's lock: also by :meth:`join`, :meth:`leave`,
+    :meth:`note_kind`, :meth:`take` and :meth:`put`. :meth:`copied` runs without, in the thread that copies;
+    readers look at it without.
 
     Attributes
     ----------
@@ -117,7 +127,8 @@ class Content(Unit, ABC):
 
     def living_parts(self) -> list[Lent]:
         """Return those objects for which there may be proxies."""
-        return [part for ref in (self.parts or {}).values() if (part := ref()) is not None]
+        refs = tuple((self.parts or {}).values())  # in one step: another thread may add one
+        return [part for ref in refs if (part := ref()) is not None]
 
     @abstractmethod
     def object_at(self, index: int) -> Any:  # noqa: ANN401
@@ -159,7 +170,11 @@ class Content(Unit, ABC):
 
 
 class Rest(Content):
-    """A value without its parts; there or pickled on disk."""
+    """A value without its parts; there or pickled on disk.
+
+    Catalog makes it, under the store's lock; threads as of :class:`Content`. ``nbytes`` is what dask says, and of an
+    array its own.
+    """
 
     _pickled: pickled.Pickled | None = None
 

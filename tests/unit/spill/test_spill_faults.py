@@ -12,6 +12,7 @@ from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import cloudpickle
@@ -468,3 +469,26 @@ def test_a_store_that_nobody_closes_goes_with_its_last_reference(tmp_path: Path,
     gc.collect()
     assert list(tmp_path.iterdir()) == []
     assert (gpu.used_bytes, gpu.on_alloc_failure) == (0, None)
+
+
+def test_a_copy_that_comes_as_the_spill_thread_looks_for_the_last_time_is_given_up(
+    store: GpuSpillBuffer, gpu: FaultyGpu
+) -> None:
+    """Nobody would make it, and who waits for its value would wait for ever."""
+
+    class Late(SimpleQueue):
+        """Has the store closed between the look whether it is and the copy."""
+
+        def put(self, item: Any) -> None:
+            if item is not None:
+                spiller.close(os.getpid())
+            inbox.put(item)
+
+        def get_nowait(self) -> Any:
+            return inbox.get_nowait()
+
+    executor, spiller = store._executor, store._spiller
+    inbox, executor.inbox = executor.inbox, Late()
+    store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
+    assert executor.under_way == 0
+    assert set(store["a"].get()) == {1}
