@@ -11,8 +11,8 @@ LAB    := PYTHON=$(PYTHON) docker/lab.sh
 
 SHELL  := /bin/bash
 CORES  := $(shell nproc)
-# Slurm clusters beside each other, each with its share of the tests in tests/lab, 4 at most.
-LABS   ?= 3
+# Slurm clusters beside each other, each with its share of the tests in tests/lab: as many as cores, 2 at least, 4 at most.
+LABS   ?= $(shell echo $$(($(CORES) < 2 ? 2 : $(CORES) > 4 ? 4 : $(CORES))))
 # Each test is given to the next process that is free; the slowest are named at the end.
 PYTEST := $(BIN)/python -m pytest -q --dist worksteal --durations 40 --durations-min 5
 

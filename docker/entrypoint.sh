@@ -19,7 +19,11 @@ if [ ! -s /secret/munge.key ]; then
 fi
 install -o munge -g munge -m 400 /secret/munge.key /etc/munge/munge.key
 rm -f /run/munge/munge.socket* /run/munge/munged.pid
+chmod 755 / # munged wants it so when it starts
 runuser -u munge -- /usr/sbin/munged
+# Where its group has no rights the kernel asks for no ACL of / each time that somebody opens a path: four of five requests
+# to fuse-overlayfs were that, and Python's imports took 0.7 s instead of 0.4.
+chmod 705 /
 if [ "${ACCOUNTING:-}" = 1 ]; then
   cat /etc/slurm/accounting.conf >> /etc/slurm/slurm.conf
 fi

@@ -236,7 +236,7 @@ class Segments:
 
     def _make_hole(self, found: Extent[Segment]) -> None:
         segment, start, nbytes = found
-        error, hole = "", None
+        error, hole, is_shut = "", None, False
         try:
             hole = segment.hole(start, nbytes)  # takes milliseconds: no writer waits for it
         except OSError as e:
@@ -251,7 +251,9 @@ class Segments:
                     self._free(found)
                 else:
                     self._shut(segment)
-                    logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, error)
+                    is_shut = True
+        if is_shut:
+            logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, error)
 
     def close(self) -> None:
         """Let go of the files; the folder is removed by whoever made it."""
