@@ -111,7 +111,9 @@ def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, 
     lab.breaks("server-start")
     elastic.answer()
     until(lambda: len(lab.states()) == 4, "there are the gang's job and three")
-    assert [lab.states()[job_id] for job_id in (only, *members(elastic))] == ["R", "R", "R", "Q"]
+    *run, waits = (lab.states()[job_id] for job_id in (only, *members(elastic)))
+    assert run == ["R"] * 3
+    assert waits in ("Q", "R")  # once a busy server that had just started gave it a node of others
     lab.breaks("server-kill")
     assert (gang(WORK), elastic(WORK)) == (DONE, DONE)
     gang(CLOSE)  # its goodbye goes to the scheduler, not to PBS
