@@ -94,13 +94,16 @@ class Way:
         return await self.connect(found)
 
     async def _learn_nodes(self) -> None:
-        """Ask until the batch system says that the job runs, and so on which nodes: a lost one could not be named.
+        """Ask, a few times at most, until the batch system says on which nodes the job runs: a lost one is to be named.
 
         The contact may be there before that: the batch system is asked seldom. Nobody waits for the answer.
         """
         with contextlib.suppress(JobError):  # the end of a job is seen by its connection
-            while (status := await self._job.check()) is None or status.state is not JobState.RUNNING:
-                await asyncio.sleep(self._patience.ask_s)
+            for wait_s in self._patience.retries_s:
+                status = await self._job.check()
+                if status and status.state is JobState.RUNNING:
+                    return
+                await asyncio.sleep(wait_s)
 
     async def reopen(self, say: Callable[[str], None]) -> Any:  # noqa: ANN401
         """Wait until the scheduler answers again, that of this life of the job or of its next one; see :meth:`open`.
