@@ -12,11 +12,11 @@ _ERRORS = (
 )
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
-    "GPURunner": "hpcgpu.deploy.clusters.runner",
+    "GPURunner": "hpcgpu.deploy.cluster.runner",
     "GPUWorker": "hpcgpu.deploy.processes.ranked",
-    "LocalGPUCluster": "hpcgpu.deploy.clusters.local",
-    "PBSGPUCluster": "hpcgpu.deploy.clusters.batch",
-    "SLURMGPUCluster": "hpcgpu.deploy.clusters.batch",
+    "LocalGPUCluster": "hpcgpu.deploy.cluster.local",
+    "PBSGPUCluster": "hpcgpu.deploy.cluster.batch",
+    "SLURMGPUCluster": "hpcgpu.deploy.cluster.batch",
     "asproxy": "hpcgpu.spill.proxies.dask",
     "bindings": "hpcgpu.deploy.report",
     "memory": "hpcgpu.deploy.memory",

@@ -98,9 +98,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch system is a test's own: it may be asked each second, and is given up and tried again soon."""
-    from hpcgpu.deploy.clusters.connection import ConnectedCluster  # distributed: a second that few tests need
+    from hpcgpu.deploy.cluster.cluster import GPUCluster  # distributed: a second that few tests need
 
-    monkeypatch.setattr(ConnectedCluster, "patience", IMPATIENT)
+    monkeypatch.setattr(GPUCluster, "patience", IMPATIENT)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import json, os, resource, subprocess, sys, time
 from pathlib import Path
 from distributed import Client
 from hpcgpu import SLURMGPUCluster
-from hpcgpu.deploy.clusters.connection import ConnectedCluster
+from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import Patience
 
@@ -175,7 +175,7 @@ def limit(lab: Lab, jobs: int) -> None:
 
 def test_of_jobs_beyond_a_limit_as_many_are_submitted_as_it_takes_and_the_others_later(accounting_lab: Lab) -> None:
     code = """
-    ConnectedCluster.patience = Patience(refused_s=2.0)  # 30 s are a long time for a test
+    GPUCluster.patience = Patience(refused_s=2.0)  # 30 s are a long time for a test
     with SLURMGPUCluster(**OPTIONS, cores_per_gpu=2) as cluster, Client(cluster) as client:
         refused = refusal(lambda: cluster.scale(jobs=8))
         accepted, asked = members(cluster), len(calls("sbatch"))
@@ -239,7 +239,7 @@ def test_a_submission_whose_answer_timed_out_makes_no_job_too_many(slurm_lab: La
 
 def test_an_sbatch_that_hangs_is_ended_and_its_job_is_found(slurm_lab: Lab) -> None:
     code = """
-    ConnectedCluster.patience = Patience(submission_s=3.0)  # 60 s are long for a test
+    GPUCluster.patience = Patience(submission_s=3.0)  # 60 s are long for a test
     """
     facts, said = client(slurm_lab, code + ONE, sbatch='/usr/bin/sbatch "$@" > /dev/null; sleep 600')
     assert facts == {"calls": 1, "sum": 3, "left": []}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import html
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from hpcgpu.plan.phase import JobView
+from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.jobs.record import Gone, RecordedJob
+from hpcgpu.plan.job_facts import JobFacts
+from hpcgpu.plan.phase import End, JobView, Phase, describe, describe_after, describe_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,66 @@ class Jobs:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def head_row(job: Job, expected: int, nodes: int, end: End | None, *, workers: int, was_full: bool) -> JobRow:
+    """Return the row of the job that has the scheduler.
+
+    Parameters
+    ----------
+    job : Job
+        The job.
+    expected, nodes : int
+        Its workers and nodes; without workers it is the scheduler alone, which is on none.
+    end : End or None
+        How the cluster object has ended.
+    workers : int
+        Registered ones of the job.
+    was_full : bool
+        All its workers have been there at once.
+
+    """
+    has, nodes = ("scheduler, workers", nodes) if expected else ("scheduler", 0)
+    if end:
+        return JobRow(describe_after(job.id, job.status, end), has, nodes, job.log)
+    if not expected:
+        return JobRow(JobView(job.id, Phase.UP, "UP"), has, nodes, job.log)
+    facts = JobFacts(
+        id=job.id,
+        submitted_s=0.0,
+        expected=expected,
+        status=job.status,
+        workers=workers,
+        started_s=0.0 if was_full else None,
+        was_full=was_full,
+    )
+    return JobRow(describe(facts, today()), has, nodes, job.log)
+
+
+def member_row(recorded: RecordedJob, facts: JobFacts, end: End | None) -> JobRow:
+    """Return the row of a job that comes and goes; ``end`` as of :func:`head_row`."""
+    view = describe_after(facts.id, facts.status, end) if end else describe(facts, today())
+    return JobRow(view, "workers", 1, recorded.log)
+
+
+def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> Jobs:
+    """Return the table of these rows and of jobs that ended unasked.
+
+    Parameters
+    ----------
+    rows : sequence of JobRow
+        The jobs that were there last.
+    gone : iterable of Gone
+        Those that are gone, the newest first.
+    is_over : bool
+        The cluster object has ended: rows of jobs that are gone with it are shown among these.
+
+    """
+    ended = [row for row in rows if is_over and row.view.phase is Phase.GONE]
+    unasked = [
+        JobRow(describe_gone(job.recorded.id, job.why, job.at, today()), "workers", 1, job.recorded.log) for job in gone
+    ]
+    return Jobs(tuple(row for row in rows if row not in ended), (*ended, *unasked))
 
 
 def today() -> date:

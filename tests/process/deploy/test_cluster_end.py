@@ -15,7 +15,7 @@ from pbs_replay import Pbs
 from waiting import Said, aside, until
 
 from hpcgpu import JobError, LocalGPUCluster, PBSGPUCluster
-from hpcgpu.deploy.clusters.cluster import GPUCluster
+from hpcgpu.deploy.cluster.cluster import GPUCluster
 
 GANG = {"gpus": "sim:2x16MiB", "queue": "gpu", "walltime": "00:10:00", "ranks": "node", "launcher": "fork"}
 ELASTIC = {**GANG, "shape": "elastic", "scheduler": "here"}

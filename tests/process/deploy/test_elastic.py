@@ -14,11 +14,11 @@ from distributed import Client
 from waiting import Said, until
 
 from hpcgpu import SLURMGPUCluster
-from hpcgpu.deploy.clusters.elastic import ElasticCluster
+from hpcgpu.deploy.cluster.batch import BatchGPUCluster
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 
 
-class LocalJobs(ElasticCluster):
+class LocalJobs(BatchGPUCluster):
     """The machine as a batch system."""
 
     batch = "local"
@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list(runs.iterdir()), "a run has left its folder behind"
 
 
-def ids(cluster: ElasticCluster) -> list[str]:
+def ids(cluster: BatchGPUCluster) -> list[str]:
     return [row.view.id for row in cluster.jobs.rows if row.has == "workers"]
 
 

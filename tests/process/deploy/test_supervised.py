@@ -15,10 +15,10 @@ from distributed import Client
 from waiting import Said, until
 
 from hpcgpu import JobError, LocalGPUCluster
-from hpcgpu.deploy.clusters.elastic import ElasticCluster
+from hpcgpu.deploy.cluster.batch import BatchGPUCluster
 
 
-class LocalJobs(ElasticCluster):
+class LocalJobs(BatchGPUCluster):
     """The machine as a batch system."""
 
     batch = "local"

@@ -21,7 +21,7 @@ from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_nodes
 from hpcgpu.cli.commands import jobscript
 from hpcgpu.config import site
 from hpcgpu.deploy import templates
-from hpcgpu.deploy.clusters import batch as clusters
+from hpcgpu.deploy.cluster import batch as clusters
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Result
 from hpcgpu.plan.phase import words

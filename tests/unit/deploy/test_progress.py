@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from hpcgpu.deploy.clusters.progress import Progress
+from hpcgpu.deploy.cluster.progress import Progress
 
 
 def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,8 +24,8 @@ from waiting import LIMIT_S, aside, run, until, when
 
 from hpcgpu.batch.local import Local
 from hpcgpu.config import document
-from hpcgpu.deploy.clusters.adaptive import JobAdaptive
-from hpcgpu.deploy.clusters.steering import Steering
+from hpcgpu.deploy.cluster.controller import Controller
+from hpcgpu.deploy.cluster.scaling import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import guard, record
 from hpcgpu.deploy.jobs.errands import Errands
@@ -153,7 +153,7 @@ def test_a_connection_that_is_not_understood_is_made_anew_and_meanwhile_nobody_s
         bad = [Comm({"op": "steer", "wanted": 3}, {"status": "error"}) for _ in range(3)]
         fleet, changes = FleetOf(), list[object]()
         scheduler = SchedulerOf(*bad, Comm({"op": "steer", "wanted": 4}))
-        steering = Steering(lambda: scheduler, fleet, lambda: changes.append(steering.given_up))
+        steering = Controller(lambda: scheduler, fleet, lambda: changes.append(steering.given_up))
         await when(lambda: changes and changes[-1])
         assert isinstance(changes[-1], JobError)
         assert "who steers this cluster's jobs has failed 3 times in a row: KeyError: 'op'" in str(changes[-1])
@@ -178,7 +178,7 @@ def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptu
         messages = {"op": "steer", "wanted": 3}, {"op": "scale", "number": 1, "jobs": 2, "adapting": False}
         comm, next_ = Comm(*messages, unwritable=TypeError("cannot be packed")), Comm()
         scheduler = SchedulerOf(comm, next_)
-        steering = Steering(lambda: scheduler, FleetOf(), lambda: None)
+        steering = Controller(lambda: scheduler, FleetOf(), lambda: None)
         await comm.aborted.wait()
         await when(lambda: next_.written)
         steering.stop()

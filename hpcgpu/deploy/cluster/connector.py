@@ -1,4 +1,4 @@
-"""The way from this process to the scheduler of a run: its contact file, an address that answers, or a tunnel."""
+"""From this process to the scheduler of a run: by its contact file, an address that answers, or a tunnel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from distributed.core import rpc
 from distributed.security import Security
 
-from hpcgpu.deploy.clusters.progress import Progress
+from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.table import today
 from hpcgpu.deploy.network import contact as contacts
@@ -35,7 +35,7 @@ _REACH_S = 10.0
 _MISSING_S = 30.0
 
 
-class Way:
+class Connector:
     """How the scheduler of a run is found and reached, in each of its job's lives.
 
     Parameters
@@ -70,6 +70,11 @@ class Way:
         self._learning: asyncio.Task[None] | None = None
         self._over_since_s: float | None = None
         self._known_s = 0.0
+
+    @property
+    def job_id(self) -> str:
+        """The batch system's id of the job that has the scheduler."""
+        return self._job.id
 
     @property
     def security(self) -> Security:

@@ -1,4 +1,4 @@
-"""The part of one cluster object in steering the jobs that come and go: it does, or follows who does."""
+"""One cluster object's part in controlling the jobs that come and go: it controls them, or follows another object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcgpu.supervise import tasks
 _AGAIN_S = 0.5
 
 
-class Steering:
+class Controller:
     """Holds a connection to the scheduler, which says who steers (processes.helm).
 
     Parameters

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from hpcgpu.host import log
+from hpcgpu.plan.phase import note_lines
 
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"
@@ -26,6 +28,7 @@ class Progress:
         self._lines, self._quiet = lines, quiet
         self._shown = ""
         self._live = log.is_terminal()
+        self._noted: set[str] = set()
 
     def show(self, text: str) -> None:
         """Show what is true now."""
@@ -43,6 +46,13 @@ class Progress:
         self._record(text)
         self.end()
         log.say(text)
+
+    def show_notes(self, notes: Iterable[tuple[str, str]], *, quiet: bool) -> None:
+        """Say what people should know of the nodes (name, text), each text once."""
+        new = [(node, text) for node, text in notes if text not in self._noted]
+        self._noted.update(text for _, text in new)
+        for line in [] if quiet else note_lines(new):
+            self.say(line)
 
     def end(self) -> None:
         """Leave what is shown, and go to a line of its own."""

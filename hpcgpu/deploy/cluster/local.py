@@ -1,0 +1,126 @@
+"""The same cluster on this machine, without a batch system."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.config import doors
+from hpcgpu.config.foreign import read_local_cuda
+from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy.cluster.cluster import GPUCluster
+from hpcgpu.deploy.cluster.session import Session
+from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.jobs.local import LocalJob
+from hpcgpu.deploy.network import contact as contacts
+from hpcgpu.deploy.settings import Wanted
+from hpcgpu.deploy.start import local_launch, preload
+from hpcgpu.errors import ConfigError
+from hpcgpu.host import remover
+from hpcgpu.model import RunDocument
+from hpcgpu.spill.storage.scratch import Scratch
+
+
+class LocalRun:
+    """The processes of a cluster on this machine, and their folder among temporary files.
+
+    Parameters
+    ----------
+    wanted : Wanted
+        Settings; no site.
+    environ : mapping of str to str
+        Variables of the processes, besides those of this one.
+
+    Attributes
+    ----------
+    job : Job or None
+        The processes; None before their start.
+
+    """
+
+    expected = 0
+    is_attached = False
+
+    def __init__(self, wanted: Wanted, environ: Mapping[str, str]) -> None:
+        self.wanted, self._environ = wanted, environ
+        self.job: Job | None = None
+        self._scratch: Scratch | None = None
+
+    async def start(self, session: Session, say: Callable[[str], None]) -> Job:
+        """Start the processes.
+
+        Raises
+        ------
+        LaunchError
+            They cannot be started.
+
+        """
+        del say
+        settings = self.wanted.settings
+        folder = self._make_folder()
+        session.begin(folder)
+        run = RunDocument(settings=settings, shape="gang", meeting=str(folder))
+        launch = await asyncio.to_thread(local_launch, run)  # it may look for launchers
+        environ = {**wanted_settings.dask_environ(), **self._environ}
+        job = self.job = LocalJob(launch, environ, folder, settings.log_directory, preload(settings))
+        await job.submit()
+        return job
+
+    def _make_folder(self) -> Path:
+        """Make it among temporary files: the kernel frees its lock when this process ends, and then it is removed."""
+        wanted = self.wanted.settings
+        self._scratch = Scratch.make(wanted.local_directory, "client", trusted=wanted.trust_local_directory)
+        remover.start(str(self._scratch.lock_path))
+        return contacts.make_folder(self._scratch.path)
+
+    async def connected(self, session: Session) -> None:
+        """Do nothing: the processes are this object's."""
+
+    def ended(self) -> None:
+        """Remove the folder."""
+        if self._scratch:
+            self._scratch.remove()
+            self._scratch = None
+
+    async def close(self) -> None:
+        """Do nothing: the processes die with this one."""
+
+
+class LocalGPUCluster(GPUCluster):
+    """One bound, spilling worker per GPU of this machine, or per simulated GPU (``gpus="sim:4"``).
+
+    Takes every keyword of dask-cuda's LocalCUDACluster, or names what to use in its place.
+
+    Examples
+    --------
+    >>> from hpcgpu import LocalGPUCluster
+    >>> from distributed import Client
+    >>> with LocalGPUCluster(gpus="sim:2") as cluster, Client(cluster) as client:
+    ...     client.submit(sum, [1, 2]).result()
+    3
+
+    """
+
+    door = doors.LOCAL
+    waits_in_queue = False
+
+    def _prepare(self, given: dict[str, Any]) -> LocalRun:
+        ours, environ = read_local_cuda(given)
+        wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}", door=self.door)
+        return LocalRun(wanted, environ)
+
+    async def _detach(self) -> None:
+        raise ConfigError("the processes of a local cluster die with this one: it cannot be detached")
+
+    def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401
+        """Refuse: there are no more GPUs."""
+        raise ConfigError(
+            "this cluster has the GPUs of this machine, and no more than those: start another with gpus= or "
+            "gpus_per_node=; clusters of a batch system grow and shrink (shape='elastic')"
+        )
+
+    def adapt(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+        """Refuse: see :meth:`scale`."""
+        self.scale()

@@ -1,0 +1,266 @@
+"""A cluster object's hold on its run: the folder, the lease, and the connection to the scheduler, lost and found."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpcgpu.deploy.cluster.connector import Connector
+from hpcgpu.deploy.cluster.progress import Progress
+from hpcgpu.deploy.cluster.state import State
+from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.network import lease_file
+from hpcgpu.deploy.network.contact import Contact
+from hpcgpu.deploy.network.lease import Holder, keep_touched
+from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.settings import Wanted
+from hpcgpu.errors import HpcGpuError, JobError, LaunchError
+from hpcgpu.model import Patience, Settings
+from hpcgpu.supervise import tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a session tells its cluster.
+
+    Attributes
+    ----------
+    found : coroutine function
+        Takes a connection pool to the scheduler that was found again. OSError: it is gone again.
+    lost : callable
+        Takes the reason: there will be no scheduler any more.
+    changed : callable
+        Called when the search for the scheduler has news.
+
+    """
+
+    found: Callable[[Any], Awaitable[None]]
+    lost: Callable[[str], None]
+    changed: Callable[[], object]
+
+
+class Run(Protocol):
+    """How the processes of a cluster come to be: by a batch system, or on this machine."""
+
+    wanted: Wanted
+    job: Job | None
+
+    @property
+    def expected(self) -> int:
+        """Workers of the job that has the scheduler; 0: not known."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether another process submitted the job."""
+
+    async def start(self, session: Session, say: Callable[[str], None]) -> Job:
+        """Have the job; the session has the run's folder as soon as there is one."""
+
+    async def connected(self, session: Session) -> None:
+        """Go on: the session has a connection."""
+
+    def ended(self) -> None:
+        """Remove what is left; the job has ended."""
+
+    async def close(self) -> None:
+        """End what is this object's; called last."""
+
+
+class Session:
+    """One cluster object's hold on a run, through all lives of the job that has the scheduler.
+
+    On the event loop's thread only; properties may be read by any thread.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the run.
+    state : State
+        Is told why there is no connection.
+    progress : Progress
+        Shows what the job does.
+    patience : Patience
+        With the batch system.
+    hooks : Hooks
+        The cluster.
+
+    Attributes
+    ----------
+    folder : Path or None
+        The run's.
+    keeps_job : bool
+        The job goes on when this object closes.
+    security : Security
+        For connections to the scheduler: its certificate, and the key to it.
+
+    """
+
+    def __init__(self, settings: Settings, state: State, progress: Progress, patience: Patience, hooks: Hooks) -> None:
+        self._settings, self._state, self._progress = settings, state, progress
+        self._patience, self._hooks = patience, hooks
+        self.folder: Path | None = None
+        self.keeps_job = False
+        self.security = security(None)
+        self._connector: Connector | None = None
+        self._holder: Holder | None = None
+        self._touching: tasks.Loop | None = None
+        self._returning: tasks.Loop | None = None
+
+    @property
+    def contact(self) -> Contact | None:
+        """The scheduler's contact; None before the connection."""
+        return self._connector.contact if self._connector else None
+
+    @property
+    def dashboard_way(self) -> str:
+        """How people come to the dashboard, without its secret; empty where there is none."""
+        facts = self.contact
+        if facts is None or not facts.dashboard_secret:
+            return ""
+        port = facts.dashboard_port
+        return (
+            f"dashboard: ssh -N -L {port}:127.0.0.1:{port} {facts.node} (from outside with -J LOGIN_NODE), "
+            "then open what cluster.dashboard_url() returns"
+        )
+
+    @property
+    def dashboard_url(self) -> str:
+        """The dashboard's address, with its secret, on the loopback of the scheduler's node; there is one."""
+        assert self.contact
+        return f"http://127.0.0.1:{self.contact.dashboard_port}/{self.contact.dashboard_secret}/status"
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the scheduler does not answer, and is looked for."""
+        return self._returning is not None and not self._returning.done()
+
+    @property
+    def trouble(self) -> str:
+        """Why the scheduler is not even looked for at present; empty when all is well."""
+        return self._returning.trouble if self._returning else ""
+
+    def begin(self, folder: Path) -> None:
+        """Take the lease of a new run, before its submission: a job that finds no sign of life ends itself."""
+        lease_file.touch(folder)
+        self.join(folder)
+
+    def join(self, folder: Path) -> None:
+        """Give signs of life in the folder of a run that is there."""
+        self.folder = folder
+        self._touching = keep_touched(folder, self._settings.client_grace_s)
+
+    async def connect(self, job: Job, expected: int) -> Any:  # noqa: ANN401 - distributed's rpc
+        """Wait for the scheduler, hold its lease, and return a connection pool to it.
+
+        Parameters
+        ----------
+        job : Job
+            The one that has the scheduler.
+        expected : int
+            Its workers; 0: not known.
+
+        Raises
+        ------
+        JobError, LaunchError
+            As of :meth:`hpcgpu.deploy.cluster.connector.Connector.open`.
+
+        """
+        assert self.folder
+        python = self._settings.python or ""
+        self._connector = Connector(self.folder, job, expected, self._progress, self._patience, python)
+        scheduler = await self._connector.open()
+        self.hold(scheduler)
+        return scheduler
+
+    def hold(self, scheduler: Any) -> None:  # noqa: ANN401
+        """Hold the lease by this connection pool from now on."""
+        assert self.folder
+        assert self._connector
+        self.security = self._connector.security
+        if self._holder:
+            self._holder.stop()
+        is_detached = functools.partial(lease_file.is_detached, self.folder)
+        self._holder = Holder(scheduler, self._settings.client_grace_s, self.lose, is_detached)
+
+    def lose(self, reason: str) -> None:
+        """Look for the scheduler again; called whenever it seems to be gone."""
+        self._state.trouble = reason
+        if not self.is_searching:
+            assert self._connector
+            assert self.contact
+            return_ = functools.partial(self._return, self._connector, reason, self.contact, self.dashboard_way)
+            what = "the search for this cluster's scheduler"
+            self._returning = tasks.keep(return_, what, changed=self._hooks.changed)
+
+    async def _return(self, connector: Connector, reason: str, before: Contact, way_before: str) -> bool:
+        """Take the scheduler up again, that of the job's next life too; say so, or why the cluster is lost.
+
+        Returns whether either is so; else it is to be tried again.
+        """
+        try:
+            await self._hooks.found(await connector.reopen(self._progress.say))
+        except HpcGpuError as e:
+            if isinstance(e, JobError) and self._holder:
+                self._holder.stop()
+                self._holder = None  # nobody hears a goodbye
+            self._hooks.lost(str(e))
+            return True
+        except OSError as e:
+            if self.folder is None or not self.folder.exists():
+                self._hooks.lost(f"{reason}; its folder is gone: somebody has stopped it")
+                return True
+            self._progress.say(f"the scheduler has answered and is gone again: {e}")
+            await asyncio.sleep(self._patience.ask_s)
+            return False
+        self._state.trouble = ""
+        again = "the cluster is back; make a new Client(cluster) if yours has closed"
+        if connector.contact and connector.contact.restart_count > before.restart_count:
+            again = f"job {connector.job_id} was requeued; its results are lost, {again}"
+        self._progress.say(again)
+        if self.dashboard_way and self.dashboard_way != way_before:
+            self._progress.say(self.dashboard_way)
+        return True
+
+    async def detach(self, job_id: str) -> None:
+        """Give the lease up on purpose: the job goes on.
+
+        Raises
+        ------
+        LaunchError
+            The scheduler cannot be told; nothing has changed.
+
+        """
+        assert self.folder
+        lease_file.detach(self.folder)
+        try:
+            if self._holder:
+                await self._holder.detach()
+        except (OSError, TimeoutError) as e:
+            lease_file.take_up(self.folder)
+            raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
+        self.keeps_job = True
+
+    async def leave(self) -> None:
+        """Give no more signs of life, and say goodbye unless the job goes on."""
+        for loop in (self._touching, self._returning):
+            if loop:
+                loop.cancel()
+        if self._holder and self.keeps_job:
+            self._holder.stop()
+        elif self._holder:
+            await self._holder.goodbye()
+
+    async def close(self) -> None:
+        """End the connection; called last."""
+        if self._connector:
+            await self._connector.close()
+
+    def remove_folder(self) -> None:
+        """Remove the run's folder; its jobs have ended."""
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
