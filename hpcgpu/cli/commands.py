@@ -84,7 +84,7 @@ def launch(script: tuple[str, ...], only_print: bool, document: str | None, **ar
 @click.argument("script", **_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Print the job script that would be submitted for SCRIPT, or for a cluster object without one."""
-    from hpcgpu.deploy.jobs.submit import job_script
+    from hpcgpu.deploy.jobs.job_plan import job_script
 
     if script:
         _checked(script, "hpcgpu jobscript")

@@ -7,6 +7,7 @@ from typing import Self
 
 from hpcgpu.model import JobState, JobStatus
 
+# States that a job does not leave by itself when nobody wants it any more.
 WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
 
 

@@ -18,7 +18,7 @@ CLUSTER = """
     from hpcgpu.batch import get
     from hpcgpu.config import document
     from hpcgpu.deploy.network import contact, lease_file
-    from hpcgpu.deploy.jobs.submit import plan_job
+    from hpcgpu.deploy.jobs.job_plan import plan_job
     from hpcgpu.deploy.network.trust import security
     from hpcgpu.model import RunDocument, Settings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcgpu.deploy.jobs.crew import Crew
+from hpcgpu.deploy.jobs.hooks import ClusterHooks
+from hpcgpu.deploy.jobs.job_table import Present
 from hpcgpu.deploy.jobs.record import RecordedJob
-from hpcgpu.deploy.jobs.roster import Present
 
 GONE = "99999999.1"  # no process has this pid
 
@@ -15,7 +15,7 @@ async def nothing(*_: object) -> None:
     """Done."""
 
 
-def crew(**given: Any) -> Crew:
+def cluster_hooks(**given: Any) -> ClusterHooks:
     """Return what a fleet has of its cluster: nothing, but for what is given."""
     none: dict[str, Present] = {}
     known = {
@@ -23,4 +23,4 @@ def crew(**given: Any) -> Crew:
         **{"written_down": lambda: ((RecordedJob(id=GONE, log=""),), ()), "changed": lambda: None},
         "say": lambda _: None,
     }
-    return Crew(**{**known, **given})
+    return ClusterHooks(**{**known, **given})

@@ -13,7 +13,7 @@ from hpcgpu.deploy.cluster.scaler import Scaler, Seen
 from hpcgpu.deploy.cluster.scaling import JobAdaptive, bounds, check_scale, workers_with
 from hpcgpu.deploy.jobs import record, runs
 from hpcgpu.deploy.jobs.job import SubmittedJob
-from hpcgpu.deploy.jobs.table import Jobs, head_row, jobs_of, member_row
+from hpcgpu.deploy.jobs.rows import Jobs, head_row, jobs_of, member_row
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model import JobState

@@ -13,9 +13,9 @@ from hpcgpu.config import document
 from hpcgpu.deploy.cluster.session import Session
 from hpcgpu.deploy.jobs import guard, record
 from hpcgpu.deploy.jobs.job import BatchJob, Job, SubmittedJob
+from hpcgpu.deploy.jobs.job_plan import plan_job
 from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob, Run
-from hpcgpu.deploy.jobs.submit import plan_job
 from hpcgpu.deploy.network import contact as contacts
 from hpcgpu.deploy.network import lease_file
 from hpcgpu.deploy.settings import Wanted

@@ -14,7 +14,7 @@ from distributed.security import Security
 
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.jobs.job import Job
-from hpcgpu.deploy.jobs.table import today
+from hpcgpu.deploy.jobs.rows import today
 from hpcgpu.deploy.network import contact as contacts
 from hpcgpu.deploy.network.contact import Contact
 from hpcgpu.deploy.network.reach import reach

@@ -9,10 +9,10 @@ from typing import Any
 
 from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.controller import Controller
-from hpcgpu.deploy.jobs.crew import Crew
 from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.hooks import ClusterHooks
+from hpcgpu.deploy.jobs.job_table import Member, Present
 from hpcgpu.deploy.jobs.record import Gone
-from hpcgpu.deploy.jobs.roster import Member, Present
 from hpcgpu.deploy.processes.silence import Listener
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.plan.job_facts import JobFacts
@@ -58,7 +58,7 @@ class Scaler:
 
     def __init__(self, run: BatchRun, seen: Seen) -> None:
         self._seen = seen
-        hooks = Crew(
+        hooks = ClusterHooks(
             present=self._present,
             retire=self._retire,
             remove=self._remove,

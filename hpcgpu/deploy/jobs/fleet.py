@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import ending
-from hpcgpu.deploy.jobs.ask import ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.crew import Crew
-from hpcgpu.deploy.jobs.errands import Errands
+from hpcgpu.deploy.jobs import batch_client
+from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
+from hpcgpu.deploy.jobs.hooks import ClusterHooks, SchedulerRequests
+from hpcgpu.deploy.jobs.job_table import JobTable, Member, Present
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
-from hpcgpu.deploy.jobs.roster import Member, Present, Roster
-from hpcgpu.deploy.jobs.submissions import Submissions
+from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec
@@ -40,7 +39,7 @@ class Fleet:
         Limits of what is decided.
     expected : int
         Workers of each job.
-    crew : Crew
+    hooks : ClusterHooks
         The cluster.
 
     Attributes
@@ -54,10 +53,10 @@ class Fleet:
 
     """
 
-    def __init__(self, system: BatchSystem, spec: JobSpec, policy: Policy, expected: int, crew: Crew) -> None:
-        self._system, self._spec, self._policy, self._crew = system, spec, policy, crew
-        self._submissions = Submissions(system, spec, crew, policy.patience)
-        self._roster = Roster(expected)
+    def __init__(self, system: BatchSystem, spec: JobSpec, policy: Policy, expected: int, hooks: ClusterHooks) -> None:
+        self._system, self._spec, self._policy, self._hooks = system, spec, policy, hooks
+        self._submitter = Submitter(system, spec, hooks, policy.patience)
+        self._table = JobTable(expected)
         self.expected, self.wanted, self.steers = expected, 0, False
         self.error: HpcGpuError | None = None
         self._adapting = False
@@ -68,23 +67,23 @@ class Fleet:
         self._alarm = Alarm()
         self._acting = asyncio.Lock()
         self._unwritten = False
-        self._errands = Errands(crew.say)
+        self._requests = SchedulerRequests(hooks.say)
         self._watching: tasks.Loop | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
         """The jobs of this moment, in the order of submission."""
-        return self._roster.members
+        return self._table.members
 
     @property
     def gone(self) -> tuple[Gone, ...]:
         """The last few jobs that ended unasked, the newest first."""
-        return tuple(self._roster.gone)
+        return tuple(self._table.gone)
 
     @property
     def recorded(self) -> tuple[RecordedJob, ...]:
         """What is to be written down of the jobs."""
-        return self._roster.recorded
+        return self._table.recorded
 
     @property
     def trouble(self) -> str:
@@ -94,7 +93,7 @@ class Fleet:
     @property
     def submitting(self) -> bool:
         """Whether there may be jobs that nobody was told of yet."""
-        return self._submissions.unanswered
+        return self._submitter.unanswered
 
     def take(self, wanted: int | None, *, steers: bool) -> None:
         """Go on from what is written down, as the one that acts or not.
@@ -107,8 +106,8 @@ class Fleet:
             Whether to act.
 
         """
-        self._roster.follow(*self._crew.written_down(), self._alarm.now_s())
-        self.wanted = max(self.wanted, len(self._roster)) if wanted is None else wanted
+        self._table.follow(*self._hooks.written_down(), self._alarm.now_s())
+        self.wanted = max(self.wanted, len(self._table)) if wanted is None else wanted
         self.steers = steers
         self._watch()
 
@@ -147,7 +146,7 @@ class Fleet:
 
     def stop(self) -> None:
         """Watch no longer; the jobs stay."""
-        self._errands.cancel()
+        self._requests.cancel()
         if self._watching:
             self._watching.cancel()
 
@@ -163,16 +162,16 @@ class Fleet:
         self.stop()
         async with self._acting:
             if not self.steers:
-                self._roster.follow(*self._crew.written_down(), self._alarm.now_s())
+                self._table.follow(*self._hooks.written_down(), self._alarm.now_s())
             try:
-                self._add(await self._submissions.lost(self._roster.known))
+                self._add(await self._submitter.lost(self._table.known))
             finally:
-                await ending.close(self._system, self._roster.ids, _END_S, self._crew.say)
+                await batch_client.close(self._system, self._table.ids, _END_S, self._hooks.say)
 
     def _watch(self) -> None:
         if self._watching is None:
             what = "the loop that looks after this cluster's jobs"
-            self._watching = tasks.keep(self._look, what, changed=self._crew.changed)
+            self._watching = tasks.keep(self._look, what, changed=self._hooks.changed)
         self._alarm.ring()
 
     async def _look(self) -> None:
@@ -191,37 +190,37 @@ class Fleet:
     def _refused(self, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of one's own passes when jobs that are there have ended."""
         if say:
-            self._crew.say(str(e))
+            self._hooks.say(str(e))
         wait_s = self._policy.patience.refused_s
         self._held_back_until_s = self._alarm.now_s() + wait_s
         self._alarm.set_in(wait_s, wait_s)
-        if not (e.transient or (e.over_limit and self._roster.ids)):
+        if not (e.transient or (e.over_limit and self._table.ids)):
             self.error = e
-        self._crew.changed()
+        self._hooks.changed()
 
     async def _ask(self) -> None:
         if self.steers:
-            self._add(await self._submissions.lost(self._roster.known))
-        asked, self._asked_s = self._roster.ids, self._alarm.now_s()
+            self._add(await self._submitter.lost(self._table.known))
+        asked, self._asked_s = self._table.ids, self._alarm.now_s()
         listed = await proven(self._system, self._spec, await ask(self._system, asked))
-        heard = [job.id for job in self._roster.jobs if job.heard]
-        listed = await on_lost_nodes(self._system, listed, heard, {job.id: job.hosts for job in self._roster.jobs})
+        heard = [job.id for job in self._table.jobs if job.heard]
+        listed = await on_lost_nodes(self._system, listed, heard, {job.id: job.hosts for job in self._table.jobs})
         self._answered_s = self._alarm.now_s()
-        self._roster.listed(asked, listed, self._answered_s)
+        self._table.listed(asked, listed, self._answered_s)
 
     async def _act(self) -> None:
         """Have the facts of now decided upon, and do it."""
         async with self._acting:
-            present, now_s = self._crew.present(), self._alarm.now_s()
+            present, now_s = self._hooks.present(), self._alarm.now_s()
             if self.steers:
-                self._add([self._submissions.record(job_id) for job_id in self._roster.unknown(present)])
+                self._add([self._submitter.record(job_id) for job_id in self._table.unknown(present)])
             else:
-                self._roster.follow(*self._crew.written_down(), now_s)
-            self._roster.registered(present, now_s)
+                self._table.follow(*self._hooks.written_down(), now_s)
+            self._table.registered(present, now_s)
             actions = reconcile(self._facts(now_s), self._policy)
             self._alarm.set_in(actions.next_s, actions.wake_s)
             if not self.steers:
-                self._crew.changed()
+                self._hooks.changed()
                 return
             self._failures = actions.failures
             await self._cancel(actions.cancel)
@@ -229,15 +228,15 @@ class Fleet:
             for job_id in actions.retire:
                 self._retire(job_id, present)
             for job_id in actions.lost:
-                self._errands.send(self._crew.remove, present[job_id].addresses)
-            if actions.submit and (lost := await self._submissions.lost(self._roster.known)):
+                self._requests.send(self._hooks.remove, present[job_id].addresses)
+            if actions.submit and (lost := await self._submitter.lost(self._table.known)):
                 self._add(lost)  # fewer are missing than it seemed
             elif actions.submit:
-                async for accepted in self._submissions.submit(actions.submit, self._roster.known):
+                async for accepted in self._submitter.submit(actions.submit, self._table.known):
                     self._add(accepted)
             if actions.cancel or actions.forget or actions.retire or actions.submit:
                 self._alarm.ring()  # what was done may ask for more
-            self._crew.changed()
+            self._hooks.changed()
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; what is refused for good stops nothing else, and is tried again when the job is overdue."""
@@ -246,14 +245,14 @@ class Fleet:
         except SubmitError as e:
             if e.transient:
                 raise
-            self._crew.say(str(e))
-        self._roster.cancelled(job_ids, self._alarm.now_s())
+            self._hooks.say(str(e))
+        self._table.cancelled(job_ids, self._alarm.now_s())
 
     def _facts(self, now_s: float) -> Facts:
         return Facts(
             now_s=now_s,
             wanted=self.wanted,
-            jobs=self._roster.jobs,
+            jobs=self._table.jobs,
             adapting=self._adapting,
             asked_s=self._asked_s,
             answered_s=self._answered_s,
@@ -262,34 +261,34 @@ class Fleet:
         )
 
     def _retire(self, job_id: str, present: Mapping[str, Present]) -> None:
-        self._roster.retired(job_id, self._alarm.now_s())
+        self._table.retired(job_id, self._alarm.now_s())
         if job_id in present:
-            self._errands.send(self._crew.retire, present[job_id].addresses)
+            self._requests.send(self._hooks.retire, present[job_id].addresses)
 
     def _forget(self, actions: Actions, present: Mapping[str, Present]) -> None:
-        logs = {member.recorded.id: member.recorded.log for member in self._roster.members}
+        logs = {member.recorded.id: member.recorded.log for member in self._table.members}
         for job_id, why in actions.forget:
-            self._roster.ended(job_id, why, datetime.now(UTC).astimezone())
-            self._crew.say(f"job {job_id}: {why}")
+            self._table.ended(job_id, why, datetime.now(UTC).astimezone())
+            self._hooks.say(f"job {job_id}: {why}")
             if job_id in present:
-                self._errands.send(self._crew.remove, present[job_id].addresses)
+                self._requests.send(self._hooks.remove, present[job_id].addresses)
         if actions.forget:
             self._write_down()
         if actions.give_up and self.error is None:
             log = logs.get(actions.failures.last_id)
             self.error = JobError("; ".join(filter(None, (actions.give_up, log and tail(Path(log))))))
-            self._crew.say(str(self.error))
+            self._hooks.say(str(self.error))
         elif not actions.give_up and isinstance(self.error, JobError):
             self.error = None  # a job has its workers after all
 
     def _add(self, recorded: Sequence[RecordedJob]) -> None:
         if recorded:
-            self._roster.add(recorded, self._alarm.now_s())
+            self._table.add(recorded, self._alarm.now_s())
         if recorded or self._unwritten:
             self._write_down()
 
     def _write_down(self) -> None:
         """Have the jobs written down; where that fails (a full disk), nothing else is done before it is."""
         self._unwritten = True
-        self._crew.write_down()
+        self._hooks.write_down()
         self._unwritten = False

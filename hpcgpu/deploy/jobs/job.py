@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import ending
-from hpcgpu.deploy.jobs.ask import WAITING, ask, look, on_lost_nodes, proven, submit
+from hpcgpu.deploy.jobs import batch_client
+from hpcgpu.deploy.jobs.batch_client import ask, look, on_lost_nodes, proven, submit
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
+from hpcgpu.plan.job_facts import WAITING
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
@@ -167,7 +168,7 @@ class SubmittedJob:
         if not self.id or await self._ends_within(_END_S):
             return
         try:
-            await ending.close(self._system, [self.id], _CANCEL_S, self._tell)
+            await batch_client.close(self._system, [self.id], _CANCEL_S, self._tell)
         except SubmitError:
             if not self.seems_over:  # its script has ended, whatever the batch system will say of it
                 raise
@@ -224,7 +225,7 @@ class BatchJob(SubmittedJob):
     Parameters
     ----------
     spec, script, system
-        From :func:`hpcgpu.deploy.jobs.submit.plan_job`.
+        From :func:`hpcgpu.deploy.jobs.job_plan.plan_job`.
     say : callable
         Takes a line for the user: what the job is doing.
     patience : Patience

@@ -15,14 +15,14 @@ from typing import TypeVar
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import record as records
-from hpcgpu.deploy.jobs.ask import WAITING, ask, cancel, look
-from hpcgpu.deploy.jobs.ending import end
+from hpcgpu.deploy.jobs.batch_client import ask, cancel, end, look
+from hpcgpu.deploy.jobs.job_plan import mark_of
 from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
-from hpcgpu.deploy.jobs.submit import mark_of
 from hpcgpu.deploy.network.lease_file import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.job_facts import WAITING
 from hpcgpu.spill.storage import scratch
 
 # What ends by itself, since its lease has ended, is gone within 5 s; a batch system gives 5 to 30 s after a cancel.

@@ -11,14 +11,14 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from fleets import crew
+from fleets import cluster_hooks
 from pbs_replay import Pbs as Server
 from waiting import until
 
 from hpcgpu.batch import Pbs
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import ending, record, runs
-from hpcgpu.deploy.jobs.ask import cancel, submit
+from hpcgpu.deploy.jobs import batch_client, record, runs
+from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job import SubmittedJob
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
@@ -77,7 +77,7 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     one, other = start(pbs, 1)[0], start(pbs, 1)[0]
     refuse_to_delete(one, tmp_path / "bin")
     said: list[str] = []
-    left, why = asyncio.run(ending.end(Pbs(), [one, other], 2.0, said.append))
+    left, why = asyncio.run(batch_client.end(Pbs(), [one, other], 2.0, said.append))
     assert left == [one]
     assert str(why) == "qdel failed: no"
     assert said == ["qdel failed: no"]
@@ -155,7 +155,7 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
         def look() -> None:
             seen.extend(describe(member.facts, date.today()).text for member in fleet.members)
 
-        fleet = Fleet(Pbs(), spec, policy, 1, crew(written_down=lambda: ((), ()), changed=look))
+        fleet = Fleet(Pbs(), spec, policy, 1, cluster_hooks(written_down=lambda: ((), ()), changed=look))
         fleet.take(0, steers=True)
         await fleet.scale(1)
         (lost,) = pbs.ids()
@@ -176,7 +176,7 @@ def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_pat
 
     async def run() -> None:
         spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
-        fleet = Fleet(Pbs(), spec, Policy(), 1, crew(written_down=lambda: ((), ()), say=said.append))
+        fleet = Fleet(Pbs(), spec, Policy(), 1, cluster_hooks(written_down=lambda: ((), ()), say=said.append))
         fleet.take(0, steers=True)
         await fleet.scale(1)
         refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
@@ -204,7 +204,7 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
     policy = Policy(breaker=1, patience=Patience(ask_s=0.5))
 
     async def run() -> HpcGpuError:
-        fleet = Fleet(Pbs(), spec, policy, 1, crew(written_down=lambda: ((), ())))
+        fleet = Fleet(Pbs(), spec, policy, 1, cluster_hooks(written_down=lambda: ((), ())))
         fleet.take(0, steers=True)
         await fleet.scale(2)
         await asyncio.to_thread(until, lambda: pbs.over(first) and pbs.processes("1021[1].login01"), "the first failed")

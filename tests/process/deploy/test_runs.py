@@ -20,7 +20,7 @@ from waiting import until
 
 from hpcgpu.batch import Local
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import ask, logs, record, runs
+from hpcgpu.deploy.jobs import batch_client, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
 from hpcgpu.deploy.network import contact, lease, lease_file
 from hpcgpu.errors import ConfigError
@@ -43,12 +43,12 @@ def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str 
 def submit(folder: Path, command: str) -> RecordedJob:
     spec = JobSpec(name="job", argv=("bash", "-c", command), log_directory=str(folder))
     system = Local()
-    (job_id,) = asyncio.run(ask.submit(system, spec, system.script(spec), print, Patience()))
+    (job_id,) = asyncio.run(batch_client.submit(system, spec, system.script(spec), print, Patience()))
     return RecordedJob(id=job_id, log=system.log(spec, job_id))
 
 
 def state(job: RecordedJob) -> JobState:
-    return asyncio.run(ask.ask(Local(), [job.id]))[job.id].state
+    return asyncio.run(batch_client.ask(Local(), [job.id]))[job.id].state
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def job(tmp_path: Path) -> Iterator[RecordedJob]:
     """A job that runs until it is ended."""
     there = submit(tmp_path, "echo first; sleep 600")
     yield there
-    asyncio.run(ask.cancel(Local(), [there.id]))
+    asyncio.run(batch_client.cancel(Local(), [there.id]))
 
 
 def test_a_guard_ends_what_the_lease_has_not(tmp_path: Path, job: RecordedJob) -> None:
@@ -74,7 +74,7 @@ def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path,
         guard = asyncio.create_task(runs.abandon(run.folder))
         done, _ = await asyncio.wait([guard], timeout=12)  # longer than it would wait for a lease that has ended
         assert not done
-        assert (await ask.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
+        assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
         attached.cancel()
         await guard
 

@@ -157,7 +157,7 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
 def test_submission_reads_its_own_system_and_says_once_what_it_ignores(home: Path, first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
-    code = first + "from hpcgpu.deploy.jobs.submit import job_script\nfor b in ('slurm', 'slurm', 'pbs'):\n"
+    code = first + "from hpcgpu.deploy.jobs.job_plan import job_script\nfor b in ('slurm', 'slurm', 'pbs'):\n"
     done = python(home, code + "    print(job_script({'gpus_per_node': 4}, 'keyword {name}', (), b))")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--partition=theirs") == 2

@@ -10,7 +10,7 @@ from paths import ROOT
 
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.config.site import DIALECTS, read_site
-from hpcgpu.deploy.jobs.submit import job_script
+from hpcgpu.deploy.jobs.job_plan import job_script
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import sites
 from hpcgpu.model import Site

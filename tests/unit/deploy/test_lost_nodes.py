@@ -8,13 +8,13 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from fleets import crew
+from fleets import cluster_hooks
 from paths import BATCH
 from recordings import records
 from waiting import until
 
 from hpcgpu.batch import Slurm
-from hpcgpu.deploy.jobs.ask import on_lost_nodes
+from hpcgpu.deploy.jobs.batch_client import on_lost_nodes
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job import SubmittedJob
 from hpcgpu.deploy.jobs.record import RecordedJob
@@ -101,7 +101,7 @@ def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn:
         recorded = (RecordedJob(id=AGAIN, log=""),)
         policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
         spec = JobSpec(name="x", argv=("true",))
-        fleet = Fleet(Slurm(), spec, policy, 1, crew(written_down=lambda: (recorded, ()), changed=look))
+        fleet = Fleet(Slurm(), spec, policy, 1, cluster_hooks(written_down=lambda: (recorded, ()), changed=look))
         fleet.take(1, steers=False)
         for moment, text in shown.items():
             turn(moment)

@@ -11,7 +11,7 @@ from paths import BATCH
 from recordings import records
 
 from hpcgpu.batch import Slurm
-from hpcgpu.deploy.jobs.ask import proven, submit
+from hpcgpu.deploy.jobs.batch_client import proven, submit
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result
 

@@ -19,7 +19,7 @@ from background import failures
 from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
-from fleets import crew
+from fleets import cluster_hooks
 from waiting import LIMIT_S, aside, run, until, when
 
 from hpcgpu.batch.local import Local
@@ -28,10 +28,10 @@ from hpcgpu.deploy.cluster.controller import Controller
 from hpcgpu.deploy.cluster.scaling import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import guard, record
-from hpcgpu.deploy.jobs.errands import Errands
 from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.hooks import SchedulerRequests
 from hpcgpu.deploy.jobs.record import Process, Record
-from hpcgpu.deploy.jobs.submissions import Submissions
+from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import Holder, keep_touched
 from hpcgpu.deploy.network.lease_file import touch
 from hpcgpu.deploy.processes.helm import Helm
@@ -80,7 +80,7 @@ def test_the_loop_of_an_elastic_cluster_goes_on_and_says_why_no_workers_come(
             JobSpec(name="x", argv=("true",)),
             Policy(patience=Patience(ask_s=0.01)),
             1,
-            crew(**{part: flaky}, changed=lambda: troubles.append(fleet.trouble)),
+            cluster_hooks(**{part: flaky}, changed=lambda: troubles.append(fleet.trouble)),
         )
         fleet.take(0, steers=True)
         await when(lambda: troubles and troubles[-1])
@@ -99,8 +99,8 @@ def test_the_loop_of_an_elastic_cluster_goes_on_and_says_why_no_workers_come(
 
 def test_a_submission_that_cannot_be_written_down_is_none() -> None:
     async def body() -> None:
-        full = crew(write_down=Flaky(OSError(errno.ENOSPC, "full"), times=1))
-        submissions = Submissions(Local(), JobSpec(name="x", argv=("true",)), full, Patience())
+        full = cluster_hooks(write_down=Flaky(OSError(errno.ENOSPC, "full"), times=1))
+        submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), full, Patience())
         with pytest.raises(OSError, match="full"):
             async for _ in submissions.submit(1, ()):
                 pass
@@ -114,7 +114,7 @@ def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: py
     said: list[str] = []
 
     async def body() -> None:
-        Errands(said.append).send(Flaky(error).later, ["tls://10.0.0.1:1"])
+        SchedulerRequests(said.append).send(Flaky(error).later, ["tls://10.0.0.1:1"])
         await when(lambda: said)
 
     run(body)

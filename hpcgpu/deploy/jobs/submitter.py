@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs.ask import look, submit
-from hpcgpu.deploy.jobs.crew import Crew
+from hpcgpu.deploy.jobs.batch_client import look, submit
+from hpcgpu.deploy.jobs.hooks import ClusterHooks
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
 
 
-class Submissions:
+class Submitter:
     """The submissions of one fleet.
 
     Parameters
@@ -23,15 +23,15 @@ class Submissions:
         Runs the jobs.
     spec : JobSpec
         The request for one of them; each submission has an exit file of its own beside ``spec.exit_file``.
-    crew : Crew
+    hooks : ClusterHooks
         Writes down that a submission is made: whoever is killed in the middle of it may have jobs that come later.
     patience : Patience
         With the answers.
 
     """
 
-    def __init__(self, system: BatchSystem, spec: JobSpec, crew: Crew, patience: Patience) -> None:
-        self._system, self._spec, self._crew, self._patience = system, spec, crew, patience
+    def __init__(self, system: BatchSystem, spec: JobSpec, hooks: ClusterHooks, patience: Patience) -> None:
+        self._system, self._spec, self._hooks, self._patience = system, spec, hooks, patience
         self._number = 0
         self._asking = self._unsure = False
 
@@ -95,7 +95,7 @@ class Submissions:
         spec = replace(self._spec, count=count, exit_file=exit_file)
         self._asking = True
         try:
-            self._crew.write_down()
+            self._hooks.write_down()
             ids = await self._answered(spec, known)
         finally:
             self._asking = False
@@ -104,7 +104,7 @@ class Submissions:
     async def _answered(self, spec: JobSpec, known: Collection[str]) -> Sequence[str]:
         try:
             script = self._system.script(spec)
-            return await submit(self._system, spec, script, self._crew.say, self._patience, known)
+            return await submit(self._system, spec, script, self._hooks.say, self._patience, known)
         except BaseException as e:
             # ended in the middle of it, by a close of the cluster: as when the answer was lost
             self._unsure |= e.unsure if isinstance(e, SubmitError) else True

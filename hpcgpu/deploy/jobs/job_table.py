@@ -43,7 +43,7 @@ class Member:
     facts: JobFacts
 
 
-class Roster:
+class JobTable:
     """The jobs in the order of their submission.
 
     Parameters

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcgpu.deploy.jobs.job_table import Present
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
-from hpcgpu.deploy.jobs.roster import Present
+from hpcgpu.supervise import tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class ClusterHooks:
     """What the fleet needs of its cluster.
 
     Attributes
@@ -39,3 +40,34 @@ class Crew:
     written_down: Callable[[], tuple[Sequence[RecordedJob], Sequence[Gone]]]
     changed: Callable[[], None]
     say: Callable[[str], None]
+
+
+class SchedulerRequests:
+    """Requests to the scheduler that nobody waits for; what comes of them is seen by who looks at the workers.
+
+    Parameters
+    ----------
+    say : callable
+        Takes a line for the user: a request that failed.
+
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._tasks = say, tasks.Group()
+
+    def send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
+        """Have it done for the workers at these addresses."""
+        who = f"workers {', '.join(addresses)}"
+
+        async def run() -> None:
+            try:
+                await request(addresses)
+            except OSError as e:  # the scheduler is gone for the moment, which is told elsewhere
+                self._say(f"{who}: {e}")
+
+        # the scheduler's own errors come as they are
+        self._tasks.start(run, f"what the scheduler was to do about {who}", lambda e: self._say(f"{who}: {e!r}"))
+
+    def cancel(self) -> None:
+        """Wait for none of them any more."""
+        self._tasks.cancel()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from hpcgpu.deploy.jobs.job_table import JobTable
 from hpcgpu.deploy.jobs.record import RecordedJob
-from hpcgpu.deploy.jobs.roster import Roster
 
 NOW = datetime(2026, 11, 21, 14, 5, tzinfo=UTC)
 
 
 def test_the_last_five_that_ended_unasked_are_kept_the_newest_first() -> None:
-    roster = Roster(expected=1)
+    roster = JobTable(expected=1)
     roster.add([RecordedJob(id=str(i), log="") for i in range(9)], 0.0)
     roster.cancelled(["7"], 1.0)
     roster.retired("8", 1.0)
