@@ -124,7 +124,7 @@ class Connector:
         tried: Contact | None = None
         try:
             while True:
-                found = contacts.read(self._folder) if await self._runs() else None
+                found = await self._read() if await self._runs() else None
                 if attempt and found != tried:  # the life of the job that it was for is over
                     attempt.cancel()
                     attempt = None
@@ -178,16 +178,20 @@ class Connector:
         An attempt to connect that is over is news, too.
         """
         loop = asyncio.get_running_loop()
-        asked_s, contact = loop.time(), contacts.read(self._folder)
-        while (since_s := loop.time() - asked_s) < self._patience.ask_s and contacts.read(self._folder) == contact:
-            if (attempt and attempt.done()) or (since_s >= self._patience.news_s and self._has_just_ended()):
+        asked_s, contact = loop.time(), await self._read()
+        while (since_s := loop.time() - asked_s) < self._patience.ask_s and await self._read() == contact:
+            if (attempt and attempt.done()) or (since_s >= self._patience.news_s and await self._has_just_ended()):
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _has_just_ended(self) -> bool:
+    async def _read(self) -> Contact | None:
+        """Return the contact; in a thread, since a file server may be silent for a while."""
+        return await asyncio.to_thread(contacts.read, self._folder)
+
+    async def _has_just_ended(self) -> bool:
         """Tell whether the job seems to have ended a moment ago: the batch system is about to know it."""
         now_s = asyncio.get_running_loop().time()
-        if not self._job.seems_over:
+        if not await self._job.seems_over():
             self._over_since_s = None
         elif self._over_since_s is None:
             self._over_since_s = now_s
@@ -198,12 +202,13 @@ class Connector:
         loop = asyncio.get_running_loop()
         asked_s, first = loop.time(), True
         job = JobFacts(id=self._job.id, submitted_s=asked_s, expected=self._expected)
-        while (found := contacts.read(self._folder)) is None:
-            soon = (first or self._has_just_ended()) and loop.time() - asked_s >= self._patience.news_s
+        while (found := await self._read()) is None:
+            soon = (first or await self._has_just_ended()) and loop.time() - asked_s >= self._patience.news_s
             if soon or ask_in_s(loop.time(), asked_s, [job], patience=self._patience) == 0:
                 asked_s, first = loop.time(), False
                 job = job.listed(await self._job.check(), loop.time())
-            self._show(job.registered(contacts.read_progress(self._folder), loop.time()))
+            there = await asyncio.to_thread(contacts.read_progress, self._folder)
+            self._show(job.registered(there, loop.time()))
             await asyncio.sleep(_POLL_S)
         return found
 

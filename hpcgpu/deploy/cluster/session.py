@@ -211,7 +211,7 @@ class Session:
             self._hooks.lost(str(e))
             return True
         except OSError as e:
-            if self.folder is None or not self.folder.exists():
+            if self.folder is None or not await asyncio.to_thread(self.folder.exists):
                 self._hooks.lost(f"{reason}; its folder is gone: somebody has stopped it")
                 return True
             self._progress.say(f"the scheduler has answered and is gone again: {e}")

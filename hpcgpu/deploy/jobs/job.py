@@ -45,8 +45,7 @@ class Job(Protocol):
     def status(self) -> JobStatus | None:
         """How it was when it was last asked about."""
 
-    @property
-    def seems_over(self) -> bool:
+    async def seems_over(self) -> bool:
         """Tell whether it has left a sign of its end, which the batch system may not know yet; asks nobody."""
 
     async def submit(self) -> None:
@@ -99,10 +98,10 @@ class SubmittedJob:
         """How it was when it was last asked about."""
         return self._status
 
-    @property
-    def seems_over(self) -> bool:
+    async def seems_over(self) -> bool:
         """Tell whether its script has left its exit code; a requeued one takes it away again."""
-        return bool(self.recorded.exit_file) and Path(self.recorded.exit_file).is_file()
+        file = self.recorded.exit_file
+        return bool(file) and await asyncio.to_thread(Path(file).is_file)
 
     async def submit(self) -> None:
         """Do nothing: it has been submitted."""
@@ -116,18 +115,17 @@ class SubmittedJob:
             return JobStatus(JobState.UNKNOWN, "", "the batch system does not answer")
         if status is None:
             return None
-        status = self._status = self.recorded.with_exit_code(status)
+        status = self._status = await asyncio.to_thread(self.recorded.with_exit_code, status)
         self._ran_on = status.hosts or self._ran_on
         said = ", ".join(filter(None, (status.reason, status.trouble)))
         reason = f" ({said})" if said else ""
         if status.state is JobState.ENDED:
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
-            log = Path(self.recorded.log)
-            raise JobError(f"job {self.id} has ended: {status.native or 'gone'}{reason}{code}; {tail(log)}")
-        if status.state is JobState.RUNNING and self._over_for_s() > _LATE_S:
-            ended = f"job {self.id} has ended: {self._exit_words()} {_LATE_S:g} s ago"
+            raise JobError(f"job {self.id} has ended: {status.native or 'gone'}{reason}{code}; {await self._tail()}")
+        if status.state is JobState.RUNNING and await self._over_for_s() > _LATE_S:
+            ended = f"job {self.id} has ended: {await self._exit_words()} {_LATE_S:g} s ago"
             still = f"though the batch system still has it in state {status.native}"
-            raise JobError(f"{ended}, {still}; {tail(Path(self.recorded.log))}")
+            raise JobError(f"{ended}, {still}; {await self._tail()}")
         if status.state is JobState.STUCK:
             advice = f" ({status.advice})" if status.advice else ""
             raise JobError(
@@ -136,17 +134,21 @@ class SubmittedJob:
             )
         return status
 
-    def _over_for_s(self) -> float:
+    async def _tail(self) -> str:
+        return await asyncio.to_thread(tail, Path(self.recorded.log))
+
+    async def _over_for_s(self) -> float:
         """Return for how long its script has been seen to have ended: a requeued one is soon without that sign."""
         now_s = asyncio.get_running_loop().time()
-        if not self.seems_over:
+        if not await self.seems_over():
             self._over_since_s = None
         elif self._over_since_s is None:
             self._over_since_s = now_s
         return 0.0 if self._over_since_s is None else now_s - self._over_since_s
 
-    def _exit_words(self) -> str:
-        code = self.recorded.with_exit_code(JobStatus(JobState.ENDED, "")).exit_code
+    async def _exit_words(self) -> str:
+        ended = await asyncio.to_thread(self.recorded.with_exit_code, JobStatus(JobState.ENDED, ""))
+        code = ended.exit_code
         return "its script has ended" if code is None else f"its script has ended with exit code {code}"
 
     async def _ask(self) -> dict[str, JobStatus]:
@@ -170,7 +172,7 @@ class SubmittedJob:
         try:
             await batch_client.close(self._system, [self.id], _CANCEL_S, self._tell)
         except SubmitError:
-            if not self.seems_over:  # its script has ended, whatever the batch system will say of it
+            if not await self.seems_over():  # its script has ended, whatever the batch system will say of it
                 raise
 
     async def _ends_within(self, seconds: float) -> bool:
@@ -181,7 +183,7 @@ class SubmittedJob:
                 status = (await self._answer()).get(self.id)
             except SubmitError as e:
                 self._tell(str(e))
-                if self.seems_over:
+                if await self.seems_over():
                     return True  # its script has ended, whatever the batch system will say of it
             else:
                 if status is None or status.state is JobState.ENDED:
@@ -206,8 +208,10 @@ class SubmittedJob:
         try:
             while not asking.done():
                 await asyncio.wait([asking], timeout=_POLL_S)
-                if not asking.done() and loop.time() >= end_s and self.seems_over:
-                    raise SubmitError(f"{self._exit_words()}; the batch system does not answer")
+                if loop.time() >= end_s and await self.seems_over():
+                    words = await self._exit_words()
+                    if not asking.done():
+                        raise SubmitError(f"{words}; the batch system does not answer")
             return asking.result()
         finally:
             if asking.cancel():

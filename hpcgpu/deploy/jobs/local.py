@@ -64,8 +64,7 @@ class LocalJob:
             return JobStatus(JobState.ENDED, "", "", self._process.returncode)
         return JobStatus(JobState.RUNNING, "running")
 
-    @property
-    def seems_over(self) -> bool:
+    async def seems_over(self) -> bool:
         """Tell whether the ranks have ended."""
         return self._process is not None and self._process.returncode is not None
 
@@ -109,8 +108,8 @@ class LocalJob:
 
     async def check(self) -> JobStatus:
         """Raise JobError when the ranks have ended."""
-        if self._process and self.seems_over:
-            said = tail(self._log, kept=self._keeps)
+        if self._process and self._process.returncode is not None:
+            said = await asyncio.to_thread(tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {self._process.returncode}: {said}")
         return self.status
 
