@@ -126,11 +126,11 @@ class BatchRun:
             client=Process.here(),
             created=record.now(),
         )
-        self.write_down()
+        await asyncio.to_thread(self.write_down)
         _make_log_folder(run.settings.log_directory)
         self._guard = guard.start(folder, self._written.client)
         await job.submit()
-        self.write_down()
+        await asyncio.to_thread(self.write_down)
 
     async def _take_up(self, run: Run, session: Session, say: Callable[[str], None]) -> Job:
         self._folder, self._written = run.folder, run.record
@@ -150,7 +150,7 @@ class BatchRun:
         if self._takes_over:
             assert self._folder
             me = Process.here()
-            self._written = replace(record.read(self._folder), client=me)
+            self._written = replace(await asyncio.to_thread(record.read, self._folder), client=me)
             record.write(self._folder, self._written)
             lease_file.take_up(self._folder)
             self._guard, session.keeps_job = guard.start(self._folder, me), False

@@ -108,7 +108,7 @@ class Controller:
             # who asked waits for an answer: the scheduler gives one when the connection ends
             self._answers.start(answer, "the answer to who scales this cluster", lambda _: self._lose())
             return
-        self._fleet.take(message["wanted"], steers=message["op"] == "steer")
+        await self._fleet.take(message["wanted"], steers=message["op"] == "steer")
         self._is_told = True
         self._news.set()
         if self._fleet.steers and message["wanted"] is None:

@@ -59,14 +59,13 @@ class Fleet:
         self._table = JobTable(expected)
         self.expected, self.wanted, self.steers = expected, 0, False
         self.error: HpcGpuError | None = None
-        self._adapting = False
+        self._adapting = self._unwritten = False
         self._failures = Failures()
         self._asked_s: float | None = None
         self._answered_s: float | None = None
         self._held_back_until_s = _NEVER_S
         self._alarm = Alarm()
         self._acting = asyncio.Lock()
-        self._unwritten = False
         self._requests = SchedulerRequests(hooks.say)
         self._watching: tasks.Loop | None = None
 
@@ -95,7 +94,7 @@ class Fleet:
         """Whether there may be jobs that nobody was told of yet."""
         return self._submitter.unanswered
 
-    def take(self, wanted: int | None, *, steers: bool) -> None:
+    async def take(self, wanted: int | None, *, steers: bool) -> None:
         """Go on from what is written down, as the one that acts or not.
 
         Parameters
@@ -106,7 +105,7 @@ class Fleet:
             Whether to act.
 
         """
-        self._table.follow(*self._hooks.written_down(), self._alarm.now_s())
+        await self._follow()
         self.wanted = max(self.wanted, len(self._table)) if wanted is None else wanted
         self.steers = steers
         self._watch()
@@ -162,9 +161,9 @@ class Fleet:
         self.stop()
         async with self._acting:
             if not self.steers:
-                self._table.follow(*self._hooks.written_down(), self._alarm.now_s())
+                await self._follow()
             try:
-                self._add(await self._submitter.lost(self._table.known))
+                await self._add(await self._submitter.lost(self._table.known))
             finally:
                 await batch_client.close(self._system, self._table.ids, _END_S, self._hooks.say)
 
@@ -200,11 +199,12 @@ class Fleet:
 
     async def _ask(self) -> None:
         if self.steers:
-            self._add(await self._submitter.lost(self._table.known))
+            await self._add(await self._submitter.lost(self._table.known))
         asked, self._asked_s = self._table.ids, self._alarm.now_s()
         listed = await proven(self._system, self._spec, await ask(self._system, asked))
         heard = [job.id for job in self._table.jobs if job.heard]
         listed = await on_lost_nodes(self._system, listed, heard, {job.id: job.hosts for job in self._table.jobs})
+        listed = await asyncio.to_thread(self._table.with_exit_codes, listed)
         self._answered_s = self._alarm.now_s()
         self._table.listed(asked, listed, self._answered_s)
 
@@ -213,9 +213,9 @@ class Fleet:
         async with self._acting:
             present, now_s = self._hooks.present(), self._alarm.now_s()
             if self.steers:
-                self._add([self._submitter.record(job_id) for job_id in self._table.unknown(present)])
+                await self._add([self._submitter.record(job_id) for job_id in self._table.unknown(present)])
             else:
-                self._table.follow(*self._hooks.written_down(), now_s)
+                await self._follow()
             self._table.registered(present, now_s)
             actions = reconcile(self._facts(now_s), self._policy)
             self._alarm.set_in(actions.next_s, actions.wake_s)
@@ -224,16 +224,16 @@ class Fleet:
                 return
             self._failures = actions.failures
             await self._cancel(actions.cancel)
-            self._forget(actions, present)
+            await self._forget(actions, present)
             for job_id in actions.retire:
                 self._retire(job_id, present)
             for job_id in actions.lost:
                 self._requests.send(self._hooks.remove, present[job_id].addresses)
             if actions.submit and (lost := await self._submitter.lost(self._table.known)):
-                self._add(lost)  # fewer are missing than it seemed
+                await self._add(lost)  # fewer are missing than it seemed
             elif actions.submit:
                 async for accepted in self._submitter.submit(actions.submit, self._table.known):
-                    self._add(accepted)
+                    await self._add(accepted)
             if actions.cancel or actions.forget or actions.retire or actions.submit:
                 self._alarm.ring()  # what was done may ask for more
             self._hooks.changed()
@@ -265,7 +265,7 @@ class Fleet:
         if job_id in present:
             self._requests.send(self._hooks.retire, present[job_id].addresses)
 
-    def _forget(self, actions: Actions, present: Mapping[str, Present]) -> None:
+    async def _forget(self, actions: Actions, present: Mapping[str, Present]) -> None:
         logs = {member.recorded.id: member.recorded.log for member in self._table.members}
         for job_id, why in actions.forget:
             self._table.ended(job_id, why, datetime.now(UTC).astimezone())
@@ -273,22 +273,28 @@ class Fleet:
             if job_id in present:
                 self._requests.send(self._hooks.remove, present[job_id].addresses)
         if actions.forget:
-            self._write_down()
+            await self._write_down()
         if actions.give_up and self.error is None:
             log = logs.get(actions.failures.last_id)
-            self.error = JobError("; ".join(filter(None, (actions.give_up, log and tail(Path(log))))))
+            self.error = JobError(
+                "; ".join(filter(None, (actions.give_up, log and await asyncio.to_thread(tail, Path(log)))))
+            )
             self._hooks.say(str(self.error))
         elif not actions.give_up and isinstance(self.error, JobError):
             self.error = None  # a job has its workers after all
 
-    def _add(self, recorded: Sequence[RecordedJob]) -> None:
+    async def _add(self, recorded: Sequence[RecordedJob]) -> None:
         if recorded:
             self._table.add(recorded, self._alarm.now_s())
         if recorded or self._unwritten:
-            self._write_down()
+            await self._write_down()
 
-    def _write_down(self) -> None:
+    async def _follow(self) -> None:
+        """Have exactly the jobs that another object has written down."""
+        self._table.follow(*await asyncio.to_thread(self._hooks.written_down), self._alarm.now_s())
+
+    async def _write_down(self) -> None:
         """Have the jobs written down; where that fails (a full disk), nothing else is done before it is."""
         self._unwritten = True
-        self._hooks.write_down()
+        await self._hooks.write()
         self._unwritten = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcgpu.deploy.jobs.job_table import Present
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
@@ -23,9 +24,9 @@ class ClusterHooks:
     remove : callable
         Has the scheduler forget workers that are gone.
     write_down : callable
-        Called when jobs have come or gone.
+        Called in a thread when jobs have come or gone.
     written_down : callable
-        Returns the jobs that were written down last, by whoever, and those that were gone.
+        Called in a thread; returns the jobs that any object has written down last, and those that were gone.
     changed : callable
         Called when more is known than before.
     say : callable
@@ -40,6 +41,12 @@ class ClusterHooks:
     written_down: Callable[[], tuple[Sequence[RecordedJob], Sequence[Gone]]]
     changed: Callable[[], None]
     say: Callable[[str], None]
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def write(self) -> None:
+        """Have the jobs written down: one time after the other, each with what is known then."""
+        async with self._writing:
+            await asyncio.to_thread(self.write_down)
 
 
 class SchedulerRequests:

@@ -116,13 +116,18 @@ class JobTable:
             if job_id not in self._members and workers.restarts > self._forgotten.get(job_id, -1)
         ]
 
+    def with_exit_codes(self, listed: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+        """Return the batch system's answer with the exit codes that the jobs' scripts have left; reads files."""
+        members = dict(self._members)
+        return {
+            i: members[i].recorded.with_exit_code(status) if i in members else status for i, status in listed.items()
+        }
+
     def listed(self, asked: Sequence[str], listed: Mapping[str, JobStatus], now_s: float) -> None:
         """Take the batch system's answer about the jobs that it was asked for."""
         for job_id in asked:
             if member := self._members.get(job_id):
-                status = listed.get(job_id)
-                status = status and member.recorded.with_exit_code(status)
-                self._learned(member.facts.listed(status, now_s))
+                self._learned(member.facts.listed(listed.get(job_id), now_s))
 
     def registered(self, present: Mapping[str, Present], now_s: float) -> None:
         """Take the workers that are registered."""

@@ -95,7 +95,7 @@ class Submitter:
         spec = replace(self._spec, count=count, exit_file=exit_file)
         self._asking = True
         try:
-            self._hooks.write_down()
+            await self._hooks.write()
             ids = await self._answered(spec, known)
         finally:
             self._asking = False

@@ -82,7 +82,7 @@ def test_the_loop_of_an_elastic_cluster_goes_on_and_says_why_no_workers_come(
             1,
             cluster_hooks(**{part: flaky}, changed=lambda: troubles.append(fleet.trouble)),
         )
-        fleet.take(0, steers=True)
+        await fleet.take(0, steers=True)
         await when(lambda: troubles and troubles[-1])
         assert "No space left on device" in fleet.trouble
         calls, flaky.left = flaky.calls, 0
@@ -139,7 +139,7 @@ class SchedulerOf:
 class FleetOf:
     steers, wanted, error, trouble = False, 0, None, ""
 
-    def take(self, wanted: int | None, *, steers: bool) -> None:
+    async def take(self, wanted: int | None, *, steers: bool) -> None:
         self.steers, self.wanted = steers, wanted or 0
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
