@@ -55,7 +55,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "sim": {"numpy"},
     "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
-    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh"}
+    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
     | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/rmm.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
