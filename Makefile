@@ -61,9 +61,9 @@ check: $(STAMP)
 	  exit $$((tests | types))
 
 # Sphinx comes for this alone: no test needs it. A warning is an error, and so is a name that leads nowhere.
-$(VENV)/.installed-docs: $(STAMP)
-	@echo 'installing Sphinx into $(VENV) (a quarter of a minute)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+$(VENV)/.installed-docs: $(STAMP) constraints-docs.txt
+	@echo 'installing Sphinx into $(VENV) (half a minute)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-docs.txt -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.installed-docs

@@ -21,6 +21,8 @@ html_title = f"hpcgpu {release}"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the Parameters sections have them
 numpydoc_show_class_members = False
+# unknown sections, sections in another order, missing docstrings and summaries, parameters that do not exist, types
+numpydoc_validation_checks = {"GL06", "GL07", "GL08", "SS01", "PR02", "PR05", "PR06", "PR10", "RT03"}
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # pages of tables go from the second level to the fourth
 

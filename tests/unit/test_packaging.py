@@ -18,7 +18,7 @@ from paths import PACKAGE, ROOT
 import hpcgpu
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINNED = (ROOT / "constraints.txt").read_text()
+PINNED = "".join((ROOT / f"constraints{name}.txt").read_text() for name in ("", "-docs"))
 
 
 def test_the_version_stands_in_one_place() -> None:
