@@ -17,12 +17,13 @@ LABS   ?= $(shell echo $$(($(CORES) < 2 ? 2 : $(CORES) > 4 ? 4 : $(CORES))))
 PYTEST := $(BIN)/python -m pytest -q --dist worksteal --durations 40 --durations-min 5
 
 .NOTPARALLEL:
-.PHONY: help demo test check clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test check docs clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
 	@echo 'make test         all checks and tests; as root on Debian it installs system packages (SYSTEM_DEPS=0: not)'
 	@echo 'make check        the part of them without clusters (tests/unit, ruff, mypy)'
+	@echo 'make docs         the documentation with the API reference, into build/docs'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
 	@echo 'make gpu          all that wants a GPU, in 8 minutes at most, and a report of it in build/gpu'
@@ -58,6 +59,16 @@ check: $(STAMP)
 	  wait $$!; types=$$?; \
 	  cat $$log; rm -f $$log; \
 	  exit $$((tests | types))
+
+# Sphinx comes for this alone: no test needs it. A warning is an error, and so is a name that leads nowhere.
+$(VENV)/.installed-docs: $(STAMP) constraints-docs.txt
+	@echo 'installing Sphinx into $(VENV) (half a minute)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-docs.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -d build/doctrees docs build/docs
+	@echo 'the documentation is in build/docs; open build/docs/index.html'
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one: all others run
 # beside them. What they print comes last. The lab's image is built while packages are installed, into both environments

@@ -36,7 +36,7 @@ LIFETIME = "walltime says how long the job lives, and drain how long before its 
 PRELOAD = "workers load nothing at start; Client.register_plugin, once the cluster is there, does it in all of them"
 ARGUMENTS = "a worker's options are options of the cluster: nthreads, memory_limit, resources, local_directory, env"
 
-# dask-jobqueue 0.9 (facts/jobqueue.md 1.1, 1.2): a job of ours has many nodes and one worker per GPU.
+# dask-jobqueue 0.9 (core.py, slurm.py, pbs.py): a job of ours has many nodes and one worker per GPU.
 JOBQUEUE: Mapping[str, Foreign] = MappingProxyType(
     {
         "processes": Foreign("there is one worker per GPU: give gpus_per_node", (True,)),
@@ -67,7 +67,7 @@ JOBQUEUE: Mapping[str, Foreign] = MappingProxyType(
         "silence_logs": Foreign("no log is silenced, those of the job go to log_directory", (False,)),
     }
 )
-# dask-cuda 26.10 (facts/dask-cuda.md 1a) and what it hands on to LocalCluster and Worker of distributed.
+# dask-cuda 26.10 (local_cuda_cluster.py) and what it hands on to LocalCluster and Worker of distributed.
 DASK_CUDA: Mapping[str, Foreign] = MappingProxyType(
     {
         "CUDA_VISIBLE_DEVICES": Foreign("the batch system grants the GPUs: give gpus_per_node"),

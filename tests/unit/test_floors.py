@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LOW = {"errors", "units"}
 FLOOR2 = {"topology", "batch", "launch", "config"}
 BELOW_AGENT = LOW | FLOOR2 | {"model", "supervise", "plan", "host", "spill", "sim", "deploy"}
-# Which rooms of hpcgpu a room may import, beside itself (design 4). A room that is not here fails.
+# Which rooms of hpcgpu a room may import, beside itself (docs/house.md). A room that is not here fails.
 ROOMS: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
@@ -55,7 +55,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "sim": {"numpy"},
     "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
-    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh"}
+    "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
     | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/rmm.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},

@@ -9,9 +9,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document
@@ -132,8 +134,7 @@ def home() -> Path:
 
 def write(folder: Path, record: Record) -> None:
     """Write it down: a reader sees the old record or the new one."""
-    plain = replace(record, dialect=dict(record.dialect))  # asdict() cannot copy a MappingProxyType
-    private.write(folder / _RECORD, json.dumps(asdict(plain), default=datetime.isoformat))
+    private.write(folder / _RECORD, _render(record))
 
 
 def read(folder: Path) -> Record:
@@ -144,31 +145,34 @@ def read(folder: Path) -> Record:
     OSError
         Nothing is.
     ParseError
-        It was written by another version of hpcgpu, or by nobody.
+        Another version of hpcgpu, or another program, wrote it. The message has the path to the wrong value.
 
     """
     text = private.read(folder / _RECORD)
     try:
-        facts = json.loads(text)
-        return Record(
-            **{
-                **facts,
-                "client": Process(**facts["client"]),
-                "created": datetime.fromisoformat(facts["created"]),
-                "dialect": {k: tuple(v) if isinstance(v, list) else v for k, v in facts["dialect"].items()},
-                "jobs": tuple(RecordedJob(**job) for job in facts["jobs"]),
-                "gone": tuple(
-                    Gone(RecordedJob(**job["recorded"]), job["why"], datetime.fromisoformat(job["at"]))
-                    for job in facts.get("gone", ())
-                ),
-            }
-        )
-    except (ValueError, TypeError, KeyError) as e:
+        return _parse(text)
+    except ValueError as e:
         raise ParseError(
             f"{folder / _RECORD} is no record of a run that this hpcgpu understands ({type(e).__name__}: {e}); "
             "use the hpcgpu that submitted it, or remove the folder when its jobs have ended",
             evidence=text,
         ) from e
+
+
+def _parse(text: str) -> Record:
+    facts = json.loads(text)
+    found = msgspec.convert(facts, Record)
+    dialect = {name: tuple(value) if isinstance(value, list) else value for name, value in found.dialect.items()}
+    found = replace(found, dialect=dialect)
+    kept = json.loads(_render(found))
+    if more := [name for name, value in facts.items() if kept.get(name) != value]:  # the next write would lose it
+        raise ValueError(f"holds more than this hpcgpu reads - at `$.{more[0]}`")
+    return found
+
+
+def _render(record: Record) -> str:
+    plain = msgspec.to_builtins(record, builtin_types=(datetime,), enc_hook=dict)  # MappingProxyType is none of its own
+    return json.dumps(plain, default=datetime.isoformat)
 
 
 def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:

@@ -44,7 +44,7 @@ class GPUWorker(compat.SilentWorker):
     plugins : sequence
         As of distributed's Worker.
     **kwargs
-        As of distributed's Worker, and options of :class:`hpcgpu.model.Settings` that are about a worker:
+        As of distributed's Worker, and options of ``hpcgpu.model.Settings`` that are about a worker:
         ``jit_unspill``, ``device_memory_limit``, ``gpus`` ... (``hpcgpu.model.settings.WORKER``). ``memory_limit``
         above the worker's share of the node is lowered to it.
 

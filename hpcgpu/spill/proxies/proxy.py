@@ -284,7 +284,7 @@ def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401
 
 
 def unproxy(x: Any) -> Any:  # noqa: ANN401
-    """Return a value with the object for each proxy in it, also within these; looks where :func:`replaced` does.
+    """Return a value with the object for each proxy in it, also within these; looks where ``replaced`` does.
 
     Raises
     ------

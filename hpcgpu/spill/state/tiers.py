@@ -13,7 +13,7 @@ _Order = OrderedDict[int, Unit]
 
 
 class Tiers:
-    """All units by place. OrderedDict, since a plain dict is quadratic at its old end (facts/spill.md 4).
+    """All units by place. OrderedDict, since a plain dict is quadratic at its old end (docs/facts/spill.md).
 
     Pure: SpillState makes it, and shares it with its Ups and Rooms. Single numbers are read without the store's lock.
 

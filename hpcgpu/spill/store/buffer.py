@@ -43,7 +43,7 @@ class Spilled(NamedTuple):
     """What distributed reports as spilled, in bytes.
 
     ``memory`` is that of the values that are not in the process's memory: on the device, or on disk. ``disk`` is what
-    lies below the tier in which it is used; with 0 the dashboard would show nothing (facts/spill.md 3.6).
+    lies below the tier in which it is used; with 0 the dashboard would show nothing (docs/facts/spill.md).
 
     Immutable; :attr:`GpuSpillBuffer.spilled_total` makes it at each call.
     """
@@ -71,7 +71,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         Where the folder for the disk tier is made; ``trust_local_directory``: also where others can change one above.
     jit_unspill : bool
         Objects in a value (lists, dicts, dataclasses) move one by one, and come up at first use: whoever reads the
-        value gets proxies for them (:mod:`hpcgpu.spill.proxies`). False: a value comes up as a whole, and is real.
+        value gets proxies for them (``hpcgpu.spill.proxies``). False: a value comes up as a whole, and is real.
     target : float
         The part of ``memory_limit`` that the host tier may fill: distributed's ``worker.memory.target``. 0: no limit.
     max_spill : int, str or None
@@ -208,7 +208,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later.
 
         What waits to be used again goes first, page-locked memory too; if that is not enough, data goes to disk, until
-        nothing is left above :attr:`above_target`. Where nobody tells that, a tenth of what there is goes.
+        nothing is left above ``above_target``. Where nobody tells that, a tenth of what there is goes.
         """
         self._spiller.squeeze(self.above_target)
         return -1

@@ -121,7 +121,7 @@ class Catalog:
     def seen(self, value: Any) -> Seen:  # noqa: ANN401
         """Return what is in a value; without the lock.
 
-        It does not raise: distributed waits for ever when a key from a peer cannot be set (facts/spill.md 3.5).
+        It does not raise: distributed waits for ever when a key from a peer cannot be set (docs/facts/spill.md).
         """
         if isinstance(value, Packed):
             return self._seen_packed(value)

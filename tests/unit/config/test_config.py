@@ -291,7 +291,7 @@ def test_foreign_tables_do_not_overlap() -> None:
 
 
 def test_every_keyword_of_local_cuda_cluster_has_an_answer() -> None:
-    """dask-cuda 26.10 (facts/dask-cuda.md 1a), those that it removed, and LocalCluster's own."""
+    """dask-cuda 26.10 (local_cuda_cluster.py), those that it removed, and LocalCluster's own."""
     from distributed import LocalCluster
 
     words = """CUDA_VISIBLE_DEVICES n_workers threads_per_worker memory_limit device_memory_limit default_statistics
@@ -305,7 +305,7 @@ def test_every_keyword_of_local_cuda_cluster_has_an_answer() -> None:
 
 
 def test_every_keyword_of_dask_jobqueue_has_an_answer() -> None:
-    """dask-jobqueue 0.9 (facts/jobqueue.md 1.1 and 1.2, Slurm and PBS)."""
+    """dask-jobqueue 0.9, Slurm and PBS."""
     words = """cores memory processes interface nanny protocol security shared_temp_directory local_directory
         death_timeout worker_command worker_extra_args job_extra_directives job_directives_skip job_script_prologue
         job_script_epilogue log_directory shebang python job_name name config_name n_workers scheduler_options

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -65,6 +67,13 @@ def test_the_record_is_closed_to_others_and_holds_no_secret(tmp_path: Path) -> N
     assert (folder / "nonce").read_text() not in (folder / "record").read_text()
 
 
+def test_what_names_and_paths_may_hold_comes_back(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8, in a job's log; and the mapping of a site file."""
+    dialect = MappingProxyType({"array_limit": 10, "launcher": ("mpiexec", "-x"), "memory": False})
+    written = replace(FACTS, dialect=dialect, jobs=(RecordedJob(id="12", log="/home/m\udce9/log"),))
+    assert record.read(folder_of(tmp_path, written)) == written
+
+
 def test_settings_and_batch_system_come_back(tmp_path: Path) -> None:
     found = record.read(folder_of(tmp_path, FACTS))
     assert found.run.settings == SETTINGS
@@ -82,6 +91,28 @@ def test_what_is_no_record_is_said_and_skipped(tmp_path: Path, text: str) -> Non
     assert [run.folder for run in record.runs(tmp_path, said.append)] == [good]
     assert len(said) == 1
     assert str(bad) in said[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"jobs": [{"id": "12"}]}, "$.jobs[0]"),
+        ({"jobs": [{"id": 12, "log": "x"}]}, "$.jobs[0].id"),
+        ({"client": {"host": "login1", "pid": "4711", "start_time": 99}}, "$.client.pid"),
+        ({"created": "yesterday"}, "$.created"),
+        ({"submitting": None}, "$.submitting"),
+        ({"tomorrow": 1}, "$.tomorrow"),
+        ({"jobs": [{"id": "12", "log": "x", "exit_file": "", "kind": "head", "tomorrow": 1}]}, "$.jobs"),
+    ],
+)
+def test_the_error_names_the_path_of_what_is_wrong(tmp_path: Path, changes: dict[str, object], path: str) -> None:
+    folder = folder_of(tmp_path, FACTS)
+    text = json.dumps(json.loads((folder / "record").read_text()) | changes)
+    (folder / "record").write_text(text)
+    with pytest.raises(ParseError, match=re.escape(f"at `{path}`")) as caught:
+        record.read(folder)
+    assert caught.value.evidence == text
+    assert (folder / "record").read_text() == text
 
 
 def test_there_are_no_runs_where_there_is_no_folder(tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+# What type checkers read in place of __init__.py, which loads these names on first touch.
+from hpcgpu.deploy.cluster.batch import PBSGPUCluster as PBSGPUCluster
+from hpcgpu.deploy.cluster.batch import SLURMGPUCluster as SLURMGPUCluster
+from hpcgpu.deploy.cluster.local import LocalGPUCluster as LocalGPUCluster
+from hpcgpu.deploy.cluster.runner import GPURunner as GPURunner
+from hpcgpu.deploy.memory import memory as memory
+from hpcgpu.deploy.memory import trim_memory as trim_memory
+from hpcgpu.deploy.processes.ranked import GPUWorker as GPUWorker
+from hpcgpu.deploy.report import bindings as bindings
+from hpcgpu.errors import BindingError as BindingError
+from hpcgpu.errors import ConfigError as ConfigError
+from hpcgpu.errors import HpcGpuError as HpcGpuError
+from hpcgpu.errors import JobError as JobError
+from hpcgpu.errors import LaunchError as LaunchError
+from hpcgpu.errors import ParseError as ParseError
+from hpcgpu.errors import SpillError as SpillError
+from hpcgpu.errors import SubmitError as SubmitError
+from hpcgpu.errors import TrustError as TrustError
+from hpcgpu.spill.proxies.dask import asproxy as asproxy
+from hpcgpu.spill.proxies.proxy import unproxy as unproxy
+
+__version__: str

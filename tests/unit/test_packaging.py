@@ -1,0 +1,88 @@
+"""What pip installs: one version, types for users, data files; and what stands beside the package for people."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from paths import PACKAGE, ROOT
+
+import hpcgpu
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINNED = "".join((ROOT / f"constraints{name}.txt").read_text() for name in ("", "-docs"))
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" in PROJECT["dynamic"]
+    assert "version" not in PROJECT
+    assert metadata.version("hpcgpu") == hpcgpu.__version__
+    assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
+
+
+def test_type_checkers_see_what_users_import() -> None:
+    """The stub names every public name, from the module where it is."""
+    stub = ast.parse((ROOT / "hpcgpu/__init__.pyi").read_text())
+    seen = {a.asname: (n.module, a.name) for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert {*seen, "__version__"} == set(hpcgpu.__all__)
+    for name, (module, there) in seen.items():
+        assert module
+        assert getattr(importlib.import_module(module), there) is getattr(hpcgpu, name)
+        assert module == hpcgpu._HOMES[name], name
+
+
+def test_the_wheel_has_what_users_need() -> None:
+    """Hatchling lists the files without building the wheel."""
+    code = """
+import sys
+from hatchling.builders.wheel import WheelBuilder
+builder = WheelBuilder(sys.argv[1])
+forced = builder.config.get_force_include().values()
+print(builder.metadata.version, *sorted(f.distribution_path for f in builder.recurse_included_files()), *forced)
+"""
+    done = subprocess.run([sys.executable, "-c", code, ROOT], capture_output=True, text=True, timeout=60, check=True)
+    version, *files = done.stdout.split()
+    assert version == hpcgpu.__version__
+    here = {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert {"hpcgpu/py.typed", "hpcgpu/__init__.pyi", "hpcgpu/host/pbs_ssh.sh"} <= set(files)
+    assert {"hpcgpu/data/site_configs", "hpcgpu/data/jobscripts"} <= set(files)
+    assert here == {f for f in files if not f.startswith("hpcgpu/data/")}
+
+
+def test_everything_that_is_installed_for_the_tests_and_the_documentation_is_pinned() -> None:
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"], *extras["dev"], *extras["docs"], *extras["mpi-runtime"], *extras["jobqueue"]]
+    pinned = {_plain(line.partition("==")[0]) for line in PINNED.splitlines()}
+    assert {_plain(re.split(r"[<>=!~;\[ ]", word)[0]) for word in wanted} <= pinned
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_of_the_documentation_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_documentation_has_every_public_name() -> None:
+    text = (ROOT / "docs/reference/api.md").read_text()
+    shown = re.findall(r"^\.\. auto\w+:: (?:hpcgpu\.)?(\w+)$", text, re.MULTILINE)
+    assert set(shown) == set(hpcgpu.__all__) - {"__version__"}
+
+
+def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
+    """A comment that gives its source names a page of docs/facts/, or a project and its version."""
+    folders = ("hpcgpu", "docs", "scripts", "benchmarks", "tests")
+    pages = [p for name in folders for suffix in ("py", "pyi", "md", "sh") for p in (ROOT / name).rglob(f"*.{suffix}")]
+    cited = {(page, name) for page in pages for name in re.findall(r"\b(?:docs/)?facts/[\w.-]+", page.read_text())}
+    assert [(str(page), name) for page, name in cited if not (ROOT / name).exists()] == []
