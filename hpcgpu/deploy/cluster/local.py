@@ -58,15 +58,17 @@ class LocalRun:
 
         """
         del say
-        settings = self.wanted.settings
         folder = self._make_folder()
         session.begin(folder)
-        run = RunDocument(settings=settings, shape="gang", meeting=str(folder))
-        launch = await asyncio.to_thread(local_launch, run)  # it may look for launchers
-        environ = {**wanted_settings.dask_environ(), **self._environ}
-        job = self.job = LocalJob(launch, environ, folder, settings.log_directory, preload(settings))
+        job = self.job = await asyncio.to_thread(self._make_job, folder)  # it looks for launchers and libraries
         await job.submit()
         return job
+
+    def _make_job(self, folder: Path) -> Job:
+        settings = self.wanted.settings
+        run = RunDocument(settings=settings, shape="gang", meeting=str(folder))
+        environ = {**wanted_settings.dask_environ(), **self._environ}
+        return LocalJob(local_launch(run), environ, folder, settings.log_directory, preload(settings))
 
     def _make_folder(self) -> Path:
         """Make it among temporary files: the kernel frees its lock when this process ends, and then it is removed."""
