@@ -18,9 +18,7 @@ from hpcgpu.model.simulated import DEFAULT_BYTES
 from hpcgpu.sim.array import Memory, SimArray
 
 _COUNTER_BYTES = 8
-_NUMBERS = frozenset(
-    "?bBhHiIlLqQefdFD"
-)  # the dtypes that CuPy has kernels for, by numpy's characters (cupy/_core/_dtype.pyx)
+_NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of the dtypes of CuPy's kernels (cupy/_core/_dtype.pyx)
 
 
 class OutOfMemoryError(MemoryError):
@@ -67,8 +65,7 @@ class SimGpu:
     h2d_copies, d2h_copies, h2d_bytes, d2h_bytes : int
         Copies from and to the host.
     on_alloc_failure : callable or None
-        Called with the wanted bytes before an allocation is refused. If it returns True there is room now, and the
-        allocation is tried again.
+        Called with the wanted bytes before an allocation is refused; if it returns True, the allocation is tried again.
 
     """
 

@@ -15,8 +15,7 @@ _Order = OrderedDict[int, Unit]
 class Accounting:
     """All units by tier. OrderedDict, since to remove the oldest items of a dict again and again takes quadratic time.
 
-    Pure: SpillState makes it, and shares it with its Unspills and FailedAllocations. Single numbers are read without
-    the store's lock.
+    Pure: SpillState makes it, for itself and its parts. Single numbers are read without the store's lock.
 
     Parameters
     ----------
@@ -43,8 +42,7 @@ class Accounting:
     blocked : dict
         By tier, the size from which on copies down from it fail, until something changes.
     stuck : set
-        Tiers above their limit from which nothing more may go, until something changes: with a full disk not every
-        event looks at a million units.
+        Tiers above their limit from which nothing may go until something changes: no event looks at their units.
     shrunk : dict
         By tier, the bytes down to which it must go once.
     refused : bool
@@ -96,6 +94,8 @@ class Accounting:
         if tier != unit.top:
             self.lower += 1
             self.lower_bytes += unit.size(tier)
+        if self.stuck:
+            self.mark_idle(unit)
 
     def set_valid(self, unit: Unit, valid: int) -> None:
         """Set the tiers that hold a unit's present contents."""

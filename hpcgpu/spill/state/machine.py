@@ -76,7 +76,6 @@ class SpillState:
                 self.accounting.touch((unit,))
             else:
                 self.accounting.add(unit)
-                self.accounting.mark_idle(unit)
         if old:
             self._unname(old, out)
         return self._settled(out)

@@ -125,9 +125,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._executor = Executor(device, self.host_limit_bytes, self.disk, self.disk.limit_bytes)
         self._spill_thread = SpillThread(self._executor)
         self._reader = Reader(self._executor, jit_unspill)
-        self._end = weakref.finalize(
-            self, self._spill_thread.close, os.getpid()
-        )  # a plain Worker does not close its data
+        # a plain Worker does not close its data
+        self._end = weakref.finalize(self, self._spill_thread.close, os.getpid())
 
     @property
     def on_fault(self) -> Callable[[SpillError], None] | None:

@@ -173,10 +173,10 @@ class IdentityMap:
             return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())
         if (entry := self._values.get(number)) is None:
             unit, position = self._known.get(number), 0
-            if isinstance(unit, HostObjects):  # a view of it was stored before
+            if unit is not None and isinstance(unit, HostObjects):  # a view of it was stored before
                 position, _ = unit.position_of(array, {number: nbytes})
             else:
-                unit = self._known[number] = HostObjects(array, {number: nbytes})
+                unit = self._known[number] = HostObjects(array, number, nbytes)
             entry = self._values[number] = Entry(array, NO_SKELETON, ((unit, position),))
         return entry
 
@@ -264,7 +264,7 @@ class IdentityMap:
             if is_new:
                 grown.append((unit, unit.measured()))
         else:
-            unit, position = HostObjects(x.x, x.held), 0
+            unit, position = HostObjects.of_held(x.x, x.held), 0
         for each in unit.names:
             self._known[each] = unit
         return unit, position

@@ -11,7 +11,7 @@ from hpcgpu.spill.devices.protocols import ImmovableError
 from hpcgpu.spill.state.units import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.values import serialization
-from hpcgpu.spill.values.aliasing import Held, held_by, name_of
+from hpcgpu.spill.values.aliasing import Held, Name, held_by, name_of
 from hpcgpu.spill.values.unit import ObjectContent
 
 
@@ -39,8 +39,10 @@ class HostObjects(ObjectContent):
     ----------
     x : ndarray, DataFrame, Series or Table
         The first of them.
-    held : dict of int to int
-        What it keeps in memory (:func:`hpcgpu.spill.values.aliasing.held_by`).
+    name : hashable
+        Of its allocations (:func:`hpcgpu.spill.values.aliasing.name_of`).
+    nbytes : int
+        Of its allocations.
 
     """
 
@@ -53,14 +55,20 @@ class HostObjects(ObjectContent):
     _pickled: serialization.Pickled | None = None
     _shapes: Sequence[_Shape] = ()
 
-    def __init__(self, x: Any, held: Held) -> None:  # noqa: ANN401
-        super().__init__(sum(held.values()), HOST, HOST)
+    def __init__(self, x: Any, name: Name, nbytes: int) -> None:  # noqa: ANN401
+        super().__init__(nbytes, HOST, HOST)
         self.objects = [x]
-        self.names = (name_of(held),)
-        if len(held) > 1:
-            self._held = dict(held)
+        self.names = (name,)
         if type(x) is not np.ndarray:
             self.set_kind(0, type(x))
+
+    @classmethod
+    def of_held(cls, x: Any, held: Held) -> HostObjects:  # noqa: ANN401
+        """Return a unit of an object with what it keeps (:func:`hpcgpu.spill.values.aliasing.held_by`)."""
+        made = cls(x, name_of(held), sum(held.values()))
+        if len(held) > 1:
+            made._held = dict(held)
+        return made
 
     def position_of(self, x: Any, held: Held) -> tuple[int, bool]:  # noqa: ANN401
         """Return the position of an object, and whether the object is new: then there is no copy of it."""

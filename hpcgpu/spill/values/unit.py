@@ -68,7 +68,8 @@ class Content(Unit, ABC):
     entries: tuple[Whole, ...] | dict[Whole, None] = ()
 
     def __init__(self, nbytes: int, top: int, at: int) -> None:
-        super().__init__(next(_NUMBERS), nbytes, top, at)
+        # as Unit's own does it: one is made for every value
+        self.name, self.nbytes, self.top, self.at = next(_NUMBERS), nbytes, top, at
 
     @property
     @abstractmethod
