@@ -211,17 +211,17 @@ class Executor:
 
     def record(self, instructions: Instructions, todo: Todo) -> None:
         """Put instructions into a Todo; take the references of drops at once; under the lock."""
-        for said in instructions:
-            kind = type(said)
+        for each in instructions:
+            kind = type(each)
             if kind is Drop:
-                self._detach(said.unit, said.tier, todo)  # type: ignore[union-attr, arg-type]
+                self._detach(each.unit, each.tier, todo)  # type: ignore[union-attr, arg-type]
             else:
                 if kind is Copy:
                     self.under_way += 1
-                    self._coming[said.to] = self._coming.get(said.to, 0) + said.nbytes  # type: ignore[union-attr]
-                    if said.by is not None:  # type: ignore[union-attr]
-                        said.by.sent += 1  # type: ignore[union-attr]
-                todo.instructions.append(said)
+                    self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes  # type: ignore[union-attr]
+                    if each.by is not None:  # type: ignore[union-attr]
+                        each.by.sent += 1  # type: ignore[union-attr]
+                todo.instructions.append(each)
 
     def carry_out(self, todo: Todo) -> None:
         """Carry out a Todo; without the lock."""
@@ -230,9 +230,9 @@ class Executor:
                 found.release()
             todo.released.clear()
             todo.garbage.clear()  # memory is freed here
-            said, todo.instructions = todo.instructions, []
-            for instruction in said:
-                self._do_as_said(instruction)
+            instructions, todo.instructions = todo.instructions, []
+            for instruction in instructions:
+                self._perform(instruction)
             if not self.orphans:
                 break
             with self.lock:
@@ -444,14 +444,14 @@ class Executor:
                 self.record(self.state.delete(orphan), todo)
 
     # --- instructions -------------------------------------------------------------------------------------------------
-    def _do_as_said(self, said: Any) -> None:  # noqa: ANN401
-        kind = type(said)
+    def _perform(self, instruction: Any) -> None:  # noqa: ANN401
+        kind = type(instruction)
         if kind is Copy:
-            self._send(said)
+            self._send(instruction)
         elif kind is Resume or kind is Fail:
-            waiter = said.waiter
+            waiter = instruction.waiter
             if kind is Fail:
-                waiter.error = said.error
+                waiter.error = instruction.error
             elif type(waiter) is ThreadAllocation:
                 waiter.has_room = True
             waiter.told = True
@@ -461,35 +461,35 @@ class Executor:
             self.wants_trim = True
             self.inbox.put(None)
         elif kind is Say and not self.closed:
-            self._say(said)
+            self._say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
             try:
-                on_fault(said.error)
+                on_fault(instruction.error)
             except Exception:  # whatever it raises: the other instructions must be carried out
-                logger.exception("nobody could be told that %s", said.error)
+                logger.exception("nobody could be told that %s", instruction.error)
 
     def _send(self, copy: Copy) -> None:
         (copy.by or self).inbox.put((self, copy))  # type: ignore[union-attr]
         if copy.by is None and self.closed:  # the spill thread may have read its inbox for the last time
             self.give_up(*drain(self.inbox))
-            self.inbox.put(None)  # else it reads the inbox once more
+            self.inbox.put(None)  # if it has not, it reads the inbox once more
 
-    def _say(self, said: Say) -> None:
-        name = _TIER_NAMES.get(said.tier, "device")
-        if said.what == "works again":
-            self.trouble.pop(said.tier, None)
+    def _say(self, say: Say) -> None:
+        name = _TIER_NAMES.get(say.tier, "device")
+        if say.what == "works again":
+            self.trouble.pop(say.tier, None)
             logger.info("moving down from the %s tier works again", name)
-        elif said.what == "immovable":
-            kind = getattr(said.error, "kind", "value")
+        elif say.what == "immovable":
+            kind = getattr(say.error, "kind", "value")
             if kind not in self._immovable_kinds:
                 self._immovable_kinds.add(kind)
-                what = "pickled; such values stay in memory" if said.tier == HOST else "moved; such arrays stay there"
-                logger.warning("a %s cannot be %s: %s", kind, what, said.error)
+                what = "pickled; such values stay in memory" if say.tier == HOST else "moved; such arrays stay there"
+                logger.warning("a %s cannot be %s: %s", kind, what, say.error)
         else:
-            why = said.error or "as much lies on disk as may (max_spill)"
-            self.trouble[said.tier] = str(why) or repr(why)
+            why = say.error or "as much lies on disk as may (max_spill)"
+            self.trouble[say.tier] = str(why) or repr(why)
             logger.warning(
-                "%s stay in the %s tier, since they cannot be moved down: %s", format_bytes(said.nbytes), name, why
+                "%s stay in the %s tier, since they cannot be moved down: %s", format_bytes(say.nbytes), name, why
             )
 
 
