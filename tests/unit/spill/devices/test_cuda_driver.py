@@ -1,4 +1,4 @@
-"""cuda.bindings and cuda.core on a driver that stands in for NVIDIA's: the tests of a GPU that need no kernel."""
+"""cuda.bindings and cuda.core on a stand-in for NVIDIA's driver: the tests of a GPU, except those with a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shows its device memory by ``__cuda_array_interface__``: tensors of PyTorch, arrays of numba, buffers of RMM.
+"""Objects that show device memory by ``__cuda_array_interface__``: tensors of PyTorch, arrays of numba, buffers of RMM.
 
 The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/test_libraries_gpu.py`` has real ones.
 """

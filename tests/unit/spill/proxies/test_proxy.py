@@ -1,4 +1,4 @@
-"""A proxy stands for its object: it loads late, once, again after it was let go, and says when it is written to."""
+"""A proxy stands for its object: it loads late, once, and again after a release, and tells of writes."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_interfaces_are_there_where_the_class_has_them() -> None:
     assert not hasattr(asproxy(a), "__cuda_array_interface__")
     stored = Stored(OnDevice())
     assert stored.proxy().__cuda_array_interface__ == {"version": 3}
-    assert stored.dirtied == 1  # who has the address may write there
+    assert stored.dirtied == 1  # code that has the address may write there
     assert not hasattr(stored.proxy(), "__array_interface__")
     with pytest.raises(TypeError, match="Implicit conversion"):
         np.asarray(asproxy(GPU.asarray(a)))
@@ -811,7 +811,7 @@ def test_what_wrapt_does() -> None:
             return object.__getattribute__(self, name)
 
         def __len__(self) -> int:
-            slot.__set__(proxies[0], [])  # let go of in the midst of an operation
+            slot.__set__(proxies[0], [])  # released in the middle of an operation
             return 3
 
     class P(wrapt.BaseObjectProxy):

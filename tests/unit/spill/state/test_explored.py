@@ -1,4 +1,4 @@
-"""The laws of the spill store's state machine, in every order in which things can happen, and in many of more units."""
+"""The laws of the spill store's state machine, in every order of events, and in many orders with more units."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_laws_hold_in_every_order(story: Story) -> None:
     assert found.worlds > 500 and found.quiet > 50, found  # else the story has told nothing
 
 
-# What is wrong, where, in place of what, and the story that shows it.
+# A planted bug: the function, the right text, the wrong one, and the story that shows it.
 MUTANTS: dict[str, tuple[Any, str, str, str]] = {
     "a pinned unit goes down": (accounting.Accounting.may_go, "unit.pins or ", "", "readers"),
     "a unit has two copies under way": (accounting.Accounting.may_go, "unit.move is not None or ", "", "readers"),
@@ -100,7 +100,7 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "",
         "keys that share units",
     ),
-    "nobody tells those who wait of a failure": (
+    "threads that wait are not told of a failure": (
         machine.SpillState.failed,
         "self._end(ticket, Fail(ticket, error), out)",
         "pass",
@@ -116,7 +116,7 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
     "a unit stops halfway up": (machine.SpillState._went_on, "self.unspills.add(unit)", "pass", "readers"),
     "a way up waits for ever": (unspills.Unspills._start, " and self._accounting.leaving.get(to)", "", "readers"),
     "a copy down waits for another": (unspills.Unspills._start, " and not _is_urgent(unit)", "", "urgent readers"),
-    "who is urgent comes last": (
+    "an urgent reader comes last": (
         unspills.Unspills.add,
         "(queue.appendleft if _is_urgent(unit) else queue.append)(unit)",
         "queue.append(unit)",

@@ -1,4 +1,4 @@
-"""Which units go down: by examples, and by laws of what is chosen."""
+"""Which units go down: by examples, and by laws of the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk tier, the room in its files, the pool of host buffers, and what is said of a folder."""
+"""The disk tier, the room in its files, the pool of host buffers, and warnings about a folder."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_the_disk_reads_into_the_pool(tmp_path: Path) -> None:
     disk.close()
 
 
-# ---- places
+# ---- mounts
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw

@@ -1,4 +1,4 @@
-"""Room in the files of the disk tier: nothing lies upon another, no more than may is taken, what is free goes back."""
+"""Room in the files of the disk tier: no two objects overlap, the limit holds, free room goes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can change a folder above a folder of ours, and so what lies in ours."""
+"""Users who can change a folder above ours, and so the contents of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two locks never wait for each other: what hung once, and the guard that sees what must not be done under the lock."""
+"""Two locks never wait for each other: cases that hung once, and the guard that sees forbidden calls under the lock."""
 
 from __future__ import annotations
 

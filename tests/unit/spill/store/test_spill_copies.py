@@ -1,4 +1,4 @@
-"""What is read only is not copied twice, and what tasks need next is there when they start."""
+"""A value that is only read is not copied twice, and values that tasks need next are up when they start."""
 
 from __future__ import annotations
 

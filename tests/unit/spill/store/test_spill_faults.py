@@ -464,20 +464,20 @@ def test_a_store_that_nobody_closes_goes_with_its_last_reference(tmp_path: Path,
 def test_a_copy_that_comes_as_the_spill_thread_looks_for_the_last_time_is_given_up(
     store: GpuSpillBuffer, gpu: FaultyGpu
 ) -> None:
-    """Nobody would make it, and who waits for its value would wait for ever."""
+    """No thread would make it, and readers of its value would wait for ever."""
 
     class Late(SimpleQueue):
         """Has the store closed between the look whether it is and the copy."""
 
         def put(self, item: Any) -> None:
             if item is not None:
-                spiller.close(os.getpid())
+                thread.close(os.getpid())
             inbox.put(item)
 
         def get_nowait(self) -> Any:
             return inbox.get_nowait()
 
-    executor, spiller = store._executor, store._spill_thread
+    executor, thread = store._executor, store._spill_thread
     inbox, executor.inbox = executor.inbox, Late()
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
     assert executor.under_way == 0

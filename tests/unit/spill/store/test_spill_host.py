@@ -1,4 +1,4 @@
-"""What lies in host memory counts by allocation, goes to disk together, and comes back as it was."""
+"""Objects in host memory count by allocation, go to disk together, and come back as they were."""
 
 from __future__ import annotations
 

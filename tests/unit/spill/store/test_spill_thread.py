@@ -1,4 +1,4 @@
-"""The thread that moves goes on whatever it meets, and nobody is told that all is well while it cannot."""
+"""The spill thread goes on after any error, and no caller is told that all is well while it cannot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FaultyGpu(SimGpu):
 
     @property
     def copies(self) -> Any:
-        """What real devices have; it is asked in each round of the mover."""
+        """What real devices have; each round of the spill thread looks for it."""
         if self.broken:
             raise RuntimeError("cudaErrorContextIsDestroyed")
         raise AttributeError

@@ -1,4 +1,4 @@
-"""Device arrays are found in any container, and it comes back as it was: same classes, same identities, nothing run."""
+"""Device arrays are found in any container; it comes back as it was: same classes, same identities, no code run."""
 
 from __future__ import annotations
 
