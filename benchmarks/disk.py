@@ -11,7 +11,8 @@ which nothing compresses, of 8 MiB, 256 KiB and 16 KiB.
     CPU seconds of the process, per GB; the kernel's writing back is not in it.
 
 ``hpcgpu, again`` writes to room that was freed before, and reads into memory of
-:class:`hpcgpu.spill.storage.slabs.Slabs` that was used before. dd writes and reads one file in blocks of the same size.
+:class:`hpcgpu.spill.storage.buffer_pool.Slabs` that was used before. dd writes and reads one file in blocks of the same
+size.
 """
 # ruff: noqa: D102
 
@@ -36,10 +37,10 @@ import zict
 from distributed.protocol import deserialize_bytes, serialize_bytelist
 
 from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.storage.slabs import Slabs
 from hpcgpu.spill.store.dask import register
-from hpcgpu.spill.values.unit import Rest
+from hpcgpu.spill.values.unit import SkeletonUnit
 
 MIB = 2**20
 SIZES = {"8 MiB": 8 * MIB, "256 KiB": MIB // 4, "16 KiB": MIB // 64}
@@ -71,7 +72,7 @@ class Ours(Tier):
     def __init__(self, folder: str, values: list[np.ndarray]) -> None:
         super().__init__(folder, values)
         self.disk = Disk(folder, self.slabs)
-        self.units = [Rest(value, value.nbytes) for value in values]
+        self.units = [SkeletonUnit(value, value.nbytes) for value in values]
 
     def write(self) -> None:
         for unit in self.units:
@@ -91,12 +92,12 @@ class OursAgain(Ours):
     def __init__(self, folder: str, values: list[np.ndarray]) -> None:
         self.slabs = Slabs(64 * MIB)
         super().__init__(folder, values)
-        one_more = Rest(values[0], values[0].nbytes)  # so that the files are not removed
+        one_more = SkeletonUnit(values[0], values[0].nbytes)  # so that the files are not removed
         one_more.put(DISK, one_more.copied(HOST, DISK, self.disk))
         self.kept = one_more
         self.write()
         self.read()
-        self.units = [Rest(value, value.nbytes) for value in values]
+        self.units = [SkeletonUnit(value, value.nbytes) for value in values]
         self.disk.empty_bin()
 
 

@@ -1,6 +1,6 @@
 """Simulated GPUs: to try hpcgpu, to plan for a machine, to teach, and to test without a GPU.
 
-``hpcgpu.sim.dask.register()`` makes the arrays known to dask; workers of hpcgpu have done so.
+``hpcgpu.sim.dask.register()`` registers the arrays with dask; workers of hpcgpu do so.
 """
 
 from hpcgpu.sim.array import SimArray as SimArray

@@ -14,17 +14,17 @@ import numpy as np
 _IMPLICIT = (
     "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
 )
-# Functions whose answer is a fact for the host, not data; and those that take host arrays as indices, as CuPy's do.
+# Functions that return a fact for the host, not data; and functions that take host arrays as indices, as CuPy's do.
 _FACTS = {np.allclose, np.array_equal, np.may_share_memory, np.shares_memory, np.iscomplexobj, np.result_type}
 _INDEXED = {np.take, np.take_along_axis, np.delete, np.insert, np.isin}
-# With ``like=`` these are asked to copy from the host.
+# With ``like=`` these copy from the host.
 _UPLOADS = {np.array, np.asarray, np.asanyarray}
-# These write the data out, so it comes down first.
+# These write data out: it comes down first.
 _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
 
 
 class Gpu(Protocol):
-    """What an array asks of its GPU: :class:`hpcgpu.sim.SimGpu`."""
+    """What an array needs of its GPU; :class:`hpcgpu.sim.SimGpu` is one."""
 
     def asarray(self, x: Any) -> SimArray:  # noqa: ANN401
         """Copy from the host."""
@@ -33,7 +33,7 @@ class Gpu(Protocol):
         """Copy to the host."""
 
     def allocation_of(self, result: np.ndarray) -> Buffer:
-        """Return the buffer in which an array lies; one that a computation has just made is taken into account."""
+        """Return the buffer in which an array lies; a new one is counted."""
 
 
 class Buffer(Protocol):
@@ -41,7 +41,7 @@ class Buffer(Protocol):
 
     @property
     def gpu(self) -> Gpu:
-        """Whose memory it is."""
+        """The GPU of its memory."""
 
     @property
     def nbytes(self) -> int:
@@ -49,11 +49,11 @@ class Buffer(Protocol):
 
 
 class Memory(np.ndarray):
-    """Memory in which arrays lie that are views of none."""
+    """Memory of a buffer; an array in it is a view of no other array."""
 
 
 class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array on a simulated GPU; made by :meth:`SimGpu.asarray` and by computing with others."""
+    """An array on a simulated GPU; :meth:`SimGpu.asarray` makes one, and so do computations."""
 
     __slots__ = ("__weakref__", "_allocation", "_host")
     __array_priority__ = 100
@@ -63,12 +63,12 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def __hpcgpu_device__(self) -> Gpu:
-        """The device, as the spill store looks for it."""
+        """The device, by the name that the spill store looks for."""
         return self._allocation.gpu
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its lengths; they may be set."""
+        """Its shape; may be set."""
         return self._host.shape
 
     @shape.setter
@@ -77,12 +77,12 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype:
-        """Its kind of number."""
+        """Its dtype."""
         return self._host.dtype
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Its number of axes."""
         return self._host.ndim
 
     @property
@@ -92,7 +92,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def base(self) -> SimArray | None:
-        """The array of which it is a view; None if it is none. As CuPy's, also when it has come back to the device."""
+        """The array of which it is a view, or None. As with CuPy, this holds after a way down and up, too."""
         base = self._host.base
         while base is not None and type(base) is not np.ndarray:  # Memory, or as in hpcgpu.sim.gpu._root
             base = getattr(base, "base", None)
@@ -100,7 +100,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def real(self) -> Any:  # noqa: ANN401 - an array of the device
-        """The real part, a view; it may be set."""
+        """The real part, a view; may be set."""
         return self._up(self._host.real)
 
     @real.setter
@@ -109,7 +109,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def imag(self) -> Any:  # noqa: ANN401 - an array of the device
-        """The imaginary part, a view for complex numbers; it may be set."""
+        """The imaginary part, for complex numbers a view; may be set."""
         return self._up(self._host.imag)
 
     @imag.setter
@@ -188,7 +188,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"SimArray({self.get()!r})"
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what numpy's array has of that name
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the attribute of numpy's array
         if name.startswith("__") or name not in _ATTRIBUTES:
             raise AttributeError(f"'SimArray' object has no attribute {name!r}")
         value = getattr(self._host, name)
@@ -201,7 +201,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return method
 
     def __reduce__(self) -> tuple[Callable[[np.ndarray], SimArray], tuple[np.ndarray]]:
-        return self._allocation.gpu.asarray, (self.get(order="A"),)  # the GPU becomes the one of where it is read
+        return self._allocation.gpu.asarray, (self.get(order="A"),)  # another process reads it to its own GPU
 
     def __copy__(self) -> SimArray:
         return self.copy()
@@ -213,7 +213,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return "SimArray", self.shape, self.dtype.str, hashlib.sha1(self.tobytes()).hexdigest()
 
     def _up(self, result: Any) -> Any:  # noqa: ANN401
-        """Return what a computation has made, on the device."""
+        """Return the result of a computation, on the device."""
         if isinstance(result, np.ndarray):
             return SimArray(result, self._allocation.gpu.allocation_of(result))
         if isinstance(result, np.generic):
@@ -225,7 +225,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return result
 
 
-# Of ndarray's methods and attributes those that CuPy's arrays have, too.
+# The methods and attributes of ndarray that CuPy's arrays have, too.
 _ATTRIBUTES = frozenset(
     """
     T size itemsize strides flags all any argmax argmin argpartition argsort astype
@@ -237,7 +237,7 @@ _ATTRIBUTES = frozenset(
 
 
 def _down(value: Any, host: bool = False) -> Any:  # noqa: ANN401
-    """Return the arguments of a computation as numpy takes them; host arrays only where they are indices."""
+    """Return the arguments of a computation, for numpy; host arrays are allowed only as indices."""
     if isinstance(value, SimArray):
         return value._host
     if isinstance(value, np.ndarray) and not host:
@@ -256,5 +256,5 @@ def _got(value: Any) -> Any:  # noqa: ANN401
 
 
 def _decides(x: Any) -> bool:  # noqa: ANN401
-    """Tell whether an argument is of a class, such as dask's arrays, that knows what to do with device arrays."""
+    """Tell whether the class of an argument, such as dask's arrays, handles device arrays itself."""
     return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))

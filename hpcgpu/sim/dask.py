@@ -14,7 +14,7 @@ from hpcgpu.sim.array import SimArray
 
 @functools.cache
 def register() -> None:
-    """Make simulated arrays known to dask, in this process."""
+    """Register simulated arrays with dask, in this process."""
     register_chunk_type(SimArray)
     sizeof.register(SimArray, lambda array: int(array.nbytes))
     numel_lookup.register(SimArray, _numel_arraylike)

@@ -1,4 +1,4 @@
-"""A GPU that is not there: memory of a given size in host memory, every copy counted, too much refused."""
+"""A simulated GPU: memory of a given size in host memory. It counts copies, and refuses allocations beyond its size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hpcgpu.model.simulated import DEFAULT_BYTES
 from hpcgpu.sim.array import Memory, SimArray
 
 _COUNTER_BYTES = 8
-_NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of what CuPy has kernels for (cupy/_core/_dtype.pyx)
+_NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of the dtypes of CuPy's kernels (cupy/_core/_dtype.pyx)
 
 
 class OutOfMemoryError(MemoryError):
-    """An allocation beyond the device's capacity, as CuPy's ``cupy.cuda.memory.OutOfMemoryError``."""
+    """An allocation beyond the device's size, as CuPy's ``cupy.cuda.memory.OutOfMemoryError``."""
 
 
 class Allocation:
-    """One buffer of the device; arrays that are views of each other hold the same one."""
+    """One buffer of the device; arrays that are views of each other share one."""
 
     __slots__ = ("__weakref__", "gpu", "nbytes")
 
@@ -38,7 +38,7 @@ class Allocation:
 
 
 class View(NamedTuple):
-    """How an array lies in its buffer."""
+    """The layout of an array in its buffer."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -52,20 +52,20 @@ class SimGpu:
     Parameters
     ----------
     memory_bytes : int
-        Capacity.
+        Its size.
     uuid, pci : str
-        How it is named.
+        Its names.
     usage_file : path, optional
-        Where the used bytes are published for other processes (:func:`read_usage_bytes`).
+        The file in which other processes find the used bytes (:func:`read_usage_bytes`).
 
     Attributes
     ----------
     used_bytes, peak_bytes : int
-        Memory that arrays hold now, and held at most.
+        Memory that arrays hold now, and the most that they held.
     h2d_copies, d2h_copies, h2d_bytes, d2h_bytes : int
         Copies from and to the host.
     on_alloc_failure : callable or None
-        Called with the wanted bytes before an allocation is refused; True, there is room now, lets it be tried again.
+        Called with the wanted bytes before an allocation is refused; if it returns True, the allocation is tried again.
 
     """
 
@@ -88,7 +88,7 @@ class SimGpu:
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         return f"simulated GPU {self.uuid}"
 
     @property
@@ -98,12 +98,12 @@ class SimGpu:
         return self._used
 
     def asarray(self, x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
-        """Copy an array from the host to the device; an array that is on it already is returned as it is.
+        """Copy an array from the host to the device; an array of this device is returned as it is.
 
         Raises
         ------
         OutOfMemoryError
-            The device has no room for it.
+            The device has no room.
 
         """
         if isinstance(x, SimArray) and x._allocation.gpu is self:
@@ -120,11 +120,11 @@ class SimGpu:
         return self.adopt(np.empty(shape, dtype))
 
     def adopt(self, result: np.ndarray) -> SimArray:
-        """Take over an array that a computation on the device has made; nothing is copied."""
+        """Make a device array of an array that a computation has made; nothing is copied."""
         return SimArray(result, self.allocation_of(result))
 
     def allocation_of(self, result: np.ndarray) -> Allocation:
-        """Return the buffer in which an array lies; one that a computation has just made is taken into account."""
+        """Return the buffer in which an array lies; a new one is counted."""
         root = _root(result)
         known = self._allocations.get(id(root))
         allocation = known() if known else None
@@ -138,7 +138,7 @@ class SimGpu:
         return id(array._allocation), array._allocation.nbytes
 
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
-        """Copy the one buffer that all the arrays share to the host, once; return it with how each lies in it."""
+        """Copy the one buffer of all the arrays to the host, once; return it, and the layout of each array in it."""
         root = _root(arrays[0]._host)
         raw = _bytes_of(root)
         start = _address(root)
@@ -179,20 +179,20 @@ class SimGpu:
                     self._publish()
                     return Allocation(self, nbytes)
             if self.on_alloc_failure is None or not self.on_alloc_failure(nbytes):
-                break  # else there was room: another thread may have taken it since
+                break  # else room was made, though another thread may have taken it
         raise OutOfMemoryError(
             f"Out of memory allocating {nbytes:,} bytes (allocated so far: {used:,} bytes, limit set to: "
             f"{self.memory_bytes:,} bytes) on the {self.name}"
         )
 
     def _register(self, root: np.ndarray, allocation: Allocation) -> Allocation:
-        # No lock: arrays let go of their allocation before their memory, so an id is free before it can come again.
+        # No lock: an array drops its allocation before its memory, so an id leaves the dict before it is used again.
         key = id(root)
         self._allocations[key] = weakref.ref(allocation, functools.partial(self._forget, key))
         return allocation
 
     def _forget(self, key: int, reference: weakref.ref[Allocation]) -> None:
-        if self._allocations.get(key) is reference:  # else another buffer has taken over the id
+        if self._allocations.get(key) is reference:  # else another buffer has this id now
             del self._allocations[key]
 
     def _free(self, nbytes: int) -> None:
@@ -200,8 +200,8 @@ class SimGpu:
         self._settle()
 
     def _settle(self) -> None:
-        # Never waits: the garbage collector may free an array inside this thread's own locked region. Who holds the
-        # lock then looks here again when it has let go.
+        # It never waits: the garbage collector may free an array while this thread holds the lock. The thread that
+        # holds the lock looks here again after it has released it.
         while self._freed and self._lock.acquire(blocking=False):
             try:
                 self._settle_locked()
@@ -218,7 +218,7 @@ class SimGpu:
             self._published[:] = self._used.to_bytes(_COUNTER_BYTES, "little")
 
     def _count(self, way: str, nbytes: int) -> None:
-        if nbytes:  # dask infers types by calling functions on empty arrays
+        if nbytes:  # not for dask, which infers types by calls with empty arrays
             with self._lock:
                 setattr(self, f"{way}_copies", getattr(self, f"{way}_copies") + 1)
                 setattr(self, f"{way}_bytes", getattr(self, f"{way}_bytes") + nbytes)
@@ -228,7 +228,7 @@ class SimGpu:
         return f"SimGpu({self.uuid}, used {self.used_bytes:,} of {self.memory_bytes:,} bytes)"
 
     def __reduce__(self) -> tuple[Callable[[], SimGpu], tuple[()]]:
-        """A GPU does not travel: in another process it is the one there."""
+        """Unpickle as the GPU of the other process: a GPU does not travel."""
         return current_gpu, ()
 
     def __dask_tokenize__(self) -> tuple[str, str]:
@@ -241,7 +241,7 @@ def _check(dtype: np.dtype) -> None:
 
 
 def _root(array: np.ndarray) -> np.ndarray:
-    """Return the array that owns the memory."""
+    """Return the array that owns an array's memory."""
     base = array.base
     while base is not None:
         if isinstance(base, np.ndarray):
@@ -256,7 +256,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _bytes_of(root: np.ndarray) -> np.ndarray:
-    """Return the root's memory as bytes; a root owns its memory, which is contiguous in some order of axes."""
+    """Return the memory of an owner as bytes; it is contiguous in some order of axes."""
     order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
     return root.transpose(order).reshape(-1).view(np.uint8)
 
@@ -269,7 +269,7 @@ def _map_counter(path: Path) -> mmap.mmap:
 
 
 def read_usage_bytes(path: str | os.PathLike[str]) -> int:
-    """Return what a simulated GPU of another process uses; 0 when there is none."""
+    """Return the bytes in use on a simulated GPU of another process; 0 if there is none."""
     try:
         return int.from_bytes(Path(path).read_bytes(), "little")
     except OSError:
@@ -281,7 +281,7 @@ _choosing = threading.Lock()
 
 
 def current_gpu() -> SimGpu:
-    """Return this process's simulated GPU; a process that has none yet, such as a client, gets one of 256 MiB."""
+    """Return this process's simulated GPU; a process without one, such as a client, gets one of 256 MiB."""
     global _current  # noqa: PLW0603 - as a CUDA device, it is one per process
     with _choosing:
         if _current is None:
@@ -296,5 +296,5 @@ def set_current_gpu(gpu: SimGpu) -> None:
 
 
 def asarray(x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
-    """Copy to the simulated GPU of the process that calls: ``x.map_blocks(hpcgpu.sim.asarray)``."""
+    """Copy to the simulated GPU of the calling process: ``x.map_blocks(hpcgpu.sim.asarray)``."""
     return current_gpu().asarray(x)

@@ -14,7 +14,7 @@ __all__ = ["GpuSpillBuffer"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name == "GpuSpillBuffer":  # brings numpy, which those who want a folder do without
+    if name == "GpuSpillBuffer":  # brings numpy, which code that needs only a folder does without
         from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
         return GpuSpillBuffer

@@ -13,29 +13,28 @@ from typing import Any
 import pytest
 
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies import part, proxy, stub
-from hpcgpu.spill.storage import dask_bytes, pickled
+from hpcgpu.spill.proxies import placeholder, proxy, stored_object
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store import catalog, executor, keeper
-from hpcgpu.spill.values import host, owners, unit
+from hpcgpu.spill.store import executor, identity_map, reader
+from hpcgpu.spill.values import aliasing, host_objects, serialization, sizes, unit
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
     *((SimGpu, name) for name in ("pack", "unpack", "buffer_of", "_free", "_allocate")),
     *((Disk, name) for name in ("write", "read", "empty", "empty_bin", "trim")),
-    (pickled, "write"),
-    (pickled, "read"),
-    (dask_bytes, "size_of"),
-    (dask_bytes, "dumps"),
-    (catalog, "take_apart"),
-    (catalog, "held_by"),
-    (host, "held_by"),
-    (owners, "_held_by_frame"),
-    (keeper, "put_together"),
-    (part, "make_proxy"),
-    (part, "let_go"),
+    (serialization, "write"),
+    (serialization, "read"),
+    (sizes, "size_of"),
+    (serialization, "_dumps"),
+    (identity_map, "take_apart"),
+    (identity_map, "held_by"),
+    (host_objects, "held_by"),
+    (aliasing, "_held_by_frame"),
+    (reader, "put_together"),
+    (stored_object, "make_proxy"),
+    (stored_object, "release"),
     (proxy, "up"),
-    (stub.State, "load"),
+    (placeholder.State, "load"),
     (unit.Content, "stored"),
 )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
+from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.machine import SpillState
 from hpcgpu.spill.state.policy import victims
-from hpcgpu.spill.state.tiers import Choice
 from hpcgpu.spill.state.units import Copy, Instruction, Ticket, Unit
 
 

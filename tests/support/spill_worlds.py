@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcgpu.spill.state.invariants import broken
 from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Resume, Room, Ticket, Unit
+from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Resume, Ticket, Unit
 
 Action = tuple[Any, ...]
 
@@ -39,8 +39,8 @@ class Story:
     ``("urgent", unit, ...)`` from within a copy down, ``("use", unit)`` at once and to write to it,
     ``("delete", key)``, ``("set", key, unit, ...)``, ``("grow", unit, nbytes)``, ``("leave", unit, nbytes)``,
     ``("join", key, unit, nbytes)`` with the key that names what joins,
-    ``("alloc", place, nbytes)``,
-    ``("shrink", place, nbytes)``, ``("limit", place, nbytes)``, ``("expect", task, running, key, ...)``,
+    ``("alloc", tier, nbytes)``,
+    ``("shrink", tier, nbytes)``, ``("limit", tier, nbytes)``, ``("expect", task, running, key, ...)``,
     ``("task_over", task)``, ``("tick",)``. Copies end as they like; ``failures`` of them fail, ``losses`` for good.
     """
 
@@ -72,7 +72,7 @@ class World:
         self.version = [0 for _ in self.units]
         self.contents: list[dict[int, int]] = [{} for _ in self.units]
         self.readers: list[Reader] = []
-        self.rooms: list[Room] = []
+        self.allocations: list[FailedAllocation] = []
         self.todo = list(range(len(story.parts)))
         self.failures, self.losses, self.gives_up = story.failures, story.losses, story.gives_up
         for i, unit in enumerate(self.units):
@@ -177,15 +177,15 @@ class World:
         part.keys = 1
         return self.state.leave(self.units[unit], part)
 
-    def do_alloc(self, place: int, nbytes: int) -> Any:
-        self.rooms.append(Room(place, nbytes))
-        return self.state.alloc_failed(self.rooms[-1])
+    def do_alloc(self, tier: int, nbytes: int) -> Any:
+        self.allocations.append(FailedAllocation(tier, nbytes))
+        return self.state.alloc_failed(self.allocations[-1])
 
-    def do_shrink(self, place: int, nbytes: int) -> Any:
-        return self.state.shrink(place, nbytes)
+    def do_shrink(self, tier: int, nbytes: int) -> Any:
+        return self.state.shrink(tier, nbytes)
 
-    def do_limit(self, place: int, nbytes: int) -> Any:
-        return self.state.limit(place, nbytes)
+    def do_limit(self, tier: int, nbytes: int) -> Any:
+        return self.state.limit(tier, nbytes)
 
     def do_expect(self, task: str, running: bool, *keys: int) -> Any:
         return self.state.expect(task, keys, (0,), running)
@@ -202,10 +202,10 @@ class World:
             if isinstance(do, Copy):
                 self.start(do)
             elif isinstance(do, Drop):
-                holds(not do.unit.valid >> do.place & 1, "what is valid is not given up")
+                holds(not do.unit.valid >> do.tier & 1, "what is valid is not given up")
                 used = any(do.unit in r.ticket.units and not r.ticket.for_peer for r in self.readers if r.is_told)
-                holds(not used or do.place != do.unit.top, "what is used is not taken away")
-                holds(self.contents[do.unit.name].pop(do.place, None) is not None, "what is not there is not given up")
+                holds(not used or do.tier != do.unit.top, "what is used is not taken away")
+                holds(self.contents[do.unit.name].pop(do.tier, None) is not None, "what is not there is not given up")
             elif isinstance(do, (Resume, Fail)):
                 self.tell(do)
 
@@ -215,24 +215,27 @@ class World:
         holds(copy.source in self.contents[unit.name], "a copy starts from what is there")
         holds(copy.to > copy.source or not unit.pins, "a pinned unit starts no copy down")
         ahead = copy.by is None and copy.to > copy.source
-        holds(not ahead or all([*(r.is_told for r in self.readers), not self.rooms]), "nothing comes up ahead of needs")
-        holds(not ahead or self.state.tiers.fits(copy.to, 0), "nothing comes up ahead where there is no room")
+        holds(
+            not ahead or all([*(r.is_told for r in self.readers), not self.allocations]),
+            "nothing comes up ahead of needs",
+        )
+        holds(not ahead or self.state.accounting.fits(copy.to, 0), "nothing comes up ahead where there is no room")
         self.copies.append(copy)
         self.captured.append(self.contents[unit.name][copy.source])
 
     def tell(self, do: Resume | Fail) -> None:
-        if isinstance(do.who, Room):
-            holds(do.who in self.rooms, "an allocation is told once")
-            self.rooms.remove(do.who)
+        if isinstance(do.waiter, FailedAllocation):
+            holds(do.waiter in self.allocations, "an allocation is told once")
+            self.allocations.remove(do.waiter)
             return
-        reader = next((r for r in self.readers if r.ticket is do.who), None)
+        reader = next((r for r in self.readers if r.ticket is do.waiter), None)
         if reader is None or reader.is_told:
             raise Broken("a reader is told once, and not when it has gone")
         reader.is_told, reader.has_failed = True, isinstance(do, Fail)
-        for unit in do.who.units if isinstance(do, Resume) else ():
-            place = unit.tier if do.who.for_peer else unit.top
-            found = self.contents[unit.name].get(place)
-            holds(found is not None and place >= HOST, "a reader is resumed when its units are up")
+        for unit in do.waiter.units if isinstance(do, Resume) else ():
+            tier = unit.tier if do.waiter.for_peer else unit.top
+            found = self.contents[unit.name].get(tier)
+            holds(found is not None and tier >= HOST, "a reader is resumed when its units are up")
             holds(found == self.version[unit.name], "a reader gets present contents")
 
     # --- what holds always --------------------------------------------------------------------------------------------
@@ -240,26 +243,26 @@ class World:
         for law in broken(self.state, self.units, [r.ticket for r in self.readers], self.copies):
             raise Broken(law)
         for unit, contents, version in zip(self.units, self.contents, self.version, strict=True):
-            for place in (DISK, HOST, unit.top):
-                if unit.valid >> place & 1:
-                    holds(contents.get(place) == version, "what is valid are the present contents")
-        holds(self.state.tiers.fits(DISK, 0), "the disk's limit holds")
+            for tier in (DISK, HOST, unit.top):
+                if unit.valid >> tier & 1:
+                    holds(contents.get(tier) == version, "what is valid are the present contents")
+        holds(self.state.accounting.fits(DISK, 0), "the disk's limit holds")
         urgent = [unit for r in self.readers if r.ticket.at_once and not r.is_told for unit in r.ticket.units]
         holds(all(u.tier == u.top or u.move is not None for u in urgent), "what is urgent waits for no room")
         if not self.copies:
             self.check_quiet()
 
     def check_quiet(self) -> None:
-        tiers = self.state.tiers
+        tiers = self.state.accounting
         holds(not tiers.shrunk, "shrinking ends")
-        holds(all(r.is_told for r in self.readers) and not self.rooms, "nobody waits when nothing is under way")
-        for place, order in tiers.orders.items():
-            stuck = tiers.over(place) > 0 and (tiers.copies.get(place) or any(tiers.may_go(u) for u in order.values()))
+        holds(all(r.is_told for r in self.readers) and not self.allocations, "nobody waits when nothing is under way")
+        for tier, order in tiers.orders.items():
+            stuck = tiers.over(tier) > 0 and (tiers.copies.get(tier) or any(tiers.may_go(u) for u in order.values()))
             holds(not stuck, "what is above a limit goes down, if it can")
 
     def key(self) -> Any:
         """Return what tells this world from others; ages count only as an order."""
-        state, tiers = self.state, self.state.tiers
+        state, tiers = self.state, self.state.accounting
         units = tuple(
             (u.nbytes, u.valid, u.keys, u.move, u.dirty, u.fixed, bool(u.lost), bool(u.waiting), u.running)
             for u in self.units
@@ -275,11 +278,11 @@ class World:
             for r in self.readers
             for t in (r.ticket,)
         )
-        orders = tuple((place, tuple(o)) for place, o in tiers.orders.items() if o)
-        queues = tuple((p, tuple(u.name for u in q)) for p, q in state.ups._queues.items() if q)
-        rooms = tuple((r.place, r.until_bytes - tiers.freed.get(r.place, 0)) for r in self.rooms)
+        orders = tuple((tier, tuple(o)) for tier, o in tiers.orders.items() if o)
+        queues = tuple((p, tuple(u.name for u in q)) for p, q in state.unspills._queues.items() if q)
+        rooms = tuple((r.tier, r.until_bytes - tiers.freed.get(r.tier, 0)) for r in self.allocations)
         by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
-        rest = by_place, tuple(sorted(tiers.stuck)), state.ups.pauses
+        rest = by_place, tuple(sorted(tiers.stuck)), state.unspills.pauses
         aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in state.keys.items()))
         return (
             units,

@@ -61,7 +61,8 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
 }
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "dask_bytes")}  # dask and distributed.protocol
+# dask and distributed.protocol
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "sizes"), ("spill", "serialization")}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 

@@ -19,7 +19,7 @@ from hpcgpu.plan.binding import place_simulated
 from hpcgpu.plan.explain import others_words
 from hpcgpu.plan.memory import plan_host_memory, share_of
 from hpcgpu.plan.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.spill.storage import places
+from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.scratch import trust_note
 from hpcgpu.units import format_bytes
 
@@ -131,7 +131,7 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
     folder = settings.local_directory
     each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))
     trusted = trust_note(folder) if settings.trust_local_directory else ()
-    return (*trusted, *places.notes(folder, each_bytes * workers))
+    return (*trusted, *mounts.notes(folder, each_bytes * workers))
 
 
 def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:

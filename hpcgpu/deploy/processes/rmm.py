@@ -11,7 +11,7 @@ import wrapt
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model.worker import Rapids
-from hpcgpu.spill.devices import pressure
+from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -104,7 +104,7 @@ def evicting(resource: Any) -> Any:  # noqa: ANN401
     import rmm
 
     # the worker's own device is the first that it sees
-    return rmm.mr.FailureCallbackResourceAdaptor(resource, lambda nbytes: pressure.evict(0, nbytes))
+    return rmm.mr.FailureCallbackResourceAdaptor(resource, lambda nbytes: allocation_failure.evict(0, nbytes))
 
 
 def _set_cupy() -> None:

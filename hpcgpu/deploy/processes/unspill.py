@@ -18,7 +18,7 @@ from hpcgpu.errors import SpillError
 from hpcgpu.host import cgroup
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill.store.dask import register
-from hpcgpu.spill.store.handle import Handle, keep_packed
+from hpcgpu.spill.store.transfer import Handle, keep_packed
 from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.worker.memory")

@@ -1,1 +1,1 @@
-"""Device memory: of simulated GPUs, and of CUDA's libraries, whose arrays are told apart and copied here."""
+"""Device memory: of simulated GPUs, and of CUDA's libraries. Arrays are identified and copied here."""

@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage.pinned import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 
-# What lies in page-locked memory at most, for each GPU: other processes cannot have it, nor can it be swapped.
+# The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
 PINNED_BYTES = 4 * 2**30
-# Copies from and to ordinary memory go through stages of it: one is filled while the one before it is emptied.
+# Copies from and to ordinary memory go through page-locked stages: one is filled while the one before it is emptied.
 _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
-# What is smaller is not worth locking pages for.
+# Smaller buffers are not worth locked pages.
 _PINNED_FROM_BYTES = 2**20
 
 
 class DriverCopies:
     """Copies by cuda.bindings, on two non-blocking streams of its own, one for each direction.
 
-    Thread-safe, as all :class:`~hpcgpu.spill.devices.protocols.Copies`: copies of one direction follow each other on
-    its stream, and each thread waits for an event of its own.
+    Thread-safe, as all :class:`~hpcgpu.spill.devices.protocols.Copies`: copies in one direction follow each other on
+    one stream, and each thread waits for an event of its own.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class DriverCopies:
     ImportError
         cuda.bindings is not installed.
     SpillError
-        The driver refuses; the text has its own name for it.
+        The driver fails; the text has the driver's name for the error.
 
     """
 
@@ -49,7 +49,7 @@ class DriverCopies:
         self.call("cuInit", 0)
         self.handle = self.call("cuDeviceGet", number)
         self.memory_bytes = int(self.call("cuDeviceTotalMem", self.handle))
-        # the primary context is the one that CuPy and cuda.core use
+        # CuPy and cuda.core use the primary context, too
         self._context = self.call("cuDevicePrimaryCtxRetain", self.handle)
         non_blocking = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         with self.context():
@@ -59,7 +59,7 @@ class DriverCopies:
         self._stages = PinnedPool(_STAGED_MOVES * _STAGES * _STAGE_BYTES, self._lock_pages)
 
     def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401
-        """Call a function of the driver and return its value; MemoryError where it has no memory."""
+        """Call a function of the driver and return its value; MemoryError if the driver has no memory."""
         status, *values = getattr(self.driver, name)(*arguments)
         if status != self.driver.CUresult.CUDA_SUCCESS:
             if status == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -69,7 +69,7 @@ class DriverCopies:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Work on the device; afterwards the thread has the device that it had."""
+        """Work on the device; afterwards the thread has its earlier device again."""
         self.call("cuCtxPushCurrent", self._context)
         try:
             yield
@@ -82,18 +82,18 @@ class DriverCopies:
         return self._host.free_bytes + self._stages.free_bytes
 
     def trim(self) -> int:
-        """Give that memory back to the system; return how much."""
+        """Give that memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Return a copy of device memory, page-locked while there is such memory; else by ``empty``."""
+        """Return a copy of device memory: in page-locked memory if there is some, else in an array by ``empty``."""
         return self.to_host_each([(pointer, nbytes)], empty)[0]
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several allocations; the device's work is waited for once."""
+        """Return copies of several allocations, after one wait for the device's work."""
         with self.context():
-            # neither CuPy nor cuda.core says on which streams an array was written, and those that do not block are
-            # not waited for by an event on the legacy default stream
+            # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
+            # stream does not wait for streams that are non-blocking.
             self.call("cuCtxSynchronize")
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
 
@@ -107,7 +107,7 @@ class DriverCopies:
         return root
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
-        """Copy to device memory; the stream on which it was allocated may still use what it was before."""
+        """Copy to device memory; the stream of its allocation may still use what was there before."""
         with self.context():
             if int(self.up_stream) != after:
                 with self._event() as allocated:
@@ -159,7 +159,7 @@ class DriverCopies:
         stages: list[_Stage] = []
         try:
             for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES))):
-                # without page-locked memory the driver copies from and to ordinary memory, through its own
+                # without page-locked memory the driver copies from and to ordinary memory, through stages of its own
                 memory = self._stages.take(_STAGE_BYTES)
                 memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
                 stages.append(_Stage(memory, self._new_event()))
@@ -171,7 +171,7 @@ class DriverCopies:
 
     @contextmanager
     def _finished(self, stream: Any) -> Iterator[None]:  # noqa: ANN401
-        """Let nothing of a copy that fails be under way to page-locked memory, which another move gets next."""
+        """Let no part of a failed copy stay under way to page-locked memory, which another copy gets next."""
         try:
             yield
         except BaseException:
@@ -187,12 +187,12 @@ class DriverCopies:
             self.call("cuEventDestroy", event)
 
     def _new_event(self) -> Any:  # noqa: ANN401
-        # blocking: a thread that spins takes a core from the tasks
+        # blocking: a thread that spins would take a core from the tasks
         flags = self.driver.CUevent_flags
         return self.call("cuEventCreate", int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING))
 
     def _lock_pages(self, nbytes: int) -> np.ndarray:
-        # not cuMemHostRegister of own memory: in a process that forks, what is written after that is in other pages
+        # not cuMemHostRegister on memory of ours: in a process that forks, later writes go to other pages
         with self.context():
             pointer = int(self.call("cuMemHostAlloc", nbytes, self.driver.CU_MEMHOSTALLOC_PORTABLE))
         return np.asarray(_Locked(pointer, nbytes, self._unlock_pages))
@@ -217,5 +217,5 @@ class _Locked:
     def __del__(self) -> None:
         try:
             self._unlock(self._pointer)
-        except SpillError:  # the process ends, and its driver has gone before
+        except SpillError:  # the process ends, and the driver has ended before
             return

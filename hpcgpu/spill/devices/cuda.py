@@ -1,4 +1,4 @@
-"""A CUDA device, as the store takes devices, and Buffers of cuda.core on it.
+"""A CUDA device, as the store uses devices, and Buffers of cuda.core on it.
 
 Checked against cuda-core 1.2.2. CuPy's arrays are in :mod:`hpcgpu.spill.devices.cupy`.
 """
@@ -14,17 +14,17 @@ import numpy as np
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import cudf
+from hpcgpu.spill.devices.allocation_failure import with_room
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
-from hpcgpu.spill.devices.pressure import with_room
 from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind
 
 
 class CudaDevice:
     """One CUDA device, for the arrays of every library that the store knows.
 
-    Thread-safe, as every :class:`~hpcgpu.spill.devices.protocols.Device`. There is one object for a device in a
-    process, :meth:`current`, which all stores share.
+    Thread-safe, as every :class:`~hpcgpu.spill.devices.protocols.Device`. A process has one object for a device, which
+    :meth:`current` returns and all stores share.
     """
 
     def __init__(self, number: int, copies: Copies) -> None:
@@ -36,7 +36,7 @@ class CudaDevice:
 
     @classmethod
     def current(cls, number: int) -> CudaDevice:
-        """Return the one object for a device."""
+        """Return the object for a device."""
         with _MAKING:
             return _made(number)
 
@@ -46,7 +46,7 @@ class CudaDevice:
         return sum(kind.used_bytes(self) for kind in tuple(self.kinds.values()))
 
     def kind(self, name: str) -> Kind:
-        """Return the arrays of a library; the first time it is told of the device."""
+        """Return the adapter for the arrays of a library; made at the first call."""
         with _MAKING:
             if name not in self.kinds:
                 self.kinds[name] = self._new_kind(name)
@@ -63,12 +63,12 @@ class CudaDevice:
             from hpcgpu.spill.devices.torch import Tensors
 
             return Tensors(self)
-        from hpcgpu.spill.devices.interface import Immovable, NumbaArrays, RmmBuffers
+        from hpcgpu.spill.devices.array_interface import Immovable, NumbaArrays, RmmBuffers
 
         return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
 
     def give_back(self) -> None:
-        """Give back what each library keeps to be used again: the others cannot have it."""
+        """Free the memory that each library keeps: the others cannot use it."""
         for kind in tuple(self.kinds.values()):
             kind.give_back()
 
@@ -79,12 +79,12 @@ class CudaDevice:
         kind: type = type(array)
         library = library_of(kind)
         pointer, nbytes = self.kind(library).extent_of(array)
-        # Two Buffers of cuda.core may begin at one address and be of different sizes. One library's array in another's
-        # memory is a buffer of its own: both go, and are two when they are back.
+        # Two Buffers of cuda.core may have one address and different sizes. An array of one library in another's memory
+        # is a buffer of its own: both move down, and are two when they are back.
         return (LIBRARIES.index(library) << 64 | pointer) << 64 | nbytes, nbytes
 
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-        """Copy the one allocation that all the arrays share to the host."""
+        """Copy the one allocation of all the arrays to the host."""
         if cudf.is_cudf(arrays[0]):
             return cudf.CudfObjects().pack(arrays, empty)
         return self._pack_each([arrays], empty)[0]
@@ -92,7 +92,7 @@ class CudaDevice:
     def pack_each(
         self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
     ) -> list[tuple[np.ndarray, list[Any]]]:
-        """Copy several small allocations to the host, after one wait for the device; cuDF's by itself."""
+        """Copy several small allocations to the host, after one wait for the device; cuDF copies its own."""
         plain = iter(self._pack_each([arrays for arrays in groups if not cudf.is_cudf(arrays[0])], empty))
         return [self.pack(arrays, empty) if cudf.is_cudf(arrays[0]) else next(plain) for arrays in groups]
 
@@ -103,7 +103,7 @@ class CudaDevice:
         for arrays in groups:
             first: type = type(arrays[0])
             kind = self.kind(library_of(first))
-            views.append([kind.view_of(array) for array in arrays])  # it may say that one cannot be moved
+            views.append([kind.view_of(array) for array in arrays])  # raises if one cannot be moved
             extents.append(kind.extent_of(arrays[0]))
         return list(zip(self.copies.to_host_each(extents, empty), views, strict=True))
 
@@ -122,14 +122,14 @@ class CudaDevice:
 
 
 class BufferView(NamedTuple):
-    """A Buffer is its allocation as a whole."""
+    """A Buffer shows the whole allocation."""
 
     nbytes: int
     library: str = "cuda"
 
 
 class _Memory:
-    """Memory of a Buffer that came up again, from the device's current pool."""
+    """Memory of a Buffer that came back up, from the device's current pool."""
 
     def __init__(self, copies: DriverCopies, nbytes: int) -> None:
         self._copies, self.nbytes = copies, nbytes
@@ -141,22 +141,22 @@ class _Memory:
             return
         try:
             with self._copies.context():
-                # users' kernels run on other streams than the one on which it was allocated
+                # users' kernels run on other streams than that of the allocation
                 self._copies.call("cuCtxSynchronize")
                 self._copies.call("cuMemFreeAsync", self.pointer, self._copies.up_stream)
-        except SpillError:  # the process ends, and its driver has gone before
+        except SpillError:  # the process ends, and the driver has ended before
             return
 
 
 class CoreBuffers:
-    """Buffers of cuda.core in device memory; their ``memory_resource`` is None when they have come up again.
+    """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None.
 
-    Thread-safe: it keeps nothing.
+    Thread-safe: it has no state.
 
     Raises
     ------
     SpillError
-        There is no cuda.bindings.
+        cuda.bindings is not installed.
 
     """
 
@@ -172,17 +172,17 @@ class CoreBuffers:
         return int(array.handle), int(array.size)
 
     def view_of(self, array: Any) -> BufferView:  # noqa: ANN401
-        """Return how many bytes it has."""
+        """Return its size."""
         return BufferView(int(array.size))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
-        """Allocate on the stream of copies to the device."""
+        """Allocate on the stream of the copies to the device."""
         memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), self._wait)
         return memory, memory.pointer, int(self._copies.up_stream)
 
     def _wait(self) -> None:
         with self._copies.context():
-            self._copies.call("cuCtxSynchronize")  # what was freed on other streams is free then
+            self._copies.call("cuCtxSynchronize")  # memory freed on other streams is free then
 
     def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
         """Return a Buffer that keeps the memory alive."""
@@ -191,7 +191,7 @@ class CoreBuffers:
         return Buffer.from_handle(memory.pointer, view.nbytes, owner=memory)
 
     def used_bytes(self, device: Gpu) -> int:
-        """Return what is used of the device's current memory pool, from which cuda.core allocates by default."""
+        """Return the bytes in use of the device's current memory pool: cuda.core allocates from it by default."""
         del device
         copies = self._copies
         attribute = copies.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
@@ -201,7 +201,7 @@ class CoreBuffers:
             )
 
     def give_back(self) -> None:
-        """Do nothing: the driver takes back what is free in its pools before it says that there is none."""
+        """Do nothing: the driver takes free memory from its pools before an allocation fails."""
 
 
 _MAKING = threading.RLock()
@@ -211,7 +211,7 @@ _MAKING = threading.RLock()
 def _made(number: int) -> CudaDevice:
     try:
         copies: Copies = DriverCopies(number)
-    except ImportError:  # CuPy alone brings no cuda.bindings, nor did torch before 2.10
+    except ImportError:  # CuPy does not install cuda.bindings, nor does torch before 2.10
         try:
             from hpcgpu.spill.devices.cupy import CupyCopies
 

@@ -1,6 +1,6 @@
-"""cuDF's objects, as the store takes devices: moved by cuDF's own serialization, or left to cuDF's own spilling.
+"""cuDF's objects: moved by cuDF's own serialization, or left to cuDF's own spilling.
 
-Read from cuDF 26.10: core/abc.py, core/frame.py, core/buffer and options.py. Nothing here imports cuDF.
+Written after cuDF 26.10: core/abc.py, core/frame.py, core/buffer and options.py. Nothing here imports cuDF.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 
 
 def is_cudf(x: Any) -> bool:  # noqa: ANN401
-    """Tell a data frame, series, index or column of cuDF, by its type."""
+    """Tell whether an object is a data frame, series, index or column of cuDF, by its type."""
     kind: type = type(x)
     return is_cudf_type(kind)
 
 
 def spills_itself() -> bool:
-    """Tell whether cuDF spills its objects (``enable_cudf_spill``, ``CUDF_SPILL=on``), so that the store must not.
+    """Tell whether cuDF spills its objects (``enable_cudf_spill``, ``CUDF_SPILL=on``): then the store must not.
 
-    Asked of cuDF, since user code may switch it too; without cuDF imported there are no objects of it.
+    cuDF is asked each time, since user code may switch it. If cuDF is not imported, it has no objects.
     """
     cudf = sys.modules.get("cudf")
     return cudf is not None and bool(cudf.get_option("spill"))
 
 
 class CudfView(NamedTuple):
-    """An object of cuDF in packed bytes: offset and size of each frame, whether it belongs on the device; its shape."""
+    """An object of cuDF in packed bytes: its shape, and of each frame offset, size and whether it is on the device."""
 
     kind: type
     header: dict[str, Any]
@@ -41,49 +41,50 @@ class CudfView(NamedTuple):
 class CudfObjects:
     """What the store needs of cuDF's objects.
 
-    One that consists of several allocations is a buffer of its own: its allocations move together. Two objects of the
-    same allocations are one buffer; of two that share only some, each counts all of its own.
+    All allocations of an object are one buffer, and move together. Two objects with the same allocations are one
+    buffer; two objects that share only some of their allocations each count all of their own.
 
-    Thread-safe: it keeps nothing, and cuDF copies on the calling thread's stream.
+    Thread-safe: it has no state, and cuDF copies on the calling thread's stream.
     """
 
     def buffer_of(self, x: Any) -> tuple[int, int]:  # noqa: ANN401
-        """Return an id of the object's allocations together, valid while they live, and their bytes."""
+        """Return one id for all of an object's allocations, valid while they live, and their bytes."""
         bases = {id(base): int(base.size) for column in _columns(x) for base in _bases(column)}
         return hash(frozenset(bases)) if bases else id(x), sum(bases.values())
 
     def pack(self, objects: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[CudfView]]:
-        """Copy the objects to the host, one frame after the other: cuDF's host_serialize would hold all of it twice.
+        """Copy the objects to the host, one frame after the other: cuDF's host_serialize would hold all frames twice.
 
-        cuDF copies a slice on the device first, to serialize no more than is needed: there may be no memory for it.
+        Of a slice cuDF makes a copy on the device first, to serialize no more than is needed. There may be no memory
+        for that copy.
         """
         taken = [(x, *x.device_serialize()) for x in objects]
         root = empty(sum(frame.nbytes for _, _, frames in taken for frame in frames))
         views, end = [], 0
         for x, header, frames in taken:
-            places = []
+            spans = []
             for frame, on_device in zip(frames, header["is-cuda"], strict=True):
                 begin, end = end, end + frame.nbytes
                 if frame.nbytes:
                     copy = frame.memoryview() if on_device else memoryview(frame)
                     root[begin:end] = np.frombuffer(copy, np.uint8)
-                places.append((begin, frame.nbytes, bool(on_device)))
-            views.append(CudfView(type(x), header, tuple(places), getattr(x, "shape", ())))
+                spans.append((begin, frame.nbytes, bool(on_device)))
+            views.append(CudfView(type(x), header, tuple(spans), getattr(x, "shape", ())))
         return root, views
 
     def unpack(self, root: np.ndarray, views: Sequence[CudfView]) -> list[Any]:
         """Copy packed objects to the device."""
-        return [v.kind.host_deserialize(v.header, [_frame(root, *place) for place in v.frames]) for v in views]  # type: ignore[attr-defined]
+        return [v.kind.host_deserialize(v.header, [_frame(root, *span) for span in v.frames]) for v in views]  # type: ignore[attr-defined]
 
 
 def _frame(root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> memoryview:
     part = root[begin : begin + nbytes]
-    # what stays on the host is kept by the object, while the packed bytes are used again
+    # the object keeps frames of the host, while the packed bytes are used again
     return memoryview(part if on_device else part.copy())  # type: ignore[arg-type]
 
 
 def _columns(x: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Yield the columns of a frame and of its index; a RangeIndex would make one on being asked."""
+    """Yield the columns of a frame and of its index; a RangeIndex is passed over, since it would make one."""
     index = getattr(x, "_index", None)
     if index is not None:
         yield from _columns(index)
@@ -96,14 +97,14 @@ def _bases(column: Any) -> Iterator[Any]:  # noqa: ANN401
     """Yield the owners of the device memory of a pylibcudf column and of its children."""
     for span in (column.data(), column.null_mask()):
         if span is not None:
-            yield getattr(span, "owner", span)  # pylibcudf's own spans are none of cuDF's Buffers
+            yield getattr(span, "owner", span)  # pylibcudf's own spans are not cuDF's Buffers
     for child in column.children():
         yield from _bases(child)
 
 
 @functools.lru_cache(256)
 def is_cudf_type(kind: type) -> bool:
-    """Tell the type of such an object."""
-    # cudf.core.dataframe, cudf.core.series ...; Buffers and dtypes serialize themselves too, but are no values
+    """Tell whether a type is that of a data frame, series, index or column of cuDF."""
+    # cudf.core.dataframe, cudf.core.series ...; Buffers and dtypes can be serialized, too, but are no values
     root = kind.__module__.partition(".")[0]
     return root == "cudf" and hasattr(kind, "host_serialize") and hasattr(kind, "memory_usage")

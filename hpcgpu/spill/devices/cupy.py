@@ -1,4 +1,4 @@
-"""CuPy's arrays, as the store takes devices."""
+"""CuPy's arrays, and copies by CuPy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.pressure import with_room
+from hpcgpu.spill.devices.allocation_failure import with_room
 from hpcgpu.spill.devices.protocols import Gpu
 
 
 class View(NamedTuple):
-    """How an array lies in its buffer."""
+    """The layout of an array in its buffer."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -22,9 +22,9 @@ class View(NamedTuple):
 
 
 class CupyArrays:
-    """CuPy's arrays on one device, in CuPy's memory pool, whose failing allocations make the store evict.
+    """CuPy's arrays on one device, in CuPy's memory pool. If an allocation there fails, the store evicts.
 
-    Thread-safe, as CuPy's pool is. From the first one on, allocations of all threads of the process come through it.
+    Thread-safe, as CuPy's pool is. Once it is made, the allocations of all threads of the process go through it.
     """
 
     def __init__(self, device: Gpu) -> None:
@@ -39,11 +39,11 @@ class CupyArrays:
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
     def view_of(self, array: Any) -> View:  # noqa: ANN401
-        """Return how the array lies in its allocation."""
+        """Return the layout of the array in its allocation."""
         return View(array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
-        """Allocate on the calling thread's stream of CuPy, on which freed memory may still be in use."""
+        """Allocate on the calling thread's stream of CuPy, where freed memory may still be in use."""
         import cupy
 
         with cupy.cuda.Device(device.number):
@@ -51,7 +51,7 @@ class CupyArrays:
             return pointer, int(pointer.ptr), int(cupy.cuda.get_current_stream().ptr)
 
     def array_of(self, memory: Any, view: View) -> Any:  # noqa: ANN401
-        """Return an array in memory that was allocated."""
+        """Return an array in allocated memory."""
         import cupy
 
         with cupy.cuda.Device(self._device.number):
@@ -68,16 +68,16 @@ class CupyArrays:
         return with_room(self._device, nbytes, lambda: self._allocate(nbytes), self._device.give_back)
 
     def give_back(self) -> None:
-        """Give free blocks of CuPy's pool back."""
+        """Free the unused blocks of CuPy's pool."""
         import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
 
 
 class CupyCopies:
-    """Copies by CuPy and its page-locked pool, where there is no cuda.bindings; each waits for the whole device.
+    """Copies by CuPy and its page-locked pool, without cuda.bindings; each waits for the whole device.
 
-    Thread-safe: it keeps nothing.
+    Thread-safe: it has no state.
     """
 
     def __init__(self, number: int) -> None:
@@ -89,13 +89,13 @@ class CupyCopies:
 
     @property
     def idle_bytes(self) -> int:
-        """Page-locked memory that waits in CuPy's pool, which tells the number of its blocks alone: 0 or 1."""
+        """1 if page-locked memory waits in CuPy's pool, else 0: the pool tells only the number of its blocks."""
         import cupy
 
         return int(cupy.get_default_pinned_memory_pool().n_free_blocks() > 0)
 
     def trim(self) -> int:
-        """Give that memory back to the system; how much is not known."""
+        """Give that memory back to the system; return 0, since its size is not known."""
         import cupy
 
         cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -113,7 +113,7 @@ class CupyCopies:
         return root
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several, one after the other."""
+        """Return copies of several allocations, one after the other."""
         return [self.to_host(*extent, empty) for extent in extents]
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
@@ -124,4 +124,4 @@ class CupyCopies:
         with cupy.cuda.Device(self._number) as device:
             device.synchronize()
             cupy.cuda.runtime.memcpy(pointer, root.ctypes.data, root.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
-            device.synchronize()  # CUDA may return before a copy from ordinary memory has arrived
+            device.synchronize()  # CUDA may return before a copy from ordinary memory is complete

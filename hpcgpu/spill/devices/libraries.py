@@ -1,4 +1,4 @@
-"""Whose device memory an object is; told by its class's name, so that nothing is imported where it is not used."""
+"""Which library's device array an object is: by the name of its class, so that no library is imported for it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import wrapt
 
 from hpcgpu.spill.devices import cudf
 
-# Their objects may be handed to compiled code that takes no stand-ins for them.
+# Compiled code may get objects of these libraries, and takes no proxies for them.
 UNPROXIED = frozenset({"torch", "numba", "rmm", "other"})
-LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other")  # in whose memory the store tells arrays apart
+LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other")  # whose arrays the store finds by address
 
 
 @functools.lru_cache(256)
 def library_of(kind: Any) -> str:  # noqa: ANN401 - a class; mypy takes type for what cannot be hashed
-    """Return whose objects those of a class are.
+    """Return the library of a class of device arrays.
 
     Returns
     -------
     str
-        ``device``: they say it themselves (``__hpcgpu_device__``). ``cupy``, ``cuda`` (cuda.core), ``cudf``, ``torch``,
-        ``numba``, ``rmm``. ``other``: they show device memory by ``__cuda_array_interface__``, and nobody knows how to
-        make one. Empty: no device memory.
+        ``device``: the objects tell it themselves (``__hpcgpu_device__``). ``cupy``, ``cuda`` (cuda.core), ``cudf``,
+        ``torch``, ``numba``, ``rmm``. ``other``: they show device memory by ``__cuda_array_interface__``, and the store
+        cannot make one. Empty: no device memory.
 
     """
     if issubclass(kind, wrapt.BaseObjectProxy):
-        return ""  # it would be brought up to be asked
+        return ""  # to look at it would bring its object up
     if hasattr(kind, "__hpcgpu_device__"):
         return "device"
     root = kind.__module__.partition(".")[0]
@@ -41,28 +41,28 @@ def library_of(kind: Any) -> str:  # noqa: ANN401 - a class; mypy takes type for
     if cudf.is_cudf_type(kind):
         return "cudf"
     if any(b.__name__ == "Tensor" and b.__module__.partition(".")[0] == "torch" for b in kind.__mro__):
-        return "torch"  # of subclasses, too: it says itself what it cannot move
+        return "torch"  # subclasses, too: the adapter tells which it cannot move
     if kind.__name__ == "DeviceNDArray" and root == "numba":  # numba.cuda.cudadrv.devicearray
         return "numba"
     if kind.__name__ == "DeviceBuffer" and root == "rmm":  # rmm.pylibrmm.device_buffer
         return "rmm"
-    # numba's mapped and managed arrays are NumPy's, too: the host can read them where they are
+    # numba's mapped and managed arrays are NumPy arrays, too: the host can read them in their memory
     return "other" if hasattr(kind, "__cuda_array_interface__") and not issubclass(kind, np.ndarray) else ""
 
 
 class Extent(NamedTuple):
-    """Where an array lies that tells it by ``__cuda_array_interface__``.
+    """The memory of an array, by its ``__cuda_array_interface__``.
 
     Attributes
     ----------
     pointer, nbytes : int
-        The memory from its first byte to its last one.
+        The memory from the first byte to the last one.
     shape, strides : tuple of int
         In elements, and in bytes.
     dtype : dtype
         NumPy's.
     offset : int
-        Of the element with all indices 0, in bytes from ``pointer``: strides may be negative.
+        Of the element with all indices 0, in bytes from ``pointer``; not 0 if a stride is negative.
 
     """
 
@@ -75,7 +75,7 @@ class Extent(NamedTuple):
 
 
 def extent_of(x: Any) -> Extent:  # noqa: ANN401
-    """Return where an array lies (CUDA Array Interface, versions 0 to 3)."""
+    """Return the memory of an array (CUDA Array Interface, versions 0 to 3)."""
     told = x.__cuda_array_interface__
     shape, typestr = tuple(told["shape"]), told["typestr"]
     dtype = np.dtype(told["descr"] if typestr[1] == "V" and told.get("descr") else typestr)
@@ -94,7 +94,7 @@ def extent_of(x: Any) -> Extent:  # noqa: ANN401
 
 
 def is_on_device(x: Any) -> bool:  # noqa: ANN401
-    """Tell whether an object that may show device memory shows some now; torch's show none in host memory."""
+    """Tell whether an object that may show device memory shows some now; torch's do not in host memory."""
     try:
         return extent_of(x).nbytes > 0
     except Exception:  # AttributeError, TypeError, RuntimeError: each library has its own way to say no

@@ -1,4 +1,4 @@
-"""What the store needs of a GPU, and a GPU of the libraries whose arrays lie on it."""
+"""What the store needs of a GPU, and what a GPU needs of the libraries whose arrays lie on it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from typing import Any, Protocol
 import numpy as np
 
 
+class ImmovableError(Exception):
+    """A value cannot be pickled, or an array cannot be copied down; ``kind`` names its type.
+
+    Devices and :mod:`hpcgpu.spill.values` raise it in the thread that copies; Executor does not try again.
+    """
+
+    def __init__(self, value: object, why: Exception) -> None:
+        super().__init__(repr(why))
+        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 class Device(Protocol):
-    """What the store needs of a GPU; a simulated one and a CUDA device look alike to it.
+    """What the store needs of a GPU; simulated GPUs and CUDA devices look alike to it.
 
     Thread-safe: readers, the spill thread and threads that allocate call it at the same time, never under the store's
-    lock. Any call may take as long as a copy, and raise what the device's library raises.
+    lock. Any call may take as long as a copy, and may raise what the device's library raises.
 
     Attributes
     ----------
     memory_bytes : int
         Of the whole device.
     on_alloc_failure : callable or None
-        Called by the device, in the thread that allocates, with the bytes that it lacks; true: it may try again.
+        The device calls it in the thread that allocates, with the missing bytes; if true, it tries again.
 
     """
 
@@ -39,17 +50,17 @@ class Device(Protocol):
         Parameters
         ----------
         arrays : sequence
-            Of one buffer, one at least, of any shapes, strides and dtypes.
+            At least one, all of one buffer, of any shapes, strides and dtypes.
         empty : callable
-            Gives room in host memory: of bytes, an array of shape (bytes,) and dtype uint8. A device that needs memory
-            of a kind of its own does not use it.
+            Takes a number of bytes; returns host memory, an array of shape (bytes,) and dtype uint8. A device that
+            needs a kind of memory of its own does not use it.
 
         Returns
         -------
         ndarray of shape (nbytes,) and dtype uint8
             The buffer; the copy is finished.
         list
-            For each array how it lies there; can be pickled.
+            The layout of each array in it; can be pickled.
 
         Raises
         ------
@@ -61,21 +72,21 @@ class Device(Protocol):
     def pack_each(
         self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
     ) -> list[tuple[np.ndarray, list[Any]]]:
-        """Copy several small buffers to the host, and wait for the device as seldom as can be."""
+        """Copy several small buffers to the host, with as few waits for the device as possible."""
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
-        """Copy a packed buffer to the device, once, and return its arrays, as they were.
+        """Copy a packed buffer to the device, once, and return its arrays.
 
         Raises
         ------
         MemoryError
-            There is no room, though ``on_alloc_failure`` was asked.
+            There is no room, even after ``on_alloc_failure``.
 
         """
 
 
 class Copies(Protocol):
-    """Copies between a device and host memory, finished when they return.
+    """Copies between a device and host memory; a copy is finished when its call returns.
 
     Thread-safe. Host memory is an array of shape (nbytes,) and dtype uint8.
 
@@ -93,53 +104,53 @@ class Copies(Protocol):
         """Page-locked host memory that waits for the next copy."""
 
     def trim(self) -> int:
-        """Give that memory back to the system; return how much."""
+        """Give that memory back to the system; return its bytes."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Return a copy of device memory, after all work that the device has been given."""
+        """Return a copy of device memory, made after all work that the device has got so far."""
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several, by address and bytes."""
+        """Return copies of several allocations, by address and bytes."""
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
-        """Copy to device memory that was allocated on the stream ``after``, when that has come so far."""
+        """Copy to device memory that was allocated on the stream ``after``, once that stream has come so far."""
 
 
 class Kind(Protocol):
     """The arrays of one library on one device.
 
-    Called by the device alone, in any thread, in several at once: what a library does not allow there is for its class
-    here to prevent.
+    Only the device calls it, in any thread, in several at once. If a library does not allow that, its class here must
+    prevent it.
     """
 
     def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return address and bytes of the array's allocation."""
 
     def view_of(self, array: Any) -> Any:  # noqa: ANN401
-        """Return how the array lies in its allocation; it can be pickled."""
+        """Return the layout of the array in its allocation; it can be pickled."""
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
-        """Return new device memory, its address and the stream on which it was allocated."""
+        """Return new device memory, its address, and the stream of the allocation."""
 
     def array_of(self, memory: Any, view: Any) -> Any:  # noqa: ANN401
-        """Return an array in memory that was allocated."""
+        """Return an array in allocated memory."""
 
     def used_bytes(self, device: Gpu) -> int:
         """Return the bytes that the library's arrays hold."""
 
     def give_back(self) -> None:
-        """Give back to the device what the library keeps to be used again."""
+        """Free the memory that the library keeps, so that others can use it."""
 
 
 class Gpu(Device, Protocol):
-    """A CUDA device, as the classes of the libraries see it; thread-safe, as :class:`Device`.
+    """A CUDA device, as the adapters for libraries see it; thread-safe, as :class:`Device`.
 
     Attributes
     ----------
     number : int
         Of the device, as CUDA counts in this process.
     copies : Copies
-        All libraries' copies go through it.
+        Makes the copies of all libraries.
 
     """
 
@@ -147,7 +158,7 @@ class Gpu(Device, Protocol):
     copies: Copies
 
     def kind(self, name: str) -> Kind:
-        """Return the arrays of a library."""
+        """Return the adapter for the arrays of a library."""
 
     def give_back(self) -> None:
-        """Give back what each library keeps to be used again."""
+        """Free the memory that each library keeps."""

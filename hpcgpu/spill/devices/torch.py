@@ -1,4 +1,4 @@
-"""PyTorch's tensors, as the store takes devices: by storage, which several tensors may show.
+"""PyTorch's tensors: by storage, which several tensors may share.
 
 Written for torch 2.1 and later (``untyped_storage``); nothing here imports it before there are tensors.
 """
@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.pressure import with_room
-from hpcgpu.spill.devices.protocols import Gpu
-from hpcgpu.spill.storage.pickled import ImmovableError
+from hpcgpu.spill.devices.allocation_failure import with_room
+from hpcgpu.spill.devices.protocols import Gpu, ImmovableError
 
 _SPARSE = {
     "torch.sparse_coo": ("_indices", "_values"),
@@ -22,7 +21,7 @@ _SPARSE = {
 
 
 class TensorView(NamedTuple):
-    """How a tensor lies in its storage: strides and offset in elements, as torch counts."""
+    """The layout of a tensor in its storage: strides and offset in elements, as torch counts."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -34,9 +33,9 @@ class TensorView(NamedTuple):
 
 
 class Tensors:
-    """Tensors on one device, in memory of torch's own allocator (RMM's, where torch is told to use that).
+    """Tensors on one device, in memory of torch's allocator (RMM's, if torch is told to use that).
 
-    Thread-safe, as torch's allocator is; modes and streams of torch are the calling thread's.
+    Thread-safe, as torch's allocator is; modes and streams of torch are those of the calling thread.
     """
 
     kind = "cuda"
@@ -45,7 +44,7 @@ class Tensors:
         self._number = device.number
 
     def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
-        """Return address and bytes of the tensor's storage; of a sparse one an id, and the bytes of its parts."""
+        """Return address and bytes of the tensor's storage; for a sparse tensor an id, and the bytes of its parts."""
         parts = _SPARSE.get(str(array.layout))
         if parts is not None:
             return id(array), sum(int(getattr(array, name)().nbytes) for name in parts)
@@ -53,7 +52,7 @@ class Tensors:
         return int(storage.data_ptr()), int(storage.nbytes())
 
     def view_of(self, array: Any) -> TensorView:  # noqa: ANN401
-        """Return how the tensor lies in its storage.
+        """Return the layout of the tensor in its storage.
 
         Raises
         ------
@@ -91,10 +90,10 @@ class Tensors:
         return int(torch.cuda.current_stream(self._number).cuda_stream)
 
     def array_of(self, memory: Any, view: TensorView) -> Any:  # noqa: ANN401
-        """Return a tensor in memory that was allocated."""
+        """Return a tensor in allocated memory."""
         import torch
 
-        with torch.inference_mode(False), torch.no_grad():  # the task's own thread may have switched
+        with torch.inference_mode(False), torch.no_grad():  # the task may have switched these in its thread
             tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
             tensor.set_(memory.untyped_storage(), view.offset, view.shape, view.strides)
         if view.is_parameter:
@@ -102,16 +101,16 @@ class Tensors:
         return tensor.requires_grad_(view.requires_grad)
 
     def used_bytes(self, device: Gpu) -> int:
-        """Return the bytes that tensors hold; 0 where torch does not allocate them itself."""
+        """Return the bytes that tensors hold; 0 if torch does not allocate them itself."""
         import torch
 
         try:
             return int(torch.cuda.memory_allocated(device.number))
-        except RuntimeError:  # an allocator that was plugged in, RMM's, keeps no books for torch
+        except RuntimeError:  # a pluggable allocator, such as RMM's, does not count for torch
             return 0
 
     def give_back(self) -> None:
-        """Give what torch keeps to be used again back to the device: other libraries cannot have it."""
+        """Free the memory that torch keeps: other libraries cannot use it."""
         import torch
 
         torch.cuda.empty_cache()
@@ -122,7 +121,7 @@ def _is_parameter(kind: type) -> bool:
 
 
 def _why_immovable(tensor: Any) -> str:  # noqa: ANN401
-    """Return what would not come back with a tensor's numbers; empty if nothing."""
+    """Return which property of a tensor its numbers do not restore; empty if there is none."""
     kind: type = type(tensor)
     is_parameter = _is_parameter(kind)
     if not is_parameter and (kind.__name__ != "Tensor" or kind.__module__ != "torch"):
@@ -139,12 +138,12 @@ def _why_immovable(tensor: Any) -> str:  # noqa: ANN401
 
 
 class TorchCopies:
-    """Copies by torch, where there is neither cuda.bindings nor CuPy; each waits for the whole device.
+    """Copies by torch, without cuda.bindings and CuPy; each waits for the whole device.
 
-    Thread-safe: it keeps nothing.
+    Thread-safe: it has no state.
     """
 
-    idle_bytes = 0  # what torch keeps of page-locked memory it does not tell
+    idle_bytes = 0  # torch does not tell how much page-locked memory it keeps
 
     def __init__(self, number: int) -> None:
         import torch
@@ -153,7 +152,7 @@ class TorchCopies:
         self.memory_bytes = int(torch.cuda.get_device_properties(number).total_memory)
 
     def trim(self) -> int:
-        """Do nothing: nothing is kept here."""
+        """Do nothing: there is no pool."""
         return 0
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -166,7 +165,7 @@ class TorchCopies:
         return root
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several, one after the other."""
+        """Return copies of several allocations, one after the other."""
         return [self.to_host(*extent, empty) for extent in extents]
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
@@ -175,7 +174,7 @@ class TorchCopies:
         import torch
 
         torch.cuda.synchronize(self._number)
-        source = torch.from_numpy(root if root.flags.writeable else root.copy())  # it warns of what it may not write to
+        source = torch.from_numpy(root if root.flags.writeable else root.copy())  # torch warns about read-only arrays
         self._tensor_at(pointer, root.nbytes).copy_(source)
         torch.cuda.synchronize(self._number)
 

@@ -1,1 +1,1 @@
-"""Stand-ins for objects of values, which come up when they are touched."""
+"""Proxies of objects in values, which come up when they are touched."""

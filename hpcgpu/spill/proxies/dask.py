@@ -1,7 +1,7 @@
-"""What dask must know of proxies: where it looks at ``type(x)``, it does for a proxy what it does for the object.
+"""Registers proxies with dask: its tables look at ``type(x)``, and must do for a proxy what they do for the object.
 
-The tables of ``dask.array`` and ``dask.dataframe`` get an entry for each of the proxies' classes, for they also ask
-them about a class without an object; they get them when these modules are imported, if ever.
+The tables of ``dask.array`` and ``dask.dataframe`` get an entry for each class of proxies, since dask also looks up a
+class without an object. They get these entries when their modules are imported, if ever.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 import wrapt
 
+from hpcgpu.spill.proxies.placeholder import Resident
 from hpcgpu.spill.proxies.proxy import Proxy, call, for_each_class, is_proxy, make_proxy, source_of, unproxy
-from hpcgpu.spill.proxies.stub import Here
 
 
 def asproxy(x: Any) -> Any:  # noqa: ANN401
-    """Return a proxy of an object that is up; of a proxy, and of None, itself."""
+    """Return a proxy of an object that is up; a proxy, or None, is returned as it is."""
     register()
-    return x if x is None or is_proxy(x) else make_proxy(Here(x))
+    return x if x is None or is_proxy(x) else make_proxy(Resident(x))
 
 
 @functools.cache
 def register() -> None:
-    """Make proxies known to dask, in this process, where and when it is imported; again does nothing.
+    """Register proxies with dask, in this process, when dask is imported; a second call does nothing.
 
-    A message to another process holds the object, as it would be sent without a proxy, and needs no registration
-    there. To send something else, such as bytes that are on the host already, put it in before, by
+    A message to another process has the object, as it would be sent without a proxy, and needs no registration there.
+    To send something else, such as bytes that are on the host already, replace the proxies before by
     :func:`hpcgpu.spill.proxies.proxy.replaced`.
     """
     wrapt.register_post_import_hook(_register_size, "dask.sizeof")
@@ -38,7 +38,7 @@ def register() -> None:
         wrapt.register_post_import_hook(_register_tables, module)
 
 
-# They import what they are called with: another thread may be in the midst of that.
+# These import the module themselves: another thread may be in the middle of its import.
 def _register_size(_: ModuleType) -> None:
     from dask.sizeof import sizeof
 
@@ -60,13 +60,13 @@ def _register_messages(_: ModuleType) -> None:
 
 
 def _dumps(table: Any, proxy: Any) -> Any:  # noqa: ANN401
-    """Return header and frames of the object; the class beside them in the message is the object's (``_pickled``)."""
+    """Return header and frames of the object; the message has the object's class beside them (``_pickled``)."""
     kind = source_of(proxy).kind
     try:
         dumps = table.dispatch(kind)
     except TypeError:
         raise NotImplementedError(kind) from None  # distributed goes on to the next family
-    if kind.__module__ == "__main__":  # cloudpickle would take the proxies' class by value
+    if kind.__module__ == "__main__":  # cloudpickle would pickle the class of proxies by value
         raise NotImplementedError(kind)
     return dumps(unproxy(proxy))
 
@@ -84,5 +84,5 @@ def _register_tables(module: ModuleType) -> None:
 
 
 def _delegate(table: Any, kind: type) -> Callable[..., Any]:  # noqa: ANN401
-    """Return a function that calls what a table has for a class, with the objects."""
+    """Return a function that calls a table's function for a class, with the objects of proxies."""
     return lambda *args, **kwargs: call(table.dispatch(kind), args, kwargs)

@@ -1,12 +1,12 @@
-"""Stand-ins for stored objects: each is brought up when it is first touched, and let go when it is evicted.
+"""Proxies of stored objects: an object comes up when its proxy is first touched, and is released when it is evicted.
 
-A proxy is of a class of its own for each class of objects, of that class's name, so that what looks at names
-(dask's ``is_cupy_type``, the dashboard) or at ``__class__`` (``isinstance``) takes it for the object without loading
-it. What looks at ``type(x)`` does not: dask's tables (``hpcgpu.spill.proxies.dask``), ``memoryview``, and compiled
-code such as CuPy's; it wants :func:`unproxy`.
+Each class of objects has a class of proxies, with the same name. Code that looks at names (dask's ``is_cupy_type``, the
+dashboard) or at ``__class__`` (``isinstance``) takes a proxy for the object, and does not bring it up. Code that looks
+at ``type(x)`` does not take it for the object: dask's tables (see ``hpcgpu.spill.proxies.dask``), ``memoryview``, and
+compiled code such as CuPy's, which needs :func:`unproxy`.
 
-Writing to the object is noticed at the proxy: items, attributes, in-place operators, ``out=``, the methods and
-functions that ``hpcgpu.spill.proxies.writes`` names. Writing to a view (``p[2:5]``, ``p.T``, ``p.values``) is not.
+Writes to the object are noticed at the proxy: items, attributes, in-place operators, ``out=``, the methods and
+functions in ``hpcgpu.spill.proxies.mutators``. Writes to a view (``p[2:5]``, ``p.T``, ``p.values``) are not noticed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from hpcgpu.spill.proxies.stub import BASE, HELD, Source, State, Stub, defines, lifted, up
-from hpcgpu.spill.proxies.writes import FLAGGED, METHODS, PLACES, written
-from hpcgpu.spill.values.value import put_together, take_apart
+from hpcgpu.spill.proxies.mutators import INDEXERS, INPLACE_METHODS, METHODS, written_arguments
+from hpcgpu.spill.proxies.placeholder import BASE, HELD, Placeholder, Source, State, defines, lifted, up
+from hpcgpu.spill.values.traverse import put_together, take_apart
 
 
 class _Meta(type):
-    """Class of the proxies' classes: dask writes the class of an object into its messages, and gets the object's."""
+    """Class of the proxies' classes: dask writes an object's class into messages; for a proxy it gets the object's."""
 
 
 class Proxy(BASE, metaclass=_Meta):
-    """Root of the proxies' classes; :func:`make_proxy` makes them.
+    """Root of the proxies' classes; :func:`make_proxy` makes these.
 
-    Shape, dtype and every other attribute are the object's. Several threads may use a proxy at once, as far as they may
-    the object: it is brought up once, and stays while an operation works on it.
+    Shape, dtype and all other attributes are the object's. Several threads may use a proxy at once, if they may use the
+    object at once: it comes up once, and stays up during an operation.
     """
 
     _self_kind: type = object
 
     def __init__(self, source: Source) -> None:
         self._self_state = State(source)
-        self._self_stub = Stub(self._self_state)
-        super().__init__(self._self_stub)
+        self._self_placeholder = Placeholder(self._self_state)
+        super().__init__(self._self_placeholder)
         self._self_state.proxy = weakref.ref(self)
 
     @property  # type: ignore[misc] # of object it can be set, too
@@ -50,14 +50,14 @@ class Proxy(BASE, metaclass=_Meta):
     @property
     def __wrapped__(self) -> Any:  # noqa: ANN401
         held = HELD.__get__(self)
-        return self._self_state.load() if type(held) is Stub else held
+        return self._self_state.load() if type(held) is Placeholder else held
 
     @staticmethod
     def __wrapped_setattr_fixups__() -> None:
-        """Wrapt 2.5.2 looks for it whenever the slot is set, and would look in the object."""
+        """Do nothing: wrapt 2.5.2 looks for it whenever the slot is set, and else would find the object's."""
 
     def __repr__(self) -> str:
-        # loads nothing: distributed writes the arguments of a failed task to its log, on the event loop
+        # it loads nothing: distributed logs the arguments of a failed task on the event loop
         source = self._self_state.source
         return f"<proxy of {source.kind.__module__}.{source.kind.__qualname__}, {source.nbytes} bytes>"
 
@@ -74,7 +74,7 @@ class Proxy(BASE, metaclass=_Meta):
         _write(self, delattr, name)
 
     def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401
-        whole = issubclass(self._self_state.source.kind, (list, dict))  # they keep a proxy as any other object
+        whole = issubclass(self._self_state.source.kind, (list, dict))  # these keep a proxy as any other object
         _write(self, operator.setitem, unproxy(index), value if whole else unproxy(value))
 
     def __delitem__(self, index: Any) -> None:  # noqa: ANN401
@@ -94,7 +94,7 @@ class Proxy(BASE, metaclass=_Meta):
         return copy.deepcopy(self.__wrapped__, memo)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:  # noqa: ANN401
-        del protocol  # who unpickles need not have this package
+        del protocol  # the other process may not have this package
         return operator.getitem, ((self.__wrapped__,), 0)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -151,7 +151,7 @@ for _name in ("neg", "pos", "abs", "invert"):
 
 
 def _enter(stack: ExitStack, x: Any) -> Any:  # noqa: ANN401
-    """Return the object of a proxy, kept up until the stack is left; anything else as it is."""
+    """Return the object of a proxy, which stays up until the stack ends; anything else is returned as it is."""
     if not is_proxy(x):
         return x
     source = source_of(x)
@@ -159,19 +159,19 @@ def _enter(stack: ExitStack, x: Any) -> Any:  # noqa: ANN401
 
 
 def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Let an operation write to the stored object; the proxy stands for it in the result, too."""
+    """Let an operation write to the object of a proxy; if the result is the object, return the proxy."""
     with ExitStack() as stack:
         found = _enter(stack, proxy)
         try:
             result = operation(found, *args, **kwargs)
-        finally:  # also what wrote half; while it is kept up, so that no copy is made in between
+        finally:  # after a half write, too; and while the object is kept up, so that no copy is made in between
             source_of(proxy).dirty()
         return proxy if result is found else result
 
 
 def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # noqa: ANN401
-    """Call a function with the objects of all proxies, kept up meanwhile."""
-    _, targets = take_apart(written(function, args, kwargs), is_proxy)
+    """Call a function with the objects of all proxies, which stay up meanwhile."""
+    _, targets = take_apart(written_arguments(function, args, kwargs), is_proxy)
     with ExitStack() as stack:
         args, kwargs = _replaced((args, kwargs), lambda proxy: _enter(stack, proxy))
         try:
@@ -186,8 +186,8 @@ def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # noqa: 
 
 
 def _replaced(x: Any, by: Callable[[Any], Any]) -> Any:  # noqa: ANN401
-    rest, proxies = take_apart(x, is_proxy)
-    return put_together(rest, [by(p) for p in proxies]) if proxies else x
+    skeleton, proxies = take_apart(x, is_proxy)
+    return put_together(skeleton, [by(p) for p in proxies]) if proxies else x
 
 
 def _class_of(kind: type) -> type[Proxy]:
@@ -195,24 +195,24 @@ def _class_of(kind: type) -> type[Proxy]:
     special: dict[str, Any] = {}
     if defines(kind, "__iter__") or defines(kind, "__getitem__"):
         special["__iter__"] = lambda self: iter(HELD.__get__(self))
-    if not issubclass(kind, Mapping):  # in Python it makes a sequence of it, which numpy asks for
+    if not issubclass(kind, Mapping):  # a class written in Python with it is a sequence to numpy
         special["__getitem__"] = lambda self, i: HELD.__get__(self)[i if type(i) in (int, str, slice) else unproxy(i)]
     if defines(kind, "__call__"):
         special["__call__"] = lambda self, *args, **kwargs: self.__wrapped__(*args, **kwargs)
     if defines(kind, "__next__"):
         special["__next__"] = lambda self: next(self.__wrapped__)
-    for name in METHODS | FLAGGED:
-        if hasattr(kind, name) or defines(kind, "__getattr__"):  # SimArray's are not in its class
+    for name in METHODS | INPLACE_METHODS:
+        if hasattr(kind, name) or defines(kind, "__getattr__"):  # SimArray's methods are not in its class
             special[name] = _writer(name)
-    for name in PLACES:
+    for name in INDEXERS:
         if hasattr(kind, name):
-            special[name] = _place(name)
+            special[name] = _indexer(name)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_self_kind": kind}
     made: Any = _Meta(kind.__name__, (Proxy,), special | names)
     return made
 
 
-def _place(name: str) -> property:
+def _indexer(name: str) -> property:
     return property(lambda self: _write(self, getattr, name))
 
 
@@ -223,7 +223,7 @@ def _writer(name: str) -> property:
             return there
 
         def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if name in FLAGGED and not kwargs.get("inplace"):
+            if name in INPLACE_METHODS and not kwargs.get("inplace"):
                 return there(*args, **kwargs)
             return _write(self, lambda found: getattr(found, name)(*args, **kwargs))
 
@@ -242,7 +242,7 @@ _watchers: list[Callable[[type[Proxy]], None]] = []
 
 
 def make_proxy(source: Source) -> Any:  # noqa: ANN401
-    """Return a stand-in for the object of a source; nothing is loaded."""
+    """Return a proxy for the object of a source; nothing is loaded."""
     cls = _CLASSES.get(source.kind)
     if cls is None:
         cls = _class_of(source.kind)
@@ -253,38 +253,39 @@ def make_proxy(source: Source) -> Any:  # noqa: ANN401
 
 
 def for_each_class(do: Callable[[type[Proxy]], None]) -> None:
-    """Call ``do`` with each proxies' class that there is, and with each that will be, before it has proxies."""
+    """Call ``do`` with each class of proxies, existing and future; with a future one before it has proxies."""
     _watchers.append(do)
     for cls in list(_CLASSES.values()):
         do(cls)
 
 
 def is_proxy(x: object) -> bool:
-    """Tell whether something is a proxy of ours; nothing is loaded."""
+    """Tell whether an object is one of these proxies; nothing is loaded."""
     return issubclass(type(x), Proxy)
 
 
 def source_of(proxy: Any) -> Source:  # noqa: ANN401
-    """Return where a proxy's object is."""
+    """Return the source of a proxy."""
     return proxy._self_state.source
 
 
-def let_go(proxy: Any) -> None:  # noqa: ANN401
-    """Make a proxy hold its object no more; it loads again at the next touch. Who is at work on it keeps it."""
+def release(proxy: Any) -> None:  # noqa: ANN401
+    """Take the object from a proxy, which loads it again at the next touch. Operations under way keep the object."""
     proxy._self_state.token = object()
-    HELD.__set__(proxy, proxy._self_stub)
+    HELD.__set__(proxy, proxy._self_placeholder)
 
 
 def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401
-    """Return a value with something else, not None, for each proxy in it, once for each: what is sent for it, say.
+    """Return a value in which ``by`` gives the replacement, not None, of each proxy; it is called once for each.
 
-    Looks where :func:`hpcgpu.spill.values.value.take_apart` does. A value without proxies is returned as it is.
+    Looks into the same objects as :func:`hpcgpu.spill.values.traverse.take_apart`. A value without proxies is returned
+    as it is.
     """
     return _replaced(x, lambda proxy: by(source_of(proxy)))
 
 
 def unproxy(x: Any) -> Any:  # noqa: ANN401
-    """Return a value with the object for each proxy in it, also within these; looks where ``replaced`` does.
+    """Return a value with its objects for all proxies in it, in these objects, too; looks where ``replaced`` does.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What holds in every state of the machine: told by the state itself, asserted by the tests after each event."""
+"""What holds in every state of the machine, read from the state itself; the tests assert it after each event."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hpcgpu.spill.state.units import Copy, Ticket, Unit
 def broken(
     state: SpillState, units: Collection[Unit], tickets: Collection[Ticket], under_way: Collection[Copy]
 ) -> Iterator[str]:
-    """Yield what is wrong.
+    """Yield the laws that a state breaks.
 
     Parameters
     ----------
     state : SpillState
         Between two events.
     units : collection of Unit
-        All that were ever named.
+        All that ever had a name.
     tickets : collection of Ticket
-        All that were not released.
+        All that are not released.
     under_way : collection of Copy
-        Those that were instructed and not yet reported.
+        The copies instructed and not yet reported.
 
     """
     yield from _bytes(state, units, under_way)
@@ -31,28 +31,28 @@ def broken(
     waiting = [t for t in tickets if not t.over]
     if state.waiting != len(waiting):
         yield f"{state.waiting} tickets are said to wait, and {len(waiting)} do"
-    if not under_way and (waiting or state.rooms.waiting):
+    if not under_way and (waiting or state.allocations.waiting):
         yield "somebody waits, and nothing is under way"
 
 
 def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Copy]) -> Iterator[str]:
-    places = {*state.tiers.bytes, *(c.to for c in under_way)}
-    for place in places:
-        there = sum(u.size(place) for u in units if u.valid >> place & 1)
-        coming = sum(c.nbytes for c in under_way if c.to == place)
-        leaving = sum(c.unit.nbytes for c in under_way if c.source == place > c.to)
-        copies = sum(u.size(place) for u in units if u.valid >> place & 1 and u.tier > place)
-        if state.tiers.bytes.get(place, 0) != there + coming:
-            yield f"{state.tiers.bytes.get(place, 0)} bytes are counted in place {place}, {there + coming} are there"
-        if state.tiers.leaving.get(place, 0) != leaving:
-            yield f"{state.tiers.leaving.get(place, 0)} bytes are said to leave place {place}, {leaving} do"
-        if state.tiers.copy_bytes.get(place, copies) != copies:
-            yield f"{state.tiers.copy_bytes[place]} bytes of copies are counted in place {place}, {copies} are there"
+    tiers = {*state.accounting.bytes, *(c.to for c in under_way)}
+    for tier in tiers:
+        there = sum(u.size(tier) for u in units if u.valid >> tier & 1)
+        coming = sum(c.nbytes for c in under_way if c.to == tier)
+        leaving = sum(c.unit.nbytes for c in under_way if c.source == tier > c.to)
+        copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
+        if state.accounting.bytes.get(tier, 0) != there + coming:
+            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {there + coming} are there"
+        if state.accounting.leaving.get(tier, 0) != leaving:
+            yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
+        if state.accounting.copy_bytes.get(tier, copies) != copies:
+            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are there"
 
 
 def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterator[str]:
     if unit.tier != unit.valid.bit_length() - 1:
-        yield f"unit {unit.name} is said to lie in place {unit.tier}, and is valid in {unit.valid:b}"
+        yield f"unit {unit.name} is said to lie in tier {unit.tier}, and is valid in {unit.valid:b}"
     if unit.keys and not unit.valid:
         yield f"unit {unit.name} is named, and nowhere"
     if unit.valid and not (unit.keys or unit.pins or copies):
@@ -61,7 +61,7 @@ def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterat
         yield f"unit {unit.name} has {len(copies)} copies under way, and says {unit.move}"
     for copy in copies:
         if copy.source != unit.tier:
-            yield f"unit {unit.name} is copied from place {copy.source}, and lies in {unit.tier}"
+            yield f"unit {unit.name} is copied from tier {copy.source}, and lies in {unit.tier}"
     if unit.dirty and unit.valid != 1 << unit.top:
         yield f"unit {unit.name} is dirty, and has copies"
     if unit.pins != sum(unit in t.units for t in tickets):

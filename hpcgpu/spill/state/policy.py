@@ -1,20 +1,21 @@
 """Which units go down next. Pure: candidates in, choice out.
 
-The order is that of the last use, longest ago first, with two changes. What a task that is ready needs goes after
-everything else, what a running one needs last; among those that are ready, what runs latest goes first. And a caller
-may hand in what has a valid copy below as a group of its own, which goes first: moving it down costs nothing.
+The order is that of the last use, longest ago first, with two changes. Units that a ready task needs go after all
+others, units that a running task needs go last; of the units that ready tasks need, those of the latest task go first.
+And a caller may pass the units with a valid copy below as a group of its own, which goes first: to move them down costs
+nothing.
 
-The first candidates in this order that cover the need are the window. Nothing outside is ever taken, except what is
-exactly as old as the last in it. Inside, what is clean goes first, then the biggest, so that there are few moves; but
-where one alone covers what is left, the smallest that does: a huge one stays if a small one of the window suffices. At
-last what is needless stays: without any one of the chosen the need would not be covered.
+The first candidates in this order that cover the need are the window. Nothing outside is ever taken, except units as
+old as the last one in it. Inside, clean units go first, then the biggest, so that there are few moves. But if one unit
+alone covers what is left, the smallest such unit goes: a huge one stays if a small one suffices. At last needless ones
+stay: without any one of the chosen units the need would not be covered.
 
-``benchmarks/spill_policy.py`` tells what each rule is worth: bytes moved beside plain LRU, a geometric mean over graphs
-and stores of 30, 50 and 80 % of the peak (dask 2026.8.0). Where it is known which tasks are ready, but not which of
-them runs first, 0.87, yet 1.6 on a matrix product, where half of the tasks are ready and what has just been made goes
-in favour of what is needed late. With their priorities 0.76, and nowhere above 1.005; with the window 0.75, and with
-what is clean as a first group 0.74. With :func:`headroom` in place of a need that is 5 % larger, as the state machine
-has it, 0.72. An oracle has 0.70. Windows of two to eight times the need are no better, and take what is young.
+``benchmarks/spill_policy.py`` measures each rule: bytes moved, relative to plain LRU, as a geometric mean over graphs
+and stores of 30, 50 and 80 % of the peak (dask 2026.8.0). If the ready tasks are known, but not which of them runs
+first: 0.87, yet 1.6 on a matrix product, where half of the tasks are ready, and new units go in favour of units that
+are needed late. With the tasks' priorities 0.76, and never above 1.005; with the window 0.75, and with clean units as a
+first group 0.74. With :func:`headroom` instead of a need that is 5 % larger, which is what the state machine does,
+0.72. An oracle has 0.70. Windows of two to eight times the need are no better, and take young units.
 """
 
 from __future__ import annotations
@@ -26,23 +27,25 @@ from typing import NamedTuple
 
 
 class Candidate(NamedTuple):
-    """A unit that may be moved. Immutable; :class:`hpcgpu.spill.state.tiers.Tiers` makes it, under the store's lock.
+    """A unit that may be moved.
+
+    Immutable; :class:`hpcgpu.spill.state.accounting.Accounting` makes it, under the store's lock.
 
     Attributes
     ----------
     name, nbytes : int
-        The unit's, and its bytes.
+        The unit's.
     age : int
-        When it was last touched; smaller is longer ago.
+        The time of its last use; smaller is longer ago.
     pinned : bool
-        A running task uses it; moving it would free nothing.
+        A running task uses it; to move it would free nothing.
     needed : int
-        How soon a task needs it: 0 as far as is known not at all, 1 a task that is ready, 2 one that runs or is next.
+        How soon a task needs it: 0 no known task, 1 a task that is ready, 2 a task that runs or is next.
     clean : bool
-        The tier below has a valid copy: moving it down copies nothing.
+        The tier below has a valid copy: to move it down copies nothing.
     priority : tuple[float, ...]
-        Of what is ``needed``: the priority of the first task that needs it, as distributed has it (the smaller runs
-        sooner). ``()`` for all where it is not known; then age decides.
+        If ``needed``, the priority of the first task that needs it, as distributed has it (the smaller runs sooner).
+        ``()`` for all candidates if priorities are not known; then age decides.
 
     """
 
@@ -56,19 +59,18 @@ class Candidate(NamedTuple):
 
 
 def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """Yield what to move, in this order, to free ``need_bytes``; all that is not pinned where that is not enough.
+    """Yield what to move, in this order, to free ``need_bytes``; all that is not pinned if that is not enough.
 
-    ``candidates`` come longest untouched first. Those looked at are the window, the one after it, and what is pinned or
-    needed before it.
+    ``candidates`` come longest untouched first. The iterator is read up to the first candidate after the window.
     """
     return victims_of([candidates], need_bytes)
 
 
 def victims_of(groups: Sequence[Iterable[Candidate]], need_bytes: int) -> Iterator[Candidate]:
-    """Yield what to move, as :func:`victims` does, from several groups, the first of them first.
+    """Yield what to move, as :func:`victims` does, from several groups, the first group first.
 
-    Each group comes longest untouched first; no unit is in two. With what is clean as a group before the rest, all of
-    it that no task needs goes before anything that must be copied.
+    Each group comes longest untouched first; no unit is in two. If clean units are a group before the others, all of
+    them that no task needs go before any unit that must be copied.
     """
     chosen: list[Candidate] = []
     left = need_bytes
@@ -87,9 +89,10 @@ def victims_of(groups: Sequence[Iterable[Candidate]], need_bytes: int) -> Iterat
 
 
 def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candidate]:
-    """Yield the longest untouched, until one is needed or more than ``most_bytes`` in all, so that the next fit.
+    """Yield the longest untouched, until one is needed or ``most_bytes`` are exceeded, so that the next units fit.
 
-    Nothing is chosen for it: of two that take turns, what is clean would go each time, while an old one stays for ever.
+    There is no choice by size or copies: of two units that take turns the clean one would go each time, and an old one
+    would stay for ever.
     """
     for candidate in candidates:
         most_bytes -= candidate.nbytes
@@ -112,7 +115,7 @@ def _in_order(groups: Iterable[Iterable[Candidate]]) -> Iterator[Candidate]:
 
 
 def _window(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """Yield the first that cover the need, and what equals the last of them."""
+    """Yield the first candidates that cover the need, and those that rank with the last of them."""
     last = None
     if need_bytes <= 0:
         return
@@ -126,7 +129,7 @@ def _window(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candid
 
 
 def _biggest_first(candidates: list[Candidate], need_bytes: int) -> list[Candidate]:
-    """Take the biggest, until one alone covers the rest: then the smallest that does; of one size the oldest."""
+    """Take the biggest, until one alone covers what is left: then the smallest such one; of one size the oldest."""
     sizes = sorted(reversed(candidates), key=lambda c: c.nbytes)
     taken = []
     while sizes and need_bytes > 0:

@@ -1,9 +1,9 @@
-"""The nouns of the state machine: what moves, who asks, and what is to be done. All sizes are in bytes.
+"""The nouns of the state machine: what moves, who waits, and what is to be done. All sizes are in bytes.
 
-The machine changes Unit, Ticket and Room under the store's lock alone. The instructions (Copy, Drop, Release, Resume,
-Fail, Say, Leave) are immutable: SpillState and its parts make them under that lock, and
-:class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread that told of the event; a Copy in the one
-that it names.
+The machine changes Unit, Ticket and FailedAllocation, only under the store's lock. The instructions (Copy, Drop, Trim,
+Resume, Fail, Say, Leave) are immutable: SpillState and its parts make them under that lock, and
+:class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread that told of the event; a Copy in the
+thread that it names.
 """
 
 from __future__ import annotations
@@ -12,62 +12,62 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-# A place has a limit and a count of bytes. The places of further devices are DEVICE + 1, DEVICE + 2, ...
+# A tier has a limit and a count of bytes. The tiers of further devices are DEVICE + 1, DEVICE + 2, ...
 DISK, HOST, DEVICE = range(3)
 
 
-def places_in(bits: int) -> Iterator[int]:
-    """Yield the places of a set of bits."""
+def tiers_in(bits: int) -> Iterator[int]:
+    """Yield the tiers of a set of bits."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
 
 
-def below(place: int) -> int:
-    """Return the place to which moving down leads from a device or from host memory."""
-    return HOST if place > HOST else DISK
+def below(tier: int) -> int:
+    """Return the next tier down from a device or from host memory."""
+    return HOST if tier > HOST else DISK
 
 
 class Unit:
-    """Bytes that move as one. A million of them: what is usual stands in the class, and is set where it changes.
+    """Bytes that move as one. There may be a million: usual values are in the class, and an object has the others.
 
-    The store makes :class:`hpcgpu.spill.values.unit.Content` of it, which also holds the objects.
+    The store's units are :class:`hpcgpu.spill.values.unit.Content`, which also holds the data.
 
     Attributes
     ----------
     name : int
-        Of this unit alone.
+        A number that no other unit has.
     nbytes : int
         On the device or in host memory.
     top : int
-        The place where it is used: a device, or HOST.
+        The tier in which it is used: a device, or HOST.
     at : int
-        The place where it lies when the first key names it.
+        The tier that it lies in when the first key names it.
     disk_bytes : int
-        What it takes on disk, once that is known; 0: ``nbytes``.
+        Its size on disk, once that is known; 0: ``nbytes``.
     valid : int
-        Places that hold its present contents, as bits: ``1 << place``. 0: no key names it.
+        The tiers that hold its present contents, as bits: ``1 << tier``. 0: no key names it.
     tier : int
         The highest of them; -1: none.
     keys, pins : int
-        How many keys name it; how many tickets need it.
+        The number of keys that name it, and of tickets that need it.
     age : int
-        When it was last touched; smaller is longer ago.
+        The time of its last use; smaller is longer ago.
     move : int or None
-        The place that the copy under way goes to; it comes from ``tier``.
+        The tier to which the copy under way goes; the copy comes from ``tier``.
     dirty : bool
         Code outside of a task has the object and may write to it at any time: a copy below is worth nothing.
     fixed : bool
-        It cannot be copied down, however often one tries (it cannot be pickled).
+        It can never be copied down (it cannot be pickled).
     lost : Exception or None
         Why it cannot be read back.
     waiters : tuple of Ticket
-        Those that wait until it is up.
+        The tickets that wait for it.
     waiting : dict or None
-        Priorities of the tasks that are ready and need it.
+        Priorities of the ready tasks that need it, by task.
     running : int
-        How many tasks that run need it.
+        The number of running tasks that need it.
 
     """
 
@@ -90,34 +90,34 @@ class Unit:
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is a valid copy below its tier."""
+        """Whether it has a valid copy below its tier."""
         return self.valid & (self.valid - 1) != 0
 
-    def size(self, place: int) -> int:
-        """Return the bytes that it takes in a place."""
-        return self.disk_bytes or self.nbytes if place == DISK else self.nbytes
+    def size(self, tier: int) -> int:
+        """Return its size in a tier."""
+        return self.disk_bytes or self.nbytes if tier == DISK else self.nbytes
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Somebody who needs units: they are pinned until the ticket is released, in any case.
+    """A need for units: they are pinned until the ticket is released, whatever happens.
 
-    Executor makes it, as :class:`hpcgpu.spill.store.inbox.Reader`, in the thread that reads.
+    Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadTicket`, in the thread that reads.
 
     Attributes
     ----------
     units : tuple of Unit
         Each once.
     writes : bool
-        Who gets them may keep them and write to them: an actor, a client in a task, the write to a proxy.
+        The reader may keep them and write to them: an actor, a client in a task, the write to a proxy.
     for_peer : bool
-        Host bytes will do: they are sent to another worker, and nothing goes through the device.
+        Host bytes suffice: they are sent to another worker, and nothing goes through the device.
     stays : bool
-        Nothing comes up for it: its units only go no further down.
+        Nothing comes up: the units only go no further down.
     at_once : bool
-        It does not wait for room: it comes from within a copy down, for which others may wait.
+        It does not wait for room: it comes from within a copy down, and others may wait for that copy.
     missing : int
-        How many units are not up.
+        The number of units that are not up.
     over : bool
         It was resumed, has failed, or was given up.
 
@@ -132,78 +132,81 @@ class Ticket:
     over: bool = False
 
     def lacks(self, unit: Unit) -> bool:
-        """Tell whether a unit is below where this ticket needs it."""
+        """Tell whether a unit is below the tier in which this ticket needs it."""
         return not self.stays and unit.tier < (HOST if self.for_peer else unit.top)
 
 
 @dataclass(slots=True, eq=False)
-class Room:
-    """An allocation that has failed: a thread waits until so many bytes of a device have been freed.
+class FailedAllocation:
+    """An allocation that has failed: its thread waits until so many bytes of a device are freed.
 
-    ``until_bytes`` is the count of freed bytes at which that is so, ``had_bytes`` the count when it came.
-    Executor makes it, as :class:`hpcgpu.spill.store.inbox.Allocation`, in that thread.
+    ``had_bytes`` is the count of freed bytes at its beginning, ``until_bytes`` the count at which it has room.
+    Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadAllocation`, in that thread.
     """
 
-    place: int
+    tier: int
     nbytes: int
     until_bytes: int = 0
     had_bytes: int = 0
 
 
-class Copy(NamedTuple):
-    """Copy a unit, in the thread of ``by``, or in the spill thread; then tell it by ``moved`` or ``failed``.
+Waiter = Ticket | FailedAllocation
 
-    ``nbytes`` is what is set aside for it where it goes to, ``age`` the unit's when the copy was decided.
+
+class Copy(NamedTuple):
+    """Copy a unit, in the thread of ``by``, or in the spill thread; then report it by ``moved`` or ``failed``.
+
+    ``nbytes`` are set aside for it in its new tier; ``age`` is the unit's at the decision to copy.
     """
 
     unit: Unit
     source: int
     to: int
-    by: Ticket | Room | None
+    by: Waiter | None
     nbytes: int
     age: int
 
 
 class Drop(NamedTuple):
-    """Give up what a place holds of a unit."""
+    """Give up what a tier holds of a unit."""
 
     unit: Unit
-    place: int
+    tier: int
 
 
-class Release(NamedTuple):
-    """Give memory that is kept to be used again back to the system."""
+class Trim(NamedTuple):
+    """Give memory that a tier keeps to be used again back to the system."""
 
-    place: int
+    tier: int
 
 
 class Resume(NamedTuple):
-    """Let a thread go on: its units are up, or room was made, and all drops before this one are done."""
+    """Let a thread go on: its units are up, or it has room, and all drops before this instruction are done."""
 
-    who: Ticket | Room
+    waiter: Waiter
 
 
 class Fail(NamedTuple):
-    """Let a thread go on with an error; of an allocation None: nothing more can go."""
+    """Let a thread go on with an error; for an allocation None: nothing more can go."""
 
-    who: Ticket | Room
+    waiter: Waiter
     error: Exception | None
 
 
 class Say(NamedTuple):
-    """Tell people, in words of the executor's, that what is above its limit stays there, or moves again."""
+    """Log that a tier stays above its limit, or moves again, or that a unit is immovable."""
 
     what: Literal["stays", "works again", "immovable"]
-    place: int
+    tier: int
     nbytes: int
     error: Exception | None
 
 
 class Leave(NamedTuple):
-    """Leave the cluster: a unit is lost, and those who wait for its key would wait for ever."""
+    """Leave the cluster: a unit is lost, and others would wait for its key for ever."""
 
     unit: Unit
     error: Exception
 
 
-Instruction = Copy | Drop | Release | Resume | Fail | Say | Leave
+Instruction = Copy | Drop | Trim | Resume | Fail | Say | Leave

@@ -1,1 +1,1 @@
-"""What lies on disk, and host memory that is used again: files, folders, pools, pickles."""
+"""The disk tier, and host memory that is used again: files, folders, mounts, pools."""

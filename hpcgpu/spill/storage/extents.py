@@ -1,4 +1,4 @@
-"""Free room in files that they still take: by size, with neighbours as one."""
+"""Free room inside files: by size, with neighbours as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _F = TypeVar("_F")
 
 
 class Extent(NamedTuple, Generic[_F]):
-    """Some whole pages of a file: from byte ``start`` on. Immutable; Segments and Extents make it."""
+    """Whole pages of a file, from byte ``start`` on. Immutable; Segments and Extents make it."""
 
     file: _F
     start: int
@@ -18,27 +18,27 @@ class Extent(NamedTuple, Generic[_F]):
 
 
 class Extents(Generic[_F]):
-    """Extents of which none touches another one; nothing takes longer where there are many.
+    """Extents that do not touch each other; no call takes longer if there are many.
 
     Segments makes it, and calls it under its own lock only.
 
     Attributes
     ----------
     nbytes : int
-        Of all of them; read without that lock, too.
+        Of all extents; read without that lock, too.
 
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
-        # by where they start, and by where they end: none ends where another one starts
+        # by first byte, and by end: no extent ends where another one starts
         self._edges: dict[_F, dict[int, Extent[_F]]] = {}
-        # what came last goes first: its pages are in the cache
+        # the last one in goes out first: its pages are in the cache
         self._bins: dict[int, dict[Extent[_F], None]] = {}
         self._filled = 0  # the bins that are not empty, as bits
 
     def add(self, extent: Extent[_F]) -> Extent[_F]:
-        """Add an extent; return it with its neighbours."""
+        """Add an extent; return it, merged with its neighbours."""
         file, start, nbytes = extent
         edges = self._edges.get(file, {})
         if (before := edges.get(start)) is not None:
@@ -63,9 +63,9 @@ class Extents(Generic[_F]):
         self.nbytes -= nbytes
 
     def take(self, nbytes: int) -> Extent[_F] | None:
-        """Take so many bytes out, in one piece; None if there is none of that size."""
+        """Take so many bytes out, in one piece; None if no extent is that large."""
         number = _bin_of(nbytes)
-        # popitem, since looking for the last one takes longer where others were taken (a dict keeps their places)
+        # popitem: to find the last item otherwise takes longer after others were removed (a dict keeps their slots)
         found = self._bins[number].popitem()[0] if self._filled >> number & 1 else None
         if found is None or found.nbytes < nbytes:
             if found is not None:
@@ -76,7 +76,7 @@ class Extents(Generic[_F]):
             number += (larger & -larger).bit_length()
             found = self._bins[number].popitem()[0]
         file, start, there = found
-        if there > nbytes and _bin_of(there - nbytes) == number:  # as each time where a file was made longer
+        if there > nbytes and _bin_of(there - nbytes) == number:  # as each time when a file was made longer
             bin_, edges = self._bins[number], self._edges[file]
             del edges[start]
             rest = Extent(file, start + nbytes, there - nbytes)
@@ -111,7 +111,7 @@ class Extents(Generic[_F]):
 
 
 def _bin_of(nbytes: int) -> int:
-    """Return which bin an extent lies in: up to 15 pages one for each size, then eight to each power of two."""
+    """Return the number of an extent's bin: up to 15 pages one for each size, then eight for each power of two."""
     pages = nbytes // PAGE_BYTES
     step = max(pages.bit_length() - 4, 0)
     return (step << 3) + (pages >> step)

@@ -1,4 +1,4 @@
-"""The folders above a folder of ours: made closed to others, and looked at, since who can rename one can swap ours."""
+"""The folders above a folder of ours: made private, and checked, since a user who can rename one can swap ours."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _ALL_IDS = ("0", "0", "4294967295")
 
 
 class Step(NamedTuple):
-    """A folder, or a link itself, on the way from the root to a path. Immutable; :func:`changed_by` alone sees it."""
+    """A folder, or a link itself, on the way from the root to a path. Immutable; only :func:`changed_by` uses it."""
 
     path: Path
     facts: os.stat_result
 
 
 def make(path: Path) -> None:
-    """Make a folder and those above it that are missing, with mode 0700, whatever the umask lets others do."""
+    """Make a folder, and the missing ones above it, with mode 0700, whatever the umask is."""
     for folder in reversed((path, *path.parents)):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def changed_by(path: Path) -> str:
-    """Return which folder on the way to ``path`` others can change, and who; empty if nobody can.
+    """Return which folder on the way to ``path`` other users can change, and which users; empty if nobody can.
 
-    They could put a folder of their own in the place of ours, from which Python would import. With the sticky bit, as
-    on ``/tmp``, they can rename what is theirs only. All up to the root are looked at: a file system mounted on a
-    folder moves with those above.
+    They could swap ours for a folder of their own, from which Python would import. With the sticky bit, as on ``/tmp``,
+    they can only rename what is theirs. All folders up to the root are checked: a file system moves with the folders
+    above its mount point.
     """
-    shared = False  # whether others can make links where the last step led
+    shared = False  # whether others can make links in the folder of the last step
     for step in _steps(path):
         mode = step.facts.st_mode
         is_link = stat.S_ISLNK(mode)
         if not is_link and not stat.S_ISDIR(mode):
-            return ""  # nothing can lie below it
+            return ""  # nothing lies below a file
         if not _is_trusted(step.facts.st_uid) and (shared or not is_link):
             return f"{step.path} belongs to {_user(step.facts.st_uid)}, who can replace what lies in it"
         if is_link:
@@ -55,7 +55,7 @@ def changed_by(path: Path) -> str:
 
 
 def _steps(path: Path) -> Iterator[Step]:
-    """Yield what the kernel looks at for a path, links and all, as far as it exists."""
+    """Yield what the kernel looks up for a path, links included, as far as the path exists."""
     here, links = Path("/"), 0
     todo = list(reversed(path.absolute().parts[1:]))
     yield Step(here, here.lstat())
@@ -81,7 +81,7 @@ def _steps(path: Path) -> Iterator[Step]:
 
 
 def _is_trusted(uid: int) -> bool:
-    """Tell whether it is root or this user. In a container without root the host's root is one of the unknown."""
+    """Tell whether a user is root or this user. In a container without root the host's root is an unknown user."""
     return uid in (0, os.getuid()) or (uid == _unmapped() and _is_in_namespace())
 
 
@@ -90,17 +90,17 @@ def _unmapped() -> int:
 
 
 def _is_in_namespace() -> bool:
-    """Tell whether only some of the host's users have a number here (user_namespaces(7))."""
+    """Tell whether only some of the host's users have a number in this process (user_namespaces(7))."""
     return tuple(Path("/proc/self/uid_map").read_text().split()) != _ALL_IDS
 
 
 def _writers(facts: os.stat_result) -> str:
-    """Return who but its owner and root may write to a folder; empty for a group that is this user's alone."""
+    """Return who may write to a folder, besides its owner and root; empty if its group has this user only."""
     if facts.st_mode & stat.S_IWOTH:
         return "everybody on this node"
     with contextlib.suppress(KeyError):
         group, me = grp.getgrgid(facts.st_gid), pwd.getpwuid(os.getuid())
-        # Each user's own group, of the same name: with it umask is 002 on Debian and Red Hat.
+        # A group of each user's own, with the user's name: Debian and Red Hat set umask 002 with it.
         if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not {*group.gr_mem} - {me.pw_name}:
             return ""
         return f"every member of group {group.gr_name}"

@@ -1,4 +1,4 @@
-"""A private folder of one process on this node, removed at its end and, after a crash, by the next one that starts."""
+"""A private folder of one process on this node: removed at its end or, after a crash, by the next process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
 _LOCK = ".lock"
-# A node's processes of a run, a client's of this machine, a launcher's, a GPUWorker's, and a store's disk tier.
+# Of a node's processes of a run, of a client on this machine, of a launcher, of a GPUWorker, of a store's disk tier.
 KINDS = ("run", "client", "launch", "worker", "spill")
 _RANDOM = 8  # characters that tempfile.mkdtemp adds
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
-# What a file system says that knows no flock (Lustre without -o flock).
+# Errors of a file system without flock (Lustre without -o flock).
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class Scratch:
-    """A folder of mode 0700 with a lock that the kernel frees when all processes that have it end, however they end.
+    """A folder of mode 0700 with a locked file. The kernel frees the lock when the last process that has it ends.
 
-    Immutable. Who needs one of ``KINDS`` makes it at the start, and removes it once, in any thread.
+    Immutable. Its owner makes it at the start, for one of ``KINDS``, and removes it once, in any thread.
 
     Attributes
     ----------
@@ -46,21 +46,21 @@ class Scratch:
 
     @classmethod
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
-        """Make one below ``parent`` (default: TMPDIR); those of dead processes are removed first.
+        """Make a folder below ``parent`` (default: TMPDIR); first remove those of dead processes.
 
         Parameters
         ----------
         parent : str or None
-            With ``~`` and ``$VARIABLES``; made if it is not there.
+            May have ``~`` and ``$VARIABLES``; made if it is missing.
         name : str
-            What it is for, one of ``KINDS``.
+            Its purpose, one of ``KINDS``.
         trusted : bool
-            Take ``parent`` also where others can change a folder above it.
+            Accept ``parent`` even if others can change a folder above it.
 
         Raises
         ------
         ConfigError
-            No folder can be made there, it names a variable that is not set, or others can change a folder above it.
+            No folder can be made there, its name has a variable that is not set, or others can change a folder above.
 
         """
         home = home_of(parent)
@@ -87,35 +87,35 @@ class Scratch:
         return self.path / _LOCK
 
     def remove(self) -> None:
-        """Remove the folder and what is in it; called once."""
+        """Remove the folder with its contents; called once."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
 
 def home_of(parent: str | None) -> Path:
-    """Return the folder that ``local_directory`` means here."""
+    """Return the folder that ``local_directory`` means on this node."""
     return Path(expanded(parent) if parent else tempfile.gettempdir())
 
 
 def said(parent: str | None) -> str:
-    """Return the option with the folder that it means here, for messages."""
+    """Return the option with the folder that it means on this node, for messages."""
     given = f"local_directory={os.fspath(home_of(parent))!r}"
     return given if parent else f"{given} (TMPDIR)"
 
 
 def trust_note(parent: str | None) -> tuple[str, ...]:
-    """Return what is to be said of a folder that is taken though others can change one above it."""
+    """Return the warning about a folder that is accepted though others can change one above it."""
     who = parents.changed_by(home_of(parent))
     return (f"{said(parent)} is taken, as trust_local_directory says, though {who}",) if who else ()
 
 
 def expanded(path: str) -> str:
-    """Return a path with ``~`` and ``$VARIABLES`` as they are here: sites name their scratch folders so, by job.
+    """Return a path with ``~`` and ``$VARIABLES`` replaced: sites name the scratch folders of jobs so.
 
     Raises
     ------
     ConfigError
-        A variable is not set, or nobody's home is meant.
+        A variable is not set, or a user is unknown.
 
     """
     if unset := next((name for name in _VARIABLE.findall(path) if name not in os.environ), None):
@@ -130,12 +130,12 @@ def expanded(path: str) -> str:
 
 
 def _prefix(name: str) -> str:
-    # the lock of another node is not seen on every shared file system: each node looks at its own folders only
+    # not every shared file system shows the locks of other nodes: each node looks at its own folders only
     return f"hpcgpu-{name}-{os.getuid()}-{os.uname().nodename}-"
 
 
 def _make(home: Path, name: str) -> tuple[Path, int] | None:
-    """Make a folder and lock it; None if another process that started now took it for a dead one."""
+    """Make a folder and lock it; None if another process took it for a dead one's meanwhile."""
     folder = Path(tempfile.mkdtemp(prefix=_prefix(name), dir=home))
     try:
         lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -158,14 +158,14 @@ def _make(home: Path, name: str) -> tuple[Path, int] | None:
 
 
 def sweep(home: Path) -> None:
-    """Remove the folders of this user's processes on this node that have died."""
-    # no more than what mkdtemp adds: a node whose name only begins as this one's has its own
+    """Remove the folders of this user's dead processes on this node."""
+    # Only the characters that mkdtemp adds may follow: the name of another node may begin with this one's.
     found = [path for kind in KINDS for path in home.glob(f"{glob.escape(_prefix(kind))}{'?' * _RANDOM}")]
     for path in found:
         try:
             _sweep(path)
         except FileNotFoundError:
-            continue  # another process that starts was faster
+            continue  # another process was faster
         except OSError as e:
             logger.warning("the folder %s of an earlier process could not be looked at: %s", path, e)
 
@@ -175,7 +175,7 @@ def _sweep(path: Path) -> None:
         return
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:  # it died, or is, between making the folder and the lock
+    except FileNotFoundError:  # its process has made the folder and not the lock: it died there, or is there now
         with contextlib.suppress(OSError):
             path.rmdir()
         return

@@ -1,4 +1,4 @@
-"""A file of the disk tier: made longer, written to and read in pieces, and with holes where nothing lies any more."""
+"""A file of the disk tier: made longer, written and read in pieces, with holes where the room is given back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent
 
 _MOST_VIEWS = 1024  # UIO_MAXIOV (linux/uio.h)
-# What a file system says that knows no fallocate, or none that makes holes (fallocate(2)).
+# Errors of a file system that has no fallocate, or none that makes holes (fallocate(2)).
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (linux/falloc.h)
 
@@ -21,16 +21,16 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def reserve(fd: int, start: int, nbytes: int) -> None:
-    """Have a full disk say so now; where that cannot be, only make the file longer.
+    """Reserve room, so that a full disk is an error now. Without fallocate only make the file longer.
 
-    Not posix_fallocate: where the file system has none, glibc writes a byte to each block.
+    Not posix_fallocate: if the file system has no fallocate, glibc writes a byte to each block.
     """
     if not _allocated(fd, 0, start, nbytes):
         os.ftruncate(fd, start + nbytes)
 
 
 def _allocated(fd: int, mode: int, start: int, nbytes: int) -> bool:
-    """Call fallocate; return whether the file system knows it."""
+    """Call fallocate; return whether the file system has it."""
     while _fallocate(fd, mode, start, nbytes):
         code = ctypes.get_errno()
         if code in _NO_FALLOCATE:
@@ -41,9 +41,9 @@ def _allocated(fd: int, mode: int, start: int, nbytes: int) -> bool:
 
 
 class Descriptor:
-    """A file descriptor that is closed when nobody uses it any more: also by who reads while the store is closed.
+    """A file descriptor, closed when its last reference goes: a thread that reads may outlive the store.
 
-    Immutable; Segment makes it. Any thread may use its ``number``, by offsets alone: threads share its position.
+    Immutable; Segment makes it. Any thread may use its ``number``, with offsets only: threads share its position.
     """
 
     __slots__ = ("number",)
@@ -59,21 +59,21 @@ class Descriptor:
 class Segment:
     """A file.
 
-    Segments makes it, and changes it under its own lock; but the one thread that removes the file sets ``kept`` and
-    ``is_stuck`` without. Any thread may read, write and make holes without that lock. All sizes are in bytes.
+    Segments makes it, and changes it under its own lock; but the thread that removes the file sets ``kept`` and
+    ``is_stuck`` without the lock. Any thread may read, write and make holes without the lock. All sizes are in bytes.
 
     Attributes
     ----------
     end : int
-        Where what was reserved of it ends.
+        The end of the room that was reserved.
     used_bytes, held_bytes : int
-        What lies in it; what it takes on the file system, with the list of where it lies.
+        The room in use; and what the file takes on the file system, with the file system's list of its extents.
     is_shut : bool
-        Its free room is used no more: it is to be removed, or something is wrong with it.
+        Its free room is not used any more: it will be removed, or something is wrong with it.
     is_stuck : bool
         It could not be removed.
     kept : Descriptor or None
-        It is open.
+        The file, if it is kept open.
 
     """
 
@@ -86,30 +86,30 @@ class Segment:
         self.kept: Descriptor | None = Descriptor(path, os.O_CREAT | os.O_EXCL)
 
     def open(self) -> Descriptor:
-        """Return the file, to read and to write."""
+        """Return the file, open to read and write."""
         return self.kept or Descriptor(self.path)
 
     def whole(self) -> Descriptor:
-        """Return the file; OSError if somebody cut it off."""
+        """Return the file; OSError if somebody cut it."""
         file = self.open()
-        # a write behind the end of a file that was cut would turn what is lost into zeros
+        # a write behind the end of a file that was cut would turn the lost bytes into zeros
         if (there := os.fstat(file.number).st_size) < self.end:
             raise OSError(f"{self.path} is cut off: {there} of {self.end} bytes are left")
         return file
 
     def hole(self, start: int, nbytes: int) -> Descriptor | None:
-        """Give room back to the file system; return the file, or None if that cannot be done there."""
+        """Give room back to the file system; return the file, or None if the file system makes no holes."""
         file = self.open()
         return file if _allocated(file.number, _HOLE, start, nbytes) else None
 
     def growth(self, hole: Descriptor, nbytes: int) -> int:
-        """Return by how much more it takes with a new hole of so many bytes, which makes its list longer."""
+        """Return the change of ``held_bytes`` by a new hole of so many bytes: the list of extents gets longer."""
         before, room_bytes = self._list_bytes, self.held_bytes - self._list_bytes - nbytes
         self._list_bytes = max(os.fstat(hole.number).st_blocks * 512 - room_bytes, PAGE_BYTES)
         return self._list_bytes - before - nbytes
 
     def cut(self, start: int) -> None:
-        """Give all room from here on back."""
+        """Give all room back from here on."""
         file = self.open()
         os.ftruncate(file.number, start)
         self.end = start
@@ -121,12 +121,12 @@ class Segment:
             self.path.unlink()
 
 
-# Room for the bytes of one object: one piece, or several where the last room is cut up.
+# The room of one object: one piece, or several if only small pieces are left.
 Slot = tuple[Extent[Segment], ...]
 
 
 def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryview], Sequence[memoryview]]:
-    """Return the first bytes of the views, and what is left of the views after them; none is empty."""
+    """Return views of the first bytes, and views of the bytes after them; no view is empty."""
     for i, view in enumerate(views):
         if nbytes < len(view):
             return [*views[:i], view[:nbytes]] if nbytes else views[:i], [view[nbytes:], *views[i + 1 :]]
@@ -145,7 +145,7 @@ def write(slot: Slot, views: Sequence[memoryview]) -> None:
 
 
 def read(slot: Slot, views: Sequence[memoryview]) -> None:
-    """Fill views of bytes, one after the other, none empty; OSError if the file ends before."""
+    """Fill views of bytes, one after the other, none empty; OSError if the file is too short."""
     for segment, offset, nbytes in slot:
         left, views = divide(views, nbytes)
         file = segment.open()

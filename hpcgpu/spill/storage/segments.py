@@ -1,4 +1,4 @@
-"""Room in files: reserved before it is written to, used again, and given back when too much of it is free."""
+"""Room in files: reserved before it is written to, used again, and given back if too much of it is free."""
 
 from __future__ import annotations
 
@@ -17,52 +17,56 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.worker.memory")
 
 SEGMENT_BYTES = 256 * 2**20
-# Rewriting room that was written before: 8 GB/s; new room in a file: 6; a new file of 8 MiB: 0.5 to 3.6 (ext4, 6.18).
-# So files grow by more than is asked for, and some free room is kept: an eighth of what lies there, within bounds. The
-# kernel writes 10 % faster to files that grow to multiples of a large power of two.
+# Room that was written before is written again at 8 GB/s, new room in a file at 6, a new file of 8 MiB at 0.5 to 3.6
+# (ext4, 6.18). So files grow by more than is asked for, and some free room is kept: an eighth of the room in use,
+# within bounds. The kernel writes 10 % faster to files that grow to multiples of a large power of two.
 _UNIT_BYTES, _MOST_KEPT_BYTES, _LAST_STEP_BYTES = 2**20, 256 * 2**20, 32 * 2**20
-# Opening a file anew takes as long as writing 8 KiB, and gives the GIL away twice; but 1024 files is a common limit.
+# To open a file again takes as long as to write 8 KiB, and releases the GIL twice; but 1024 open files is a common
+# limit.
 _KEPT_OPEN = 64
-# The part of a limit that is left to the file system for what its lists of where files lie grow by, unseen.
+# This part of a limit is left for the growth of the file system's own lists of extents, which is not seen.
 _UNSEEN = 128
-# How many holes are made in one go: about 10 ms.
+# The number of holes made in one go: about 10 ms.
 _AT_ONCE = 256
 
 
 def room_for(nbytes: int) -> int:
-    """Return how much room so many bytes get: whole pages, and a sixteenth too much at most.
+    """Return the room for so many bytes: whole pages, at most a sixteenth more than the bytes.
 
-    The page cache has larger pages, too: arrays of 256 KiB that begin anywhere are written 7 % slower.
+    The page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere.
     """
     step = min(max(1 << max(nbytes.bit_length() - 5, 0), PAGE_BYTES), 16 * PAGE_BYTES)
     return -(-nbytes // step) * step
 
 
 class Segments:
-    """Room in the files of a folder; taken and given back by any thread.
+    """Room in the files of a folder; any thread takes it and gives it back.
 
-    Disk makes it; the spill thread alone trims and closes it. No other lock of ours is taken under its own, but files
-    are opened, made longer and cut under it. Holes are made, and empty files removed, without.
+    Disk makes it; only the spill thread trims and closes it. No other lock of ours is taken under its lock, but files
+    are opened, made longer and cut under it: else a thread that makes a file longer and one that cuts it, or checks its
+    length, would have to be kept apart by states of the file. Holes are made, and empty files removed, without the
+    lock.
 
-    What is free is used again, however it is cut up. Of what is free more than an eighth of what lies there goes back
-    to the file system by :meth:`trim`, as holes in the files; where that knows no holes, from their ends, at once. A
-    file in which nothing lies is removed. What is larger than half a segment has a file of its own.
+    Free room is used again, however small its pieces are. If more is free than an eighth of the room in use,
+    :meth:`trim` gives it back to the file system, as holes in the files. A file system that makes no holes gets room
+    back from the ends of the files, at once. An empty file is removed. An object larger than half a segment has a file
+    of its own.
 
     Parameters
     ----------
     folder : Path
-        Where the files are.
+        The folder of the files.
     reserve : callable
-        Called with file descriptor, start and size of what a file is to be made longer by; OSError if the disk is full.
+        Makes a file longer: called with its descriptor, the first byte and the size; OSError if the disk is full.
     most_bytes : int
-        The files may take so much together; 0: what the disk has.
+        The most that the files may take together; 0: no limit but the disk's.
 
     Attributes
     ----------
     used_bytes, held_bytes : int
-        The room of what lies in the files; what they take on the file system.
+        The room in use; and what the files take on the file system.
     limit_bytes : int
-        Of ``held_bytes``; 0: none.
+        The limit of ``held_bytes``; 0: none.
 
     """
 
@@ -73,24 +77,24 @@ class Segments:
         self._idle = Extents[Segment]()
         self._numbers = itertools.count()
         self._growing: Segment | None = None
-        self._open: dict[Segment, None] = {}  # the oldest first
-        self._stuck: list[Segment] = []  # empty, but their files could not be removed
+        self._open: dict[Segment, None] = {}  # oldest first
+        self._stuck: list[Segment] = []  # empty, but could not be removed
         self._knows_holes = True
         self._lock = threading.Lock()
 
     @property
     def kept_bytes(self) -> int:
-        """How much free room is kept."""
+        """The free room that is kept, at most."""
         used = self.used_bytes
         return used and min(max(used // 8, _UNIT_BYTES), _MOST_KEPT_BYTES)
 
     @property
     def has_excess(self) -> bool:
-        """Whether more is free than is kept, and can be given back."""
+        """Whether more room is free than is kept, and can be given back."""
         return self._knows_holes and self._idle.nbytes > self.kept_bytes
 
     def take(self, nbytes: int) -> Slot:
-        """Return room for so many bytes; OSError if the disk is full, or as full as it may be."""
+        """Return room for so many bytes; OSError if the disk is full, or the limit is reached."""
         size = missing = room_for(nbytes)
         taken: list[Extent[Segment]] = []
         with self._lock:
@@ -108,11 +112,11 @@ class Segments:
         return tuple(taken)
 
     def _piece(self, nbytes: int) -> Extent[Segment]:
-        """Return a piece of so many bytes, or less if the room that is left is cut up."""
+        """Return a piece of so many bytes, or a smaller one if only small pieces are left."""
         while True:
             found = self._idle.take(nbytes)
             if found is None:
-                # small pieces that cannot be given back are used first, else only when there is no other room
+                # small pieces that cannot be given back are used first, others only if there is no other room
                 if self._knows_holes or self._idle.nbytes <= self.kept_bytes:
                     try:
                         return self._reserved(nbytes)
@@ -128,12 +132,12 @@ class Segments:
                 return found
 
     def _reserved(self, nbytes: int) -> Extent[Segment]:
-        """Return a piece of room that is new."""
+        """Return a piece of new room."""
         if self.limit_bytes and self.held_bytes + nbytes + PAGE_BYTES > self.limit_bytes:
             most = format_bytes(self._most_bytes)
             raise OSError(errno.EDQUOT, f"no more than {most} may lie there (distributed.worker.memory.max-spill)")
         if (segment := self._growing) and segment.end + nbytes <= SEGMENT_BYTES:
-            # EFBIG of a limit, or a file that was cut: a new one may do
+            # it fails by EFBIG of a limit, or since the file was cut: a new file may do
             with contextlib.suppress(OSError):
                 return self._grown(segment, nbytes)
         segment = Segment(self._folder / str(next(self._numbers)))
@@ -153,7 +157,7 @@ class Segments:
         return piece
 
     def _grown(self, segment: Segment, nbytes: int) -> Extent[Segment]:
-        """Make a file longer, by more than is asked for: what is left of that is free."""
+        """Make a file longer, by more than is asked for; what is left of it is free."""
         file, start = segment.whole(), segment.end
         large = nbytes
         if nbytes <= SEGMENT_BYTES // 2:
@@ -163,10 +167,10 @@ class Segments:
         try:
             self._reserve(file.number, start, large)
         except OSError:
-            segment.cut(start)  # some of it may have been reserved
+            segment.cut(start)  # some of the room may have been reserved
             if large == nbytes:
                 raise
-            large = nbytes  # the last room of a disk that is nearly full
+            large = nbytes  # the last room of a nearly full disk
             self._reserve(file.number, start, large)
         segment.end += large
         self._hold(segment, large)
@@ -179,25 +183,25 @@ class Segments:
         self.held_bytes += nbytes
 
     def _shut(self, segment: Segment) -> None:
-        """Use the free room of a file no more."""
+        """Cease to use the free room of a file."""
         self._idle.take_file(segment)
         segment.is_shut = True
         if segment is self._growing:
             self._growing = None
 
     def give_back(self, slots: Iterable[Slot]) -> None:
-        """Let the room be used again, or remove the file; nobody reads or writes there any more.
+        """Make room usable again, or remove its file; nobody reads or writes there any more.
 
         A file that cannot be removed (a stale handle of NFS) is tried again the next time.
         """
         with self._lock:
             empty, self._stuck = self._stuck, []
         for slot in slots:
-            with self._lock:  # one by one: a million may come at once
+            with self._lock:  # for each slot: a million may come at once
                 for piece in slot:
                     self._give_back(piece, empty)
         for segment in empty:
-            is_removed = _removed(segment)  # takes milliseconds: no writer waits for it
+            is_removed = _removed(segment)  # takes milliseconds, and no writer waits for it
             with self._lock:
                 if is_removed:
                     self._hold(segment, -segment.held_bytes)
@@ -225,7 +229,7 @@ class Segments:
                 self._hold(segment, -nbytes)
 
     def trim(self) -> None:
-        """Give back what is free, if that is too much: some of it, ask again while there :attr:`has_excess`."""
+        """Give back some of the free room, if it is too much; call it again while :attr:`has_excess`."""
         enough = self.kept_bytes // 2 if self.has_excess else self._idle.nbytes  # not a hole for each object
         for _ in range(_AT_ONCE):
             with self._lock:
@@ -238,12 +242,12 @@ class Segments:
         segment, start, nbytes = found
         error, hole, is_shut = "", None, False
         try:
-            hole = segment.hole(start, nbytes)  # takes milliseconds: no writer waits for it
+            hole = segment.hole(start, nbytes)  # takes milliseconds, and no writer waits for it
         except OSError as e:
             error = str(e)
         with self._lock:
             if hole is not None:
-                if segment.held_bytes:  # else it was removed meanwhile
+                if segment.held_bytes:  # else the file was removed meanwhile
                     self._hold(segment, segment.growth(hole, nbytes))
             elif not segment.is_shut:
                 if not error:
@@ -256,7 +260,7 @@ class Segments:
             logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, error)
 
     def close(self) -> None:
-        """Let go of the files; the folder is removed by whoever made it."""
+        """Close the files; the owner of the folder removes it."""
         with self._lock:
             for segment in self._open:
                 segment.kept = None

@@ -1,1 +1,1 @@
-"""The mapping itself: it reads, writes, and carries out what the state machine says."""
+"""The mapping itself: it reads, writes, and carries out the state machine's instructions."""

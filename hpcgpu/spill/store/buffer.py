@@ -1,9 +1,9 @@
 """The store: a mapping whose values live on the device, in host memory or on disk.
 
-``in``, ``len``, ``iter``, ``keys`` and ``del`` move nothing. Setting is bookkeeping; a thread moves down what
-is above a limit. Reading brings back what was moved, in the thread that reads. Only inside
-:meth:`GpuSpillBuffer.handing_out_handles`, which distributed's event loop uses, is what is not up handed out as a
-:class:`Handle`, to be resolved where waiting is allowed.
+``in``, ``len``, ``iter``, ``keys`` and ``del`` move nothing. To set a value is bookkeeping; a thread moves down what is
+above a limit. To read a value brings it up, in the thread that reads. distributed's event loop reads inside
+:meth:`GpuSpillBuffer.handing_out_handles`: there a value that is not up is read as a :class:`Handle`, and resolved in a
+thread that may wait.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage import places
+from hpcgpu.spill.storage import mounts
+from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.storage.slabs import Slabs
-from hpcgpu.spill.store.catalog import Seen, is_owner
 from hpcgpu.spill.store.executor import Count, Executor, Todo
-from hpcgpu.spill.store.handle import Handle
-from hpcgpu.spill.store.keeper import Keeper
+from hpcgpu.spill.store.identity_map import Traversed
 from hpcgpu.spill.store.limits import read_flags, read_folder, read_limits
-from hpcgpu.spill.store.reading import Reader, reader, reading
-from hpcgpu.spill.store.spiller import Spiller
+from hpcgpu.spill.store.read_mode import ReadMode, read_mode, reading
+from hpcgpu.spill.store.reader import Reader
+from hpcgpu.spill.store.spill_thread import SpillThread
+from hpcgpu.spill.store.transfer import Handle
+from hpcgpu.spill.values.aliasing import is_owner
 from hpcgpu.spill.values.entry import ABSENT, Entry
 from hpcgpu.spill.values.unit import Content
 
@@ -35,15 +36,15 @@ _HINT = (
     "values are brought up on the event loop, and the worker answers nobody meanwhile: --preload hpcgpu.deploy.preload "
     "makes moves asynchronous"
 )
-_SLABS_BYTES = 1 << 30  # where the host tier has no limit
+_SLABS_BYTES = 1 << 30  # if the host tier has no limit
 TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
 class Spilled(NamedTuple):
     """What distributed reports as spilled, in bytes.
 
-    ``memory`` is that of the values that are not in the process's memory: on the device, or on disk. ``disk`` is what
-    lies below the tier in which it is used; with 0 the dashboard would show nothing (docs/facts/spill.md).
+    ``memory`` counts values that are not in the process's memory: on the device, or on disk. ``disk`` counts values
+    below the tier in which they are used; with 0 the dashboard shows nothing.
 
     Immutable; :attr:`GpuSpillBuffer.spilled_total` makes it at each call.
     """
@@ -56,37 +57,38 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     """Keys to values, device → host → disk.
 
     Thread-safe: distributed's worker makes it and calls it on its event loop, tasks and clients in their own threads.
-    Reading, without handles, and :meth:`settle` may wait for copies, :meth:`trim` and :meth:`close` take a moment, and
-    setting brings up proxies of another store. The rest waits for no copy, but may free memory.
+    To read without handles, and :meth:`settle`, may wait for copies. :meth:`trim` and :meth:`close` take a moment. To
+    set a value brings up proxies of another store in it. Other calls wait for no copy, but may free memory.
 
     Parameters
     ----------
     device_memory_limit : int, float or str
-        Where moving from the device to the host begins: bytes, ``"5GB"``, a fraction of the device's memory,
-        or 0 or None for never.
+        Moves from the device to the host begin here: bytes, ``"5GB"``, a fraction of the device's memory, or 0 or None
+        for never.
     memory_limit : int, str or None
-        Host memory of the worker in bytes; the store keeps below ``target`` of it. None, 0 or ``"auto"``:
-        nothing goes to disk, unless distributed asks for memory by :meth:`evict`.
+        Host memory of the worker in bytes; the store keeps below ``target`` of it. None, 0 or ``"auto"``: nothing goes
+        to disk, unless distributed asks for memory by :meth:`evict`.
     local_directory : str, optional
-        Where the folder for the disk tier is made; ``trust_local_directory``: also where others can change one above.
+        The folder in which the disk tier makes its own.
     jit_unspill : bool
-        Objects in a value (lists, dicts, dataclasses) move one by one, and come up at first use: whoever reads the
-        value gets proxies for them (``hpcgpu.spill.proxies``). False: a value comes up as a whole, and is real.
+        Objects in a value (lists, dicts, dataclasses) move one by one, and come up at first use: readers of the value
+        get proxies for them (``hpcgpu.spill.proxies``). False: a value comes up as a whole, and is real.
     target : float
         The part of ``memory_limit`` that the host tier may fill: distributed's ``worker.memory.target``. 0: no limit.
     max_spill : int, str or None
-        The most that the files on disk may take: distributed's ``worker.memory.max-spill``. None or 0: what the disk
-        has.
+        The most that the files on disk may take: distributed's ``worker.memory.max-spill``. None or 0: no limit but the
+        disk's.
     worker_local_directory : str, optional
-        Given by distributed, the worker's own folder: the default of ``local_directory``.
+        The worker's own folder, which distributed gives: the default of ``local_directory``.
     quiet : bool
-        Say nothing of the folder: somebody has, for all workers of the node.
+        Log no warnings about the folder: they were logged for all workers of the node.
+    trust_local_directory : bool
+        Accept ``local_directory`` even if others can change a folder above it.
 
     Attributes
     ----------
     above_target : callable or None
-        Tells how many bytes the process has above what :meth:`evict` is to bring it down to; called in the spill
-        thread.
+        Returns the bytes of the process above the target of :meth:`evict`; called in the spill thread.
 
     Raises
     ------
@@ -113,21 +115,22 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         )
         self.jit_unspill, self._hinted = jit_unspill, False
         self.above_target: Callable[[], int] | None = None
-        self._entries: dict[Any, Entry | None] = {}  # None: its value went when the store was closed
+        self._entries: dict[Any, Entry | None] = {}  # None: the store is closed
         folder = read_folder(local_directory) or worker_local_directory
-        for note in () if quiet else places.notes(folder, disk):
+        for note in () if quiet else mounts.notes(folder, disk):
             logger.warning(note)
-        # as much as the host tier may have: then buffers that wait to be used again never add to its limit
+        # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
         self.disk = Disk(folder, slabs, disk, trusted=trust_local_directory)
         self._executor = Executor(device, self.host_limit_bytes, self.disk, self.disk.limit_bytes)
-        self._spiller = Spiller(self._executor)
-        self._keeper = Keeper(self._executor, jit_unspill)
-        self._end = weakref.finalize(self, self._spiller.close, os.getpid())  # a plain Worker does not close its data
+        self._spill_thread = SpillThread(self._executor)
+        self._reader = Reader(self._executor, jit_unspill)
+        # a plain Worker does not close its data
+        self._end = weakref.finalize(self, self._spill_thread.close, os.getpid())
 
     @property
     def on_fault(self) -> Callable[[SpillError], None] | None:
-        """What is called with the error when a value cannot be read back; a reader or the spill thread calls it."""
+        """Called with the error when a value cannot be read back, by a reader or the spill thread."""
         return self._executor.on_fault
 
     @on_fault.setter
@@ -136,94 +139,94 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def host_is_short(self) -> Callable[[], bool] | None:
-        """What tells whether the kernel has little memory left; memory that waits to be used again goes back then.
+        """Returns whether the kernel has little memory left; then the store gives back memory that it keeps.
 
-        Called in the spill thread, once a second or so.
+        Called in the spill thread, about once a second.
         """
-        return self._spiller.host_is_short
+        return self._spill_thread.host_is_short
 
     @host_is_short.setter
     def host_is_short(self, call: Callable[[], bool] | None) -> None:
-        self._spiller.host_is_short = call
-        self._spiller.wake()
+        self._spill_thread.host_is_short = call
+        self._spill_thread.wake()
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        """Why what is above a limit stays there, for each tier of which that is so."""
+        """Why a tier stays above its limit: a sentence for each such tier."""
         return tuple(self._executor.trouble.values())
 
     def trim(self) -> int:
-        """Give host memory that waits to be used again, page-locked too, back to the system; return the bytes."""
-        return self._spiller.trim()
+        """Give host memory that waits to be used again, page-locked too, back to the system; return its bytes."""
+        return self._spill_thread.trim()
 
     @property
     def idle_bytes(self) -> int:
         """Host memory that waits to be used again."""
-        return self._spiller.idle_bytes
+        return self._spill_thread.idle_bytes
 
     @property
     def device_limit_bytes(self) -> int:
-        """Where moving from the device begins; 0: never, or the device is not known yet."""
+        """Moves from the device begin here; 0: never, or the device is not known yet."""
         return self._executor.device_limit_bytes
 
     @property
     def tiers(self) -> dict[str, int]:
-        """Bytes in each tier now; clean copies of what is in use above are not counted."""
+        """Bytes in each tier now; clean copies of values that are up are not counted."""
         return self._executor.tiers()
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of such copies in host memory."""
+        """Bytes of such clean copies in host memory."""
         return self._executor.copy_bytes
 
     @property
     def counters(self) -> dict[str, Count]:
-        """Bytes, number and seconds of the moves so far, by direction."""
+        """Bytes, number and seconds of all moves so far, by direction."""
         return self._executor.counters
 
     @property
     def rescues(self) -> int:
-        """How many allocations failed on the device and went well after room was made."""
+        """The number of allocations that failed on the device and succeeded after room was made."""
         return self._executor.rescues
 
     @property
     def immovable(self) -> tuple[int, int]:
-        """Number and bytes of the values that cannot be pickled and stay in memory, as far as was tried."""
+        """Number and bytes of the values that stay in memory since they cannot be pickled, as far as was tried."""
         with self._executor.lock:
-            kept = self._executor.kept
-            return len(kept), sum(kept.values())
+            found = self._executor.immovable
+            return len(found), sum(found.values())
 
     @property
     def spilled_total(self) -> Spilled:
-        """What distributed shows as spilled, and takes off what it believes to be in the process's memory."""
+        """What distributed shows as spilled, and subtracts from what it counts in the process's memory."""
         there = self.tiers
-        return Spilled(there["device"] + there["disk"] - self.copy_bytes, self._executor.state.tiers.lower_bytes)
+        return Spilled(there["device"] + there["disk"] - self.copy_bytes, self._executor.state.accounting.lower_bytes)
 
     @property
     def fast(self) -> bool:
-        """Whether there is something in host memory that could go, for distributed's memory monitor."""
+        """Whether anything in host memory could go, for distributed's memory monitor."""
         return self.tiers["host"] + self.copy_bytes + self.idle_bytes > 0
 
     def evict(self) -> int:
-        """Ask for more host memory (distributed's memory monitor, on the event loop); always -1: it happens later.
+        """Ask for more host memory (distributed's memory monitor, on the event loop); returns -1, since it comes later.
 
-        What waits to be used again goes first, page-locked memory too; if that is not enough, data goes to disk, until
-        nothing is left above ``above_target``. Where nobody tells that, a tenth of what there is goes.
+        Memory that waits to be used again goes first, page-locked too. If that is not enough, data goes to disk until
+        :attr:`above_target` returns 0; without it, a tenth of the data goes.
         """
-        self._spiller.squeeze(self.above_target)
+        self._spill_thread.request_shrink(self.above_target)
         return -1
 
     def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:  # noqa: ANN401
-        """Note that a task needs these keys: they go down last, and are brought up before it starts, if there is room.
+        """A task will need these keys: they go down last, and come up before it starts, if there is room.
 
         Parameters
         ----------
         task : hashable
             The task's key.
         keys : iterable
-            Those that this store does not have are passed over.
+            Keys that this store does not have are passed over.
         priority : tuple
-            Of the task; the smallest is the next to run.
+            The task's; the smallest runs next.
         running : bool
             False: the task is ready and waits for a thread.
 
@@ -232,15 +235,15 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._executor.tell(self._executor.state.expect, task, entries, priority, running)
 
     def expect_no_more(self, task: Any) -> None:  # noqa: ANN401
-        """Note that a task is over, or does not run here."""
+        """A task is over, or does not run here."""
         self._executor.tell(self._executor.state.task_over, task)
 
     def settle(self, timeout_s: float = 60.0) -> bool:
-        """Wait until no move is under way or due; return whether that came within ``timeout_s``."""
-        return self._spiller.settle(timeout_s)
+        """Wait until no move is under way or due; return whether that was within ``timeout_s``."""
+        return self._spill_thread.settle(timeout_s)
 
     def close(self) -> None:
-        """Stop moving, give up all values, remove the folder; the keys stay, since distributed counts them after it."""
+        """Stop moves, give up all values, remove the folder; keys stay, since distributed counts them afterwards."""
         self.on_fault = None
         self._end()
         todo = Todo()
@@ -252,65 +255,65 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._executor.carry_out(todo)
 
     def handing_out_handles(self, *, to_worker: bool = True) -> AbstractContextManager[None]:
-        """Let reads in this context return a Handle for what is not up.
+        """Let reads in this context return a Handle for a value that is not up.
 
         Parameters
         ----------
         to_worker : bool
-            Whether they are sent to a worker, whose store may keep them packed, and not to a client.
+            Whether the handles are sent to a worker, whose store may keep them packed, and not to a client.
 
         """
-        return reading(Reader(to_worker))
+        return reading(ReadMode(to_worker))
 
     @contextmanager
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
-        """Keep the values of these keys where they are, and hand out real values, while a task runs on them."""
+        """Keep the values of these keys in their tiers, and give readers real values, while a task runs on them."""
         units = {unit: None for key in keys if (entry := self._entries.get(key)) for unit in entry.used_units}
         with reading(None), self._executor.pinning(units):
             yield
 
     def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
-        catalog, executor = self._keeper.catalog, self._executor
-        ours = isinstance(value, Handle) and value.keeper is self._keeper
-        walked = None if ours or is_owner(value) else catalog.seen(value)
+        identity_map, executor = self._reader.identity_map, self._executor
+        ours = isinstance(value, Handle) and value.reader is self._reader
+        traversed = None if ours or is_owner(value) else identity_map.traverse(value)
         todo = None
         with executor.lock:
-            if walked is None:
-                entry = value.entry if ours else catalog.entry_of_owner(value)
+            if traversed is None:
+                entry = value.entry if ours else identity_map.entry_of_owner(value)
             else:
-                entry = self._entry_of(walked, todo := Todo())
+                entry = self._entry_of(traversed, todo := Todo())
             entry.key = key
             out = executor.name(entry)
             old = self._entries.get(key)
             self._entries[key] = entry
             if out or old is not None or executor.orphans:
                 todo = todo or Todo()
-                executor.note(out, todo)
+                executor.record(out, todo)
                 if old is not None:
                     executor.unname(old, todo)
         if todo is not None:
             executor.carry_out(todo)
 
     def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
-        who, executor = reader(), self._executor
+        mode, executor = read_mode(), self._executor
         with executor.lock:
             entry = self._entries[key]
             if entry is None:
                 raise SpillError(f"the value of {key!r} went when its store was closed")
             value = entry.value
             if value is not ABSENT:
-                # an actor, a client in a task, get_worker().data: who reads so may keep it, and write to it
-                out = executor.state.used(entry.used_units, who is None)
+                # an actor, a client in a task, get_worker().data: such readers may keep it, and write to it
+                out = executor.state.used(entry.used_units, mode is None)
                 if not out:
                     return value
             todo = Todo()
             if value is not ABSENT:
-                executor.note(out, todo)
-            elif who:
-                value = self._keeper.handle(entry, who.to_worker, todo)
+                executor.record(out, todo)
+            elif mode:
+                value = self._reader.handle(entry, mode.to_worker, todo)
             else:
-                ticket = executor.reader(entry.used_units, writes=True)
-                executor.note(executor.state.need(ticket), todo)
+                ticket = executor.ticket(entry.used_units, writes=True)
+                executor.record(executor.state.need(ticket), todo)
         if value is not ABSENT:
             executor.carry_out(todo)
             return value
@@ -318,7 +321,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             self._hinted = True
             logger.warning(_HINT)
         with executor.served(ticket, todo):
-            return self._keeper.assembled(entry)
+            return self._reader.assembled(entry)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
         todo = Todo()
@@ -341,13 +344,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         for key in self:
             del self[key]
 
-    def _entry_of(self, seen: Seen, todo: Todo) -> Entry:
+    def _entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
         """Return the entry of a value; under the lock."""
         grown: list[tuple[Content, int]] = []
-        entry = self._keeper.catalog.entry_of(seen, grown)
+        entry = self._reader.identity_map.entry_of(traversed, grown)
         for unit, nbytes in grown:
             if unit.valid:
-                self._executor.note(self._executor.state.grow(unit, nbytes), todo)
+                self._executor.record(self._executor.state.grow(unit, nbytes), todo)
             else:
                 unit.nbytes = nbytes
         return entry

@@ -1,4 +1,4 @@
-"""CuPy's arrays on their way to other processes."""
+"""The wire format of CuPy's arrays: their way to other processes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.cupy import View
-from hpcgpu.spill.store.reading import reader
+from hpcgpu.spill.store.read_mode import read_mode
 
 
 def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
     """Let CuPy's arrays travel: between workers as their bytes, elsewhere as CuPy pickles them.
 
-    distributed's own pair needs numba or RMM, and fails without, also in a client that knows nothing of this one
-    (distributed 2026.8.0, ``protocol/cupy.py``). Where something asks for its ``cuda`` family first (UCX), and numba is
-    there, its pair takes the place of this one: both read what the other one writes.
+    distributed's own pair of functions needs numba or RMM, and fails without them, also in a client without this
+    package (distributed 2026.8.0, ``protocol/cupy.py``). If its ``cuda`` family is asked for first (UCX), and numba is
+    there, distributed's pair replaces this one: each reads what the other one writes.
 
     Parameters
     ----------
     dask_serialize, dask_deserialize : Dispatch
-        Those of ``distributed.protocol.serialize``. CuPy is imported when the first array comes.
+        Of ``distributed.protocol.serialize``. CuPy is imported with the first array.
 
     """
 
@@ -37,20 +37,20 @@ def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN40
 
 
 def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: ANN401
-    """Return how an array is laid out, and its bytes in host memory; what is not contiguous is made so.
+    """Return the layout of an array, and its bytes in host memory; other arrays are made contiguous.
 
     Raises
     ------
     NotImplementedError
-        It is not for a worker: distributed pickles it.
+        It is not sent to a worker: distributed pickles it.
 
     """
     import cupy
 
     with cupy.cuda.Device(array.device.id) as device:
-        who = reader()
-        if who is None or not who.to_worker:
-            device.synchronize()  # on whichever stream it is written; CuPy's copy waits for the current one alone
+        mode = read_mode()
+        if mode is None or not mode.to_worker:
+            device.synchronize()  # any stream may write to it; CuPy's copy waits for the current stream only
             raise NotImplementedError
         if not (array.flags.c_contiguous or array.flags.f_contiguous):
             array = cupy.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""What dask must know of the store."""
+"""Registers the store's types with dask."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import functools
 from dask.sizeof import sizeof
 
 from hpcgpu.spill.store import cupy_messages
-from hpcgpu.spill.store.handle import Handle, Packed
+from hpcgpu.spill.store.transfer import Handle, Packed
 
 
 @functools.cache
 def register() -> None:
-    """Make handles known to dask, in this process: by type, they would count 64 bytes."""
+    """Register handles with dask, in this process: without it each would count 64 bytes."""
     sizeof.register(Handle, lambda handle: handle.nbytes)
     sizeof.register(Packed, lambda packed: packed.nbytes)
     from distributed.protocol.serialize import dask_deserialize, dask_serialize

@@ -1,4 +1,4 @@
-"""What a thread has to do with the stores of this process: the copies that are its own, and what it waits for."""
+"""What a thread does for the stores of this process: its copies, and what it waits for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from hpcgpu.spill.state.units import Copy, Room, Ticket
+from hpcgpu.spill.state.units import Copy, FailedAllocation, Ticket
 
-# Takes the executor and the copy; None: look whether you were told. Several stores use a thread's inbox.
+# Takes pairs of executor and copy; None wakes the thread. Several stores use a thread's inbox.
 Inbox = SimpleQueue[Any]
 
 
-class _Here(threading.local):
-    """What this thread is at.
+class _ThisThread(threading.local):
+    """The state of a thread.
 
     Attributes
     ----------
     inbox : SimpleQueue
         Takes its copies.
     copies_down : int
-        It is in the middle of so many.
+        The number of copies down that it is in the middle of.
     spills : bool
         It is the spill thread of a store.
 
@@ -35,11 +35,11 @@ class _Here(threading.local):
         self.spills = False
 
 
-here = _Here()
+this_thread = _ThisThread()
 
 
-def there_now(inbox: Inbox) -> Iterator[Copy]:
-    """Take out the copies that an inbox has, without waiting."""
+def drain(inbox: Inbox) -> Iterator[Copy]:
+    """Take the copies out of an inbox, without waiting."""
     with contextlib.suppress(Empty):
         while True:
             if (got := inbox.get_nowait()) is not None:
@@ -47,16 +47,16 @@ def there_now(inbox: Inbox) -> Iterator[Copy]:
 
 
 def become_spill_thread(inbox: Inbox) -> None:
-    """Let this thread do what comes into an inbox."""
-    here.inbox, here.spills = inbox, True
+    """Make this thread the spill thread that reads an inbox."""
+    this_thread.inbox, this_thread.spills = inbox, True
 
 
 @dataclass(slots=True, eq=False)
-class Reader(Ticket):
-    """A ticket, its thread's inbox, the copies that were sent there and taken out, and what has come of it.
+class ThreadTicket(Ticket):
+    """A ticket with its thread's inbox, the number of copies sent there and taken out, and its end.
 
-    Executor makes it in the thread that waits, which alone changes ``taken``. ``sent`` changes under the store's lock.
-    Another thread may set ``error``, then ``told``, and wakes the one that waits by its inbox.
+    Executor makes it in the thread that waits; only that thread changes ``taken``. ``sent`` changes under the store's
+    lock. Another thread may set ``error``, then ``told``, and wake the waiting thread by its inbox.
     """
 
     inbox: Any = None
@@ -67,8 +67,8 @@ class Reader(Ticket):
 
 
 @dataclass(slots=True, eq=False)
-class Allocation(Room):
-    """An allocation that has failed, in the thread that allocates; as :class:`Reader`, also its threads."""
+class ThreadAllocation(FailedAllocation):
+    """An allocation that has failed, with its thread's inbox; attributes and threads as of :class:`ThreadTicket`."""
 
     inbox: Any = None
     sent: int = 0

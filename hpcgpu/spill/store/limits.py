@@ -1,4 +1,4 @@
-"""What a store is told, read as configuration reads it."""
+"""The options of a store, read as the configuration reads them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def read_limits(device: object, host: object, target: object, disk: object) -> t
     device : object
         ``device_memory_limit``, as users write it.
     host : object
-        ``memory_limit``. A store does not know what its process may use of the node, nor with how many it shares that:
-        ``"auto"`` is no limit of its own, which leaves the process to distributed's watch, and a fraction is refused.
+        ``memory_limit``. A store does not know how much of the node its process may use, nor how many processes share
+        it: ``"auto"`` is no limit (distributed watches the process), and a fraction is an error.
     target : object
-        ``target``, the part of ``memory_limit`` that is the host tier's.
+        ``target``, the host tier's part of ``memory_limit``.
     disk : object
         ``max_spill``.
 
     Raises
     ------
     ConfigError
-        With what was given, and what is allowed.
+        Its text has the given value, and the allowed ones.
 
     """
     name = "memory_limit"
@@ -41,12 +41,12 @@ def read_limits(device: object, host: object, target: object, disk: object) -> t
 
 
 def read_flags(**given: object) -> tuple[bool, ...]:
-    """Return the flags, in the order in which they are given; None says nothing, and all are off then.
+    """Return the flags, in the given order; None is off.
 
     Raises
     ------
     ConfigError
-        With what was given, and what is allowed.
+        Its text has the given value, and the allowed ones.
 
     """
     said = {name: False if value is None else value for name, value in given.items()}
@@ -59,7 +59,7 @@ def read_folder(given: str | os.PathLike[str] | None) -> str | None:
     Raises
     ------
     ConfigError
-        It is no text of one line.
+        It is not a text of one line.
 
     """
     name = "local_directory"

@@ -1,4 +1,4 @@
-"""What the worker's log says of spilling: a line when it begins and one when it has ended, not one for each move."""
+"""Lines about spilling for the worker's log: one when it begins and one when it has ended, not one for each move."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _DOWN = ("device_to_host", "host_to_disk")
 
 
 class SpillLog:
-    """Hysteresis over the counters of a store. Not thread-safe: Spiller makes it, and the spill thread alone calls it.
+    """Hysteresis over the counters of a store.
+
+    Not thread-safe: SpillThread makes it, and only the spill thread calls it.
 
     Parameters
     ----------
     quiet_s : float
-        Spilling has ended when nothing has been moved down for so long: a working set above a limit comes and goes
-        with every task.
+        Spilling has ended when nothing has moved down for so long: a working set above a limit comes and goes with
+        every task.
 
     """
 
@@ -32,7 +34,7 @@ class SpillLog:
         self._spilling = False
 
     def note(self, tiers: Mapping[str, int], counters: Mapping[str, Count], now_s: float) -> str | None:
-        """Take in the store's numbers after a move, or when :meth:`wait_s` is over; return a line for the log.
+        """Take the store's numbers after a move, or after :meth:`wait_s`; return a line for the log, or None.
 
         Parameters
         ----------
@@ -41,7 +43,7 @@ class SpillLog:
         counters : mapping of str to Count
             The moves so far, by direction.
         now_s : float
-            Of a clock that does not go back.
+            The time, by a clock that does not go back.
 
         """
         now = {way: (counters[way].nbytes, counters[way].number) for way in _DOWN}
@@ -59,7 +61,7 @@ class SpillLog:
         return f"spilling has ended after {lasted_s:.0f} s: {_moves(self._before, now)}; now {_held(tiers)}"
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return after how many seconds :meth:`note` is to be called even when nothing moves; None: never."""
+        """Return the seconds until :meth:`note` must be called even if nothing moves; None: never."""
         return max(0.0, self._last_s + self.quiet_s - now_s) if self._spilling else None
 
 

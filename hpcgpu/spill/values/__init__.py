@@ -1,1 +1,1 @@
-"""What the store keeps: a task's value, the units in it, and what each place holds of them."""
+"""What the store keeps: values of tasks, the units in them, and what each tier holds of a unit."""

@@ -1,4 +1,4 @@
-"""What moves between a device and host memory: an allocation, and the arrays that lie in it."""
+"""What moves between a device and host memory: an allocation, with the arrays in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hpcgpu.spill.devices.protocols import Device
 from hpcgpu.spill.state.units import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk, Stored
-from hpcgpu.spill.values.unit import Content
+from hpcgpu.spill.values.unit import ObjectContent
 
 
 class _Arrays(NamedTuple):
@@ -21,10 +21,10 @@ class _Arrays(NamedTuple):
     names: tuple[Hashable, ...]
 
 
-class Buffer(Content):
-    """One allocation of a device, and the arrays that lie in it: they move together, once.
+class Buffer(ObjectContent):
+    """One allocation of a device, and the arrays in it: they move together, in one copy.
 
-    Catalog makes it, under the store's lock; threads as of :class:`Content`.
+    IdentityMap makes it, under the store's lock; threads as of :class:`hpcgpu.spill.values.unit.Content`.
 
     Parameters
     ----------
@@ -32,17 +32,17 @@ class Buffer(Content):
     nbytes : int
         Of the allocation.
     top : int
-        The place of the device.
+        The tier of the device.
     name : hashable
-        Of the allocation, while it is there.
+        The allocation's, while it is there.
 
     Attributes
     ----------
     arrays : list of object
-        Device arrays of any shapes, strides and dtypes; empty while it is not on the device.
+        Device arrays of any shapes, strides and dtypes; empty while the buffer is not on the device.
     in_host : (ndarray, list) or None
-        Its bytes in host memory (shape (bytes,), dtype uint8, contiguous, perhaps page-locked), which nobody writes to;
-        and how the arrays lie in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
+        Its bytes in host memory (shape (bytes,), dtype uint8, contiguous, perhaps page-locked; nobody writes to them),
+        and the layout of the arrays in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
 
     """
 
@@ -57,13 +57,13 @@ class Buffer(Content):
 
     @classmethod
     def of_packed(cls, device: Device, top: int, root: np.ndarray, views: Sequence[Any]) -> Buffer:
-        """Return a buffer that came from a peer: it is in host memory until somebody uses it."""
+        """Return a buffer that came from a peer: it stays in host memory until its first use."""
         buffer = cls(device, root.nbytes, top, None)
         buffer.names, buffer.at, buffer.in_host = (), HOST, (root, list(views))
         return buffer
 
     def position_of(self, array: Any) -> tuple[int, bool]:  # noqa: ANN401
-        """Return which of the arrays this one is, and whether it is new: no copy tells how it lies."""
+        """Return the position of an array, and whether the array is new: then no copy has its layout."""
         position = self._positions.setdefault(id(array), len(self.arrays))
         if is_new := position == len(self.arrays):
             self.arrays.append(array)
@@ -74,33 +74,33 @@ class Buffer(Content):
         return self.arrays[index]
 
     def views(self) -> Sequence[Any]:
-        """Return how the arrays lie in the copy below."""
+        """Return the layout of the arrays in the copy below."""
         below = self.in_host or self._stored
         if below is None and self.bundle is not None:
             return self.bundle.views_of(self)
         return below[1] if below else ()
 
     def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
-        """Return its bytes on the host and how the arrays lie in them, while it is no lower; it does not move."""
+        """Return its bytes on the host, and the layout of the arrays in them; it does not move, and is not on disk."""
         return self.in_host or self.device.pack(tuple(self.arrays), disk.empty)
 
-    def take(self, place: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:  # noqa: ANN401
         """Give up the arrays, the bytes in host memory, or what is on disk."""
         data: Any
-        if place == DISK:
+        if tier == DISK:
             data, self._stored = self._stored, None
-        elif place == HOST:
+        elif tier == HOST:
             data, self.in_host = self.in_host, None
         else:
             data = self.arrays, self._positions
             self.arrays, self._positions = [], {}
         return data
 
-    def put(self, place: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
         """Hold a copy."""
-        if place == DISK:
+        if tier == DISK:
             self._stored = data
-        elif place == HOST:
+        elif tier == HOST:
             self.in_host = data
         else:
             self.arrays, self._positions, self.names = data
@@ -119,7 +119,7 @@ class Buffer(Content):
         return self.unpacked(*self.in_host)
 
     def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> _Arrays:
-        """Return the arrays on the device, made of what was in host memory."""
+        """Return the arrays on the device, made of the bytes in host memory."""
         arrays = self.device.unpack(root, views)
         name = id(self.device), self.device.buffer_of(arrays[0])[0]
         return _Arrays(arrays, {id(array): i for i, array in enumerate(arrays)}, (name,))

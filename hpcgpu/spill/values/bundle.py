@@ -1,7 +1,7 @@
 """Small contents that move together: alone, each would cost a copy, a page on disk, and more memory than it frees.
 
-A bundle takes what is new until it is full, or moves. Of what its members are in memory, each has its own, which goes
-with the last name of the member, wherever the bundle is; what a bundle has on disk goes with its last member.
+A bundle takes new contents until it is full, or moves. In memory each member has bytes of its own, which go with the
+member's last name, wherever the bundle is. On disk a bundle has one slot, which goes with the last member.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hpcgpu.spill.state.units import DISK, HOST
-from hpcgpu.spill.storage import pickled
 from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.buffer import Buffer
-from hpcgpu.spill.values.unit import Content, Rest, Whole
+from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit, Whole
 
-_Content = TypeVar("_Content", Buffer, Rest)
-# What has as many bytes is a unit by itself. Of smaller arrays in host memory several views may count several times.
+_Content = TypeVar("_Content", Buffer, SkeletonUnit)
+# A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
 SMALL_BYTES = 1 << 10
-# Reading one brings all up. With 64 a copy costs each a few microseconds; with more it would be hardly less.
+# Reading one member brings all up. With 64 a copy costs each a few microseconds; with more it would be hardly less.
 _MEMBERS = 64
-# A pickle of these is as big as they are, and cannot fail; nor can that of containers of them, as deep as this.
+# A pickle of these types is as big as its value, and cannot fail. The same holds for containers, nested to this depth.
 _DEPTH = 3
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 def is_plain(x: Any, depth: int = _DEPTH) -> bool:  # noqa: ANN401
-    """Tell whether a small value may be in a bundle: the pickle of others may be of any size, or fail."""
+    """Tell whether a small value may be in a bundle: the pickles of other values may be of any size, or fail."""
     kind: type = type(x)
     if kind in _PLAIN or issubclass(kind, np.generic):
         return True
@@ -40,9 +40,9 @@ def is_plain(x: Any, depth: int = _DEPTH) -> bool:  # noqa: ANN401
 
 
 class Bundle(Content):
-    """Small contents of one kind, that lie in one place and are used in one place.
+    """Small contents of one kind, all in one tier, and all used in one tier.
 
-    Bundles makes it; Executor adds names and lets members go. Threads as of :class:`Content`.
+    Bundles makes it; Executor adds names and removes members. Threads as of :class:`Content`.
     """
 
     entries: dict[Whole, None]
@@ -55,16 +55,16 @@ class Bundle(Content):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may take one more."""
+        """Whether it may take one more member."""
         return len(self.members) < _MEMBERS and self.valid in (0, 1 << self.at) and self.move is None and not self.fixed
 
-    def add(self, content: Content) -> None:
-        """Take one more."""
+    def add(self, content: ObjectContent) -> None:
+        """Take one more member."""
         content.bundle = self
         self.members[content] = None
 
-    def remove(self, content: Content) -> None:
-        """Let a member go, which no name holds any more."""
+    def remove(self, content: ObjectContent) -> None:
+        """Remove a member that has lost its last name."""
         del self.members[content]
 
     @property
@@ -73,39 +73,35 @@ class Bundle(Content):
         return tuple(self.members)
 
     def join(self, entry: Whole) -> None:
-        """Have a part of one more value that has a name."""
+        """Hold a part of one more value that has a name."""
         self.entries[entry] = None
 
     def leave(self, entry: Whole) -> None:
-        """Have no part any more of a value that has no name."""
+        """Forget a value that has lost its last name."""
         del self.entries[entry]
 
-    def object_at(self, index: int) -> Any:  # noqa: ANN401
-        """Raise: its members have the objects."""
-        raise NotImplementedError
-
-    def take(self, place: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:  # noqa: ANN401
         """Give up what is on disk, or what the members have."""
-        if place == DISK:
+        if tier == DISK:
             data, self._stored = self._stored, None
             return data
-        return [member.take(place) for member in self.contents]
+        return [member.take(tier) for member in self.contents]
 
-    def put(self, place: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
         """Hold a copy on disk, or let the members hold theirs."""
-        if place == DISK:
+        if tier == DISK:
             self._stored = data
             return
         for member, piece in data:
             if member in self.members:
-                member.put(place, piece)
+                member.put(tier, piece)
 
 
 class Buffers(Bundle):
-    """Small allocations of a device; on disk one lies after the other.
+    """Small allocations of a device; on disk one follows the other.
 
-    The last name of a member may go at any time, and what it holds with it: each is looked at once, without a lock. On
-    disk, and in host memory, each has bytes of its own: shape (bytes,), dtype uint8.
+    A member may lose its last name at any time, and its memory with it, so each member is looked at once, without a
+    lock. In host memory and on disk each has bytes of its own: shape (bytes,), dtype uint8.
     """
 
     def views_of(self, member: Buffer) -> Sequence[Any]:
@@ -130,35 +126,35 @@ class Buffers(Bundle):
 
 
 class Values(Bundle):
-    """Small values (members: Rest) in host memory; on disk they are one pickle. Threads as of :class:`Content`."""
+    """Small values (SkeletonUnits) in host memory; on disk one pickle. Threads as of :class:`Content`."""
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
         """Pickle all members to disk, or unpickle."""
         del source
         if to == DISK:
             members = self.contents
-            written = pickled.write(disk, [member.value for member in members])
+            written = serialization.write(disk, [member.value for member in members])
             return written.stored, written, members
         _, written, members = self._stored
-        return list(zip(members, pickled.read(disk, written), strict=True))
+        return list(zip(members, serialization.read(disk, written), strict=True))
 
 
 class Bundles:
-    """The bundles that take what is new, by where it is used and where it lies.
+    """The bundles that take new contents, by the tier of use and the tier that they lie in.
 
-    Under the store's lock only; Catalog makes it and calls it.
+    Under the store's lock only; IdentityMap makes it and calls it.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], Bundle] = {}
 
     def add(self, content: _Content) -> _Content:
-        """Put a content that is new with others, if it is small; return it."""
+        """Put a new content into a bundle, if it is small; return the content."""
         if content.nbytes >= SMALL_BYTES:
             return content
         key = content.top, content.at
         bundle = self._open.get(key)
         if bundle is None or not bundle.is_open:
-            bundle = self._open[key] = (Values if type(content) is Rest else Buffers)(*key)
+            bundle = self._open[key] = (Values if type(content) is SkeletonUnit else Buffers)(*key)
         bundle.add(content)
         return content

@@ -1,7 +1,7 @@
-"""Which objects are opened in the search for device arrays, what each holds, and how one like it is made.
+"""Which objects are opened in the search for device arrays, what each holds, and how an object like it is made.
 
-No code of the object's class runs, neither to open nor to make one: what it holds is read and set as Python itself
-does. An object is left closed where that is not all of it, or where two of it would not be one and the same.
+No code of the object's class runs, neither to open one nor to make one: contents are read and set as Python itself
+does. An object stays closed if it has more than these contents, or if two of it would not do for one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 
 class _Unset:
-    """Stands for a slot without a value, for attributes of which there are none, and for what is not made yet."""
+    """Stands for a slot without a value, for attributes of an object that has none, and for an object not made yet."""
 
     def __reduce__(self) -> str:
-        return "UNSET"  # pickle's way to say: the one that is there
+        return "UNSET"  # pickle takes it for the name of a global
 
 
 UNSET = _Unset()
-# Objects of these hold nothing; most of what is in containers is one of them.
+# Objects of these types hold nothing; most objects in containers are of them.
 SIMPLE: frozenset[type] = frozenset(
     {int, str, float, bool, bytes, complex, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_, _Unset}
 )
 _HEAP_TYPE, _MANAGED_DICT, _POINTER_BYTES = 1 << 9, 1 << 4, 8  # Include/object.h, CPython 3.11 to 3.14
-# What is bound to its process, thread or moment. Who holds one directly is no mere data, and stays closed: behind it
-# may be a whole worker.
+# Objects bound to their process, thread or moment. An object that holds one directly is not mere data, and stays
+# closed: behind it may be a whole worker.
 _LIVE_ROOTS = frozenset(
     """
     _thread threading _io io socket _socket ssl _ssl select selectors subprocess multiprocessing concurrent asyncio
@@ -38,26 +38,26 @@ _LIVE_ROOTS = frozenset(
     """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
 )
 _LIVE_KINDS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType)
-# Tables have parts of their own, which move by their libraries; and what is ours holds no values of users.
+# Tables have parts of their own, which their libraries move; and our objects hold no values of users.
 _CLOSED_ROOTS = _LIVE_ROOTS | {"pandas", "pyarrow", "cudf", "hpcgpu", "weakref"}
 _OWN_PICKLE = (Counter,)  # and those of _BASES
 
 
 class Base(NamedTuple):
-    """What a class of Python's own holds, and how one is made of that.
+    """How objects of one of Python's own classes are read and made.
 
     Immutable; this module makes them once, and Container calls them in any thread.
 
     Attributes
     ----------
     items : callable
-        Returns a new list of all that an object holds, but attributes.
+        Returns a new list of all that an object holds, except attributes.
     new : callable or None
-        Makes an empty object of a subclass; None where an object is made with all that it holds, by ``fill``.
+        Makes an empty object of a subclass; None if ``fill`` makes the object with all that it holds.
     fill : callable
-        Fills an empty object with items; or, given a class, makes one of them.
+        Fills an empty object with items; or, given a class, makes an object of the items.
     keyed : callable
-        Of a number of items returns which are hashed when an object is filled.
+        Takes the number of items; returns the slice of those that are hashed when an object is filled.
 
     """
 
@@ -110,7 +110,7 @@ def _all(_: int) -> slice:
 
 
 class BoundMethod:
-    """Stands for ``types.MethodType`` where classes are pickled, which pickle does by names. Nobody makes one."""
+    """Stands for ``types.MethodType`` in pickles, since pickle finds classes by name. It has no objects."""
 
 
 _BASES: dict[type, Base] = {
@@ -147,18 +147,18 @@ _BASES: dict[type, Base] = {
 class Container:
     """How the objects of a class are opened, and made again.
 
-    Immutable, so that any thread may call it; :func:`container_of` makes it. What takes values apart and puts them
-    together calls it, without the store's lock.
+    Immutable, so that any thread may call it; :func:`container_of` makes it. :mod:`hpcgpu.spill.values.traverse` calls
+    it, without the store's lock.
 
     Attributes
     ----------
     kind : type
-        For :func:`container_of`; it can be pickled.
+        The argument for :func:`container_of`; it can be pickled.
     is_data : bool
-        Whether it is a container of Python's own, a subclass of one, a dataclass or of attrs: who uses one looks at
-        what it holds. The methods of other classes do.
+        Whether it is one of Python's containers, a subclass of one, a dataclass or a class of attrs: users look at its
+        contents themselves. With other classes, methods do.
     attributes : int
-        How many of an object's parts are attributes: the last ones.
+        The number of an object's parts that are attributes: the last ones.
 
     """
 
@@ -172,7 +172,7 @@ class Container:
         self.is_data = own or base is not object
 
     def parts(self, x: Any) -> list[Any] | None:  # noqa: ANN401
-        """Return what an object holds, its attributes last; None for one that is to stay closed."""
+        """Return what an object holds, its attributes last; None if it must stay closed."""
         parts = self._base.items(x)
         if not self.attributes:
             return parts
@@ -189,15 +189,15 @@ class Container:
         return None if self._slots and _holds_live(parts[-len(self._slots) :]) else parts
 
     def attributes_of(self, x: Any) -> dict[str, Any] | None:  # noqa: ANN401
-        """Return where an object's attributes are, if there are any but slots."""
+        """Return an object's ``__dict__``, if it has attributes other than slots."""
         return (self._dict.__get__(x) or None) if self._dict is not None else None
 
     def new(self) -> Any:  # noqa: ANN401
-        """Return an empty object; UNSET where it can be made only of what it holds."""
+        """Return an empty object; UNSET if it can only be made of its contents."""
         return UNSET if self._base.new is None else self._base.new(self._kind)
 
     def filled(self, x: Any, parts: list[Any]) -> Any:  # noqa: ANN401
-        """Return an object that :meth:`new` made, filled with parts."""
+        """Fill an object that :meth:`new` made with parts; return it."""
         items = parts[: len(parts) - self.attributes] if self.attributes else parts
         if x is UNSET:
             x = self._base.fill(self._kind, items)
@@ -213,13 +213,13 @@ class Container:
         return x
 
     def hashed(self, parts: Any) -> Any:  # noqa: ANN401
-        """Return those parts that are hashed when an object is filled."""
+        """Return the parts that are hashed when an object is filled."""
         return parts[self._base.keyed(len(parts) - self.attributes)]
 
 
 @functools.lru_cache(1024)
 def container_of(kind: type) -> Container | None:
-    """Return how objects of a class are opened; None for those that hold nothing, or stay closed."""
+    """Return how objects of a class are opened; None if they hold nothing, or stay closed."""
     kind = types.MethodType if kind is BoundMethod else kind
     base = _base_of(kind)
     if base is None or _is_closed(kind):
@@ -228,24 +228,24 @@ def container_of(kind: type) -> Container | None:
     slots = tuple(d for b in own for d in b.__dict__.values() if type(d) is types.MemberDescriptorType)
     attributes = next((b.__dict__["__dict__"] for b in kind.__mro__ if "__dict__" in b.__dict__), None)
     if base is types.SimpleNamespace:
-        attributes = None  # they are what it holds
+        attributes = None  # they are its items
     if attributes is not None and type(attributes) is not types.GetSetDescriptorType:
-        return None  # a property of that name
+        return None  # a property called __dict__
     if not _is_all_python(kind, base, len(slots)) or (slots and _BASES[base].new is None):
         return None
     return Container(kind, base, attributes, slots)
 
 
 def _base_of(kind: type) -> type | None:
-    """Return which class of Python's own the objects of a class are laid out as, if it is one that is opened."""
+    """Return which of Python's own classes gives the objects of a class their layout, if it is one that is opened."""
     known = [b for b in kind.__mro__ if b in _BASES or not b.__flags__ & _HEAP_TYPE]
     if any(b not in _BASES for b in known):
-        return None  # of C code
-    return known[0]  # the nearest: of an OrderedDict itself, not a dict
+        return None  # written in C
+    return known[0]  # the nearest: for an OrderedDict itself, not dict
 
 
 def _is_all_python(kind: type, base: type, slots: int) -> bool:
-    """Tell whether its objects have no memory but attributes and slots, as Python tells it when it copies them.
+    """Tell whether its objects have no memory but attributes and slots, as Python checks it when it copies them.
 
     ``object_getstate_default``, Objects/typeobject.c of CPython 3.11.
     """
@@ -258,16 +258,16 @@ def _is_all_python(kind: type, base: type, slots: int) -> bool:
 
 
 def _is_closed(kind: type) -> bool:
-    """Tell a class of whose objects one is not as good as another."""
+    """Tell whether a copy of an object of a class would not do for the object."""
     if kind.__module__.partition(".")[0] in _CLOSED_ROOTS or kind in copyreg.dispatch_table:
         return True
     if hasattr(kind, "__hpcgpu_device__") or hasattr(kind, "__cuda_array_interface__"):
-        return True  # a device array is nobody's container
-    for name in ("__reduce__", "__reduce_ex__"):  # not built by what they hold: enums, singletons, lazy collections
+        return True  # a device array is not a container
+    for name in ("__reduce__", "__reduce_ex__"):  # not made of their contents: enums, singletons, lazy collections
         definer = next(b for b in kind.__mro__ if name in b.__dict__)
         if definer not in _BASES and definer not in _OWN_PICKLE:
             return True
-    # two would end what both use
+    # each of two would end what both use
     return any("__del__" in b.__dict__ for b in kind.__mro__)
 
 

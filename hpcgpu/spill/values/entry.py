@@ -1,72 +1,83 @@
-"""One stored value: its parts, and how often it is named."""
+"""One stored value: its parts, and the number of its names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from hpcgpu.spill.values.unit import Content, Rest, each_once
-from hpcgpu.spill.values.value import Slot
+from hpcgpu.spill.values.traverse import Slot
+from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit, each_once
 
 ABSENT = object()
-# of a value that is an array or a table: nothing is left of it without
-WHOLE = Rest(Slot(0), 0)
+# the skeleton of a value that is itself an array or a table
+NO_SKELETON = SkeletonUnit(Slot(0), 0)
 
 
 class Entry:
-    """A value under one or more names: keys of the store, and handles that are out.
+    """A value under one or more names: keys of the store, and handles.
 
-    Catalog makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be read
-    without; the rest never changes.
+    IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
+    read without it; the other attributes never change.
 
     Attributes
     ----------
     value : object
-        The value itself, once somebody stored or read it, while its used units are up; else ABSENT.
-    rest : Rest
-        What is left of it without its parts; WHOLE where that is nothing.
-    places : sequence of (Content, int)
-        For each slot of the rest, the unit and the object's position in it.
+        The value itself, if it was stored or read and its used units are still up; else ABSENT.
+    skeleton : SkeletonUnit
+        The value without its parts; NO_SKELETON if nothing is left.
+    locations : sequence of (ObjectContent, int)
+        For each slot of the skeleton, the unit and the object's position in it.
     lazy : bool
-        Its parts come up one by one, at first use (jit_unspill): the value that is handed out has proxies for them.
+        Its parts come up one by one, at first use (jit_unspill): readers get a value with proxies for them.
     units : tuple of Content
-        What moves, each once: the parts, or the bundles that they are in.
-    small : tuple of Content
+        What moves, each once: the parts, or their bundles.
+    small : tuple of ObjectContent
         The parts that are in bundles.
     used_units : tuple of Content
-        Those that come up with the value.
+        The units that come up with the value.
     names : int
-        How many keys and handles name it.
+        The number of keys and handles that name it.
     key : hashable
         The last key, for messages.
 
     """
 
-    __slots__ = ("__weakref__", "key", "lazy", "names", "places", "rest", "small", "units", "used_units", "value")
+    __slots__ = (
+        "__weakref__",
+        "key",
+        "lazy",
+        "locations",
+        "names",
+        "skeleton",
+        "small",
+        "units",
+        "used_units",
+        "value",
+    )
 
     def __init__(
         self,
         value: Any,  # noqa: ANN401
-        rest: Rest,
-        places: Sequence[tuple[Content, int]],
+        skeleton: SkeletonUnit,
+        locations: Sequence[tuple[ObjectContent, int]],
         lazy: bool = False,
     ) -> None:
-        self.value, self.rest, self.places, self.lazy = value, rest, places, lazy
+        self.value, self.skeleton, self.locations, self.lazy = value, skeleton, locations, lazy
         self.names, self.key = 0, ABSENT
         self.units: tuple[Content, ...]
-        self.small: tuple[Content, ...] = ()
-        if rest is WHOLE or not places:
-            only = rest if rest is not WHOLE else places[0][0]
+        self.small: tuple[ObjectContent, ...] = ()
+        if skeleton is NO_SKELETON or not locations:
+            only = skeleton if skeleton is not NO_SKELETON else locations[0][0]
             self.units = (only.bundle or only,)
             if only.bundle is not None:
                 self.small = (only,)
         else:
-            parts = rest, *each_once(places)
+            parts = skeleton, *each_once(locations)
             self.units = tuple(dict.fromkeys(part.unit for part in parts))
             self.small = tuple(part for part in parts if part.bundle is not None)
-        self.used_units = (rest,) if lazy else self.units
+        self.used_units = (skeleton,) if lazy else self.units
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parts, wherever they are."""
-        return self.rest.nbytes + sum(part.nbytes for part in each_once(self.places))
+        return self.skeleton.nbytes + sum(part.nbytes for part in each_once(self.locations))

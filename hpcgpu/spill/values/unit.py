@@ -1,8 +1,8 @@
-"""What moves between tiers, with what each place holds of it: device buffers, values in host memory.
+"""What moves between tiers, and what each tier holds of it: device buffers, and values in host memory.
 
-The state machine decides where a unit is; here is what that means for its bytes. :meth:`Content.take` and
-:meth:`Content.put` are called under the store's lock and only change references; :meth:`Content.copied` does the work,
-without it.
+The state machine decides where a unit is. This module says what that means for the unit's bytes. :meth:`Content.take`
+and :meth:`Content.put` run under the store's lock and only change references; :meth:`Content.copied` does the work,
+without the lock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from hpcgpu.spill.state.units import DISK, HOST, Unit
-from hpcgpu.spill.storage import pickled
 from hpcgpu.spill.storage.disk import Disk, Stored
+from hpcgpu.spill.values import serialization
 
 _NUMBERS = itertools.count()
 _FEW = 8
@@ -24,76 +24,57 @@ _FEW = 8
 class Whole(Protocol):
     """A value that units are parts of; :class:`hpcgpu.spill.values.entry.Entry` is one.
 
-    ``value`` and ``key`` change under the store's lock; the rest never changes.
+    ``value`` and ``key`` change under the store's lock; the other attributes never change.
     """
 
     value: Any
-    places: Sequence[tuple[Content, int]]
+    locations: Sequence[tuple[ObjectContent, int]]
     lazy: bool
     key: Any
 
     @property
-    def rest(self) -> Content:
+    def skeleton(self) -> Content:
         """The value without its parts."""
 
 
-class Lent(Protocol):
-    """An object of a unit that a proxy may stand for; :class:`hpcgpu.spill.proxies.part.Part` is one.
+class ProxiedObject(Protocol):
+    """An object of a unit, with its proxies; :class:`hpcgpu.spill.proxies.stored_object.StoredObject` is one.
 
-    Thread-safe. Executor calls :meth:`let_go`, without the store's lock, in the thread that carries the drop out.
+    Thread-safe. Executor calls :meth:`release`, without the store's lock, in the thread that carries the drop out.
     """
 
     index: int
 
-    def let_go(self) -> None:
-        """Take the object from the proxy: it is moved down."""
+    def release(self) -> None:
+        """Take the object from its proxy, since the object moves down."""
 
 
 class Content(Unit, ABC):
-    """A unit, and what each place holds of it; or a small part of a unit, a bundle, which it moves with.
+    """A unit, and what each tier holds of it.
 
-    Catalog, Executor and Keeper change it, under the store's lock: also by :meth:`join`, :meth:`leave`,
-    :meth:`note_kind`, :meth:`take` and :meth:`put`. :meth:`copied` runs without, in the thread that copies;
-    readers look at it without.
+    IdentityMap, Executor and Reader change it under the store's lock, also by :meth:`join`, :meth:`leave`,
+    :meth:`take` and :meth:`put`. :meth:`copied` runs without the lock, in the thread that copies. Readers look at a
+    content without the lock.
 
     Attributes
     ----------
-    bundle : Bundle or None
-        Which that is; where it is and what becomes of it is told by the bundle. Of a member only ``nbytes``, ``top``
-        and ``keys``, how many values and proxies it is a part of, mean anything.
     entries : collection of Whole
-        The values that it is a part of, as far as something names them.
-    names : tuple of hashable
-        Of the allocations that it lies in where it is used, as long as it is there.
-    kinds : dict of int to type, or None
-        The types of its objects, where they are not the usual one.
-    parts : dict of int to reference to Lent, or None
-        Those of its objects that proxies stand for (jit_unspill).
+        The values that it is a part of, if something names them.
 
     """
 
-    usual_kind: type = object
-
     # Set where they change: a unit is made for every value, and with its containers a million of them would cost the
     # garbage collector seconds.
-    bundle: Any = None
     entries: tuple[Whole, ...] | dict[Whole, None] = ()
-    names: tuple[Hashable, ...] = ()
-    kinds: dict[int, type] | None = None
-    parts: dict[int, weakref.ref[Lent]] | None = None
 
     def __init__(self, nbytes: int, top: int, at: int) -> None:
-        super().__init__(next(_NUMBERS), nbytes, top, at)
+        # as Unit's own does it: one is made for every value
+        self.name, self.nbytes, self.top, self.at = next(_NUMBERS), nbytes, top, at
 
     @property
-    def unit(self) -> Content:
-        """What moves when this does."""
-        return self.bundle or self
-
-    @property
-    def contents(self) -> tuple[Content, ...]:
+    @abstractmethod
+    def contents(self) -> tuple[ObjectContent, ...]:
         """What moves with it: itself, or the members of a bundle."""
-        return (self,)
 
     def join(self, entry: Whole) -> None:
         """Become a part of one more value that has a name."""
@@ -107,7 +88,7 @@ class Content(Unit, ABC):
             self.entries = dict.fromkeys((*self.entries, entry))
 
     def leave(self, entry: Whole) -> None:
-        """Be no part any more of a value that has no name."""
+        """Cease to be a part of a value that has lost its last name."""
         if len(self.entries) == 1:
             self.entries = ()
         elif isinstance(self.entries, dict):
@@ -115,46 +96,17 @@ class Content(Unit, ABC):
         else:
             self.entries = tuple(e for e in self.entries if e is not entry)
 
-    def kind_of(self, index: int) -> type:
-        """Return the type of an object of it."""
-        return self.kinds.get(index, self.usual_kind) if self.kinds else self.usual_kind
-
-    def note_kind(self, index: int, kind: type) -> None:
-        """Note the type of an object of it."""
-        if kind is not self.usual_kind:
-            self.kinds = self.kinds or {}
-            self.kinds[index] = kind
-
-    def living_parts(self) -> list[Lent]:
-        """Return those objects for which there may be proxies."""
-        refs = tuple((self.parts or {}).values())  # in one step: another thread may add one
-        return [part for ref in refs if (part := ref()) is not None]
+    @abstractmethod
+    def take(self, tier: int) -> Any:  # noqa: ANN401
+        """Give up what a tier holds, and return it: the memory is free when the last reference goes."""
 
     @abstractmethod
-    def object_at(self, index: int) -> Any:  # noqa: ANN401
-        """Return an object of it, while it is up."""
-
-    def length_of(self, index: int) -> int | None:
-        """Return the length of an object of it as its copies below have it; None if that is not known."""
-        views = self.views()
-        shape = getattr(views[index], "shape", None) if index < len(views) else None
-        return shape[0] if shape else None
-
-    def views(self) -> Sequence[Any]:
-        """Return what tells of the shapes of its objects, if it has a copy below."""
-        return ()
-
-    @abstractmethod
-    def take(self, place: int) -> Any:  # noqa: ANN401
-        """Give up what a place holds, and return it: it is freed when nothing refers to it any more."""
-
-    @abstractmethod
-    def put(self, place: int, data: Any) -> None:  # noqa: ANN401
-        """Let a place hold what :meth:`copied` has returned."""
+    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+        """Let a tier hold what :meth:`copied` has returned."""
 
     @abstractmethod
     def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
-        """Return a copy, for another place; what is in the source stays. Raises whatever disk, device or pickle do."""
+        """Return a copy for another tier; the source keeps its own. Raises whatever disk, device or pickle raise."""
 
     @staticmethod
     def stored(data: Any) -> Stored:  # noqa: ANN401
@@ -164,19 +116,85 @@ class Content(Unit, ABC):
 
     @staticmethod
     def bytes_up(data: Any) -> int:  # noqa: ANN401
-        """Return what a copy from disk takes in host memory, if that may differ from before; else 0."""
+        """Return the size in host memory of a copy from disk, if it may differ from before; else 0."""
         del data
         return 0
 
 
-class Rest(Content):
-    """A value without its parts; there or pickled on disk.
+class ObjectContent(Content):
+    """A content that has objects of users; a unit, or a small member of a unit, the bundle, which it moves with.
 
-    Catalog makes it, under the store's lock; threads as of :class:`Content`. ``nbytes`` is what dask says, and of an
-    array its own.
+    Threads as of :class:`Content`.
+
+    Attributes
+    ----------
+    bundle : Bundle or None
+        The bundle is the unit, and has its state. Of a member only ``nbytes``, ``top`` and ``keys`` mean anything;
+        ``keys`` counts the values and proxies that it is a part of.
+    names : tuple of hashable
+        Of the allocations that it lies in where it is used, as long as it is there.
+    kinds : dict of int to type, or None
+        The types of its objects that are not of the usual type.
+    stored_objects : dict of int to reference to ProxiedObject, or None
+        Those of its objects that have proxies (jit_unspill).
+
     """
 
-    _pickled: pickled.Pickled | None = None
+    usual_kind: type = object
+
+    bundle: Any = None
+    names: tuple[Hashable, ...] = ()
+    kinds: dict[int, type] | None = None
+    stored_objects: dict[int, weakref.ref[ProxiedObject]] | None = None
+
+    @property
+    def unit(self) -> Content:
+        """What moves when this content does."""
+        return self.bundle or self
+
+    @property
+    def contents(self) -> tuple[ObjectContent, ...]:
+        """Itself."""
+        return (self,)
+
+    def kind_of(self, index: int) -> type:
+        """Return the type of one of its objects."""
+        return self.kinds.get(index, self.usual_kind) if self.kinds else self.usual_kind
+
+    def set_kind(self, index: int, kind: type) -> None:
+        """Keep the type of one of its objects."""
+        if kind is not self.usual_kind:
+            self.kinds = self.kinds or {}
+            self.kinds[index] = kind
+
+    def living_objects(self) -> list[ProxiedObject]:
+        """Return those objects that may have proxies."""
+        refs = tuple((self.stored_objects or {}).values())  # in one step: another thread may add one
+        return [found for ref in refs if (found := ref()) is not None]
+
+    @abstractmethod
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return one of its objects, while it is up."""
+
+    def length_of(self, index: int) -> int | None:
+        """Return the length of an object, as the copies below have it; None if they do not tell."""
+        views = self.views()
+        shape = getattr(views[index], "shape", None) if index < len(views) else None
+        return shape[0] if shape else None
+
+    def views(self) -> Sequence[Any]:
+        """Return the shapes of its objects, if there is a copy below."""
+        return ()
+
+
+class SkeletonUnit(ObjectContent):
+    """A value without its parts, in memory or pickled on disk.
+
+    IdentityMap makes it, under the store's lock; threads as of :class:`Content`. ``nbytes`` is what dask's ``sizeof``
+    says; for an array it is the array's own.
+    """
+
+    _pickled: serialization.Pickled | None = None
 
     def __init__(self, value: Any, nbytes: int) -> None:  # noqa: ANN401
         super().__init__(nbytes, HOST, HOST)
@@ -187,18 +205,18 @@ class Rest(Content):
         del index
         return self.value
 
-    def take(self, place: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:  # noqa: ANN401
         """Give up the value, or what is on disk."""
         data: Any
-        if place == DISK:
+        if tier == DISK:
             data, self._pickled = self._pickled, None
         else:
             data, self.value = self.value, None
         return data
 
-    def put(self, place: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
         """Hold a copy."""
-        if place == DISK:
+        if tier == DISK:
             self._pickled = data
         else:
             self.value = data
@@ -207,11 +225,11 @@ class Rest(Content):
         """Pickle to disk, or unpickle."""
         del source
         if to == DISK:
-            return pickled.write(disk, self.value)
+            return serialization.write(disk, self.value)
         assert self._pickled is not None
-        return pickled.read(disk, self._pickled)
+        return serialization.read(disk, self._pickled)
 
 
-def each_once(places: Iterable[tuple[Content, int]]) -> tuple[Content, ...]:
-    """Return the units of places, each once."""
-    return tuple(dict.fromkeys(unit for unit, _ in places))
+def each_once(locations: Iterable[tuple[ObjectContent, int]]) -> tuple[ObjectContent, ...]:
+    """Return the units of locations, each once."""
+    return tuple(dict.fromkeys(unit for unit, _ in locations))

@@ -15,10 +15,10 @@ from distributed.protocol import deserialize, serialize
 from distributed.protocol.serialize import dask_loads
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.arrays import device_of, is_device_array
-from hpcgpu.spill.storage.pinned import is_pinned
+from hpcgpu.spill.devices.lookup import device_of, is_device_array
+from hpcgpu.spill.storage.buffer_pool import is_pinned
 from hpcgpu.spill.store.cupy_messages import register
-from hpcgpu.spill.store.reading import Reader, reading
+from hpcgpu.spill.store.read_mode import ReadMode, reading
 
 MIB = 1 << 20
 
@@ -138,7 +138,7 @@ def test_cupy_arrays_travel(cupy: Any, make: str, to_worker: bool) -> None:
         "0-d": lambda: base.sum(),
         "records": lambda: cupy.asarray(np.array([(1, 2.5), (3, 4.5)], "i4,f8")),
     }[make]()
-    with reading(Reader(to_worker=True) if to_worker else None):
+    with reading(ReadMode(to_worker=True) if to_worker else None):
         header, frames = serialize(array, on_error="raise")
     assert header["serializer"] == ("dask" if to_worker else "pickle")  # other processes know no pair of ours
     back = deserialize(header, [memoryview(bytes(f)) for f in frames])

@@ -17,11 +17,11 @@ import pytest
 from fake_cuda import Standin
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.arrays import device_of
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.cuda import CudaDevice
+from hpcgpu.spill.devices.lookup import device_of
 from hpcgpu.spill.store.cupy_messages import deserialize, serialize
-from hpcgpu.spill.store.reading import Reader, reading
+from hpcgpu.spill.store.read_mode import ReadMode, reading
 
 MIB = 1 << 20
 
@@ -148,7 +148,7 @@ def test_arrays_travel_to_workers(runtime: Runtime, make: str) -> None:
     base = np.arange(60.0).reshape(6, 10)
     records = np.array([(1, 2.5), (3, 4.5)], "i4,f8")
     sent = {"C": base, "F": np.asfortranarray(base), "empty": base[:0], "0-d": base.sum(), "records": records}[make]
-    with reading(Reader(to_worker=True)):
+    with reading(ReadMode(to_worker=True)):
         header, frames = serialize(runtime.asarray(np.asarray(sent)))
     back = deserialize(header, [memoryview(bytes(frame)) for frame in frames])
     assert type(back) is runtime.cupy.ndarray

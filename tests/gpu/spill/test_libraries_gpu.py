@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.arrays import device_of, is_device_array
+from hpcgpu.spill.devices.lookup import device_of, is_device_array
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ import pytest
 import ranks
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.handle import Handle
+from hpcgpu.spill.store.transfer import Handle
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from hpcgpu.plan.rapids import plan_rapids
 from hpcgpu.plan.workers import NodeFacts, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import pressure
+from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
@@ -317,16 +317,16 @@ def test_an_rmm_that_fails_and_that_nobody_asked_for_stops_no_worker(tmp_path: P
 def test_what_makes_room_for_rmm_says_whether_anything_moved(tmp_path: Path) -> None:
     """RMM asks as long as the answer is yes."""
     gpu = SimGpu(100_000)
-    assert not pressure.evict(0, 1)
+    assert not allocation_failure.evict(0, 1)
     store = GpuSpillBuffer(1.0, None, str(tmp_path))
     try:
         for i in range(4):
             store[i] = gpu.asarray(np.full(9_000, i, "u1"))
         answers = []
-        while pressure.evict(0, 10_000):
+        while allocation_failure.evict(0, 10_000):
             answers.append(store.tiers["device"])
         assert answers == [18_000, 0]
         assert store.rescues == 2
     finally:
         store.close()
-    assert not pressure.evict(0, 1)
+    assert not allocation_failure.evict(0, 1)

@@ -1,4 +1,4 @@
-"""The laws of the spill store's state machine, in every order in which things can happen, and in many of more units."""
+"""The laws of the spill store's state machine, in every order of events, and in many orders with more units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from spill_worlds import Story, World, explore
 
-from hpcgpu.spill.state import machine, rooms, tiers, ups
+from hpcgpu.spill.state import accounting, allocations, machine, unspills
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST
 
 D, H = DEVICE, HOST
@@ -60,13 +60,13 @@ def test_the_laws_hold_in_every_order(story: Story) -> None:
     assert found.worlds > 500 and found.quiet > 50, found  # else the story has told nothing
 
 
-# What is wrong, where, in place of what, and the story that shows it.
+# A planted bug: the function, the right text, the wrong one, and the story that shows it.
 MUTANTS: dict[str, tuple[Any, str, str, str]] = {
-    "a pinned unit goes down": (tiers.Tiers.may_go, "unit.pins or ", "", "readers"),
-    "a unit has two copies under way": (tiers.Tiers.may_go, "unit.move is not None or ", "", "readers"),
+    "a pinned unit goes down": (accounting.Accounting.may_go, "unit.pins or ", "", "readers"),
+    "a unit has two copies under way": (accounting.Accounting.may_go, "unit.move is not None or ", "", "readers"),
     "a dirty unit is taken for clean": (
         machine.SpillState._spoil,
-        "self.tiers.drop(unit, unit.valid & ~(1 << unit.top), out)",
+        "self.accounting.drop(unit, unit.valid & ~(1 << unit.top), out)",
         "pass",
         "writers",
     ),
@@ -88,14 +88,19 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "False",
         "readers",
     ),
-    "a copy that failed stays counted": (tiers.Tiers.end, "self.bytes[copy.to] -= copy.nbytes", "pass", "readers"),
+    "a copy that failed stays counted": (
+        accounting.Accounting.end,
+        "self.bytes[copy.to] -= copy.nbytes",
+        "pass",
+        "readers",
+    ),
     "a unit is forgotten while it moves": (
         machine.SpillState._forget,
         "unit.move is None and ",
         "",
         "keys that share units",
     ),
-    "nobody tells those who wait of a failure": (
+    "threads that wait are not told of a failure": (
         machine.SpillState.failed,
         "self._end(ticket, Fail(ticket, error), out)",
         "pass",
@@ -108,11 +113,11 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "ticket.missing = 1",
         "readers",
     ),
-    "a unit stops halfway up": (machine.SpillState._went_on, "self.ups.add(unit)", "pass", "readers"),
-    "a way up waits for ever": (ups.Ups._start, " and self._tiers.leaving.get(to)", "", "readers"),
-    "a copy down waits for another": (ups.Ups._start, " and not _is_urgent(unit)", "", "urgent readers"),
-    "who is urgent comes last": (
-        ups.Ups.add,
+    "a unit stops halfway up": (machine.SpillState._went_on, "self.unspills.add(unit)", "pass", "readers"),
+    "a way up waits for ever": (unspills.Unspills._start, " and self._accounting.leaving.get(to)", "", "readers"),
+    "a copy down waits for another": (unspills.Unspills._start, " and not _is_urgent(unit)", "", "urgent readers"),
+    "an urgent reader comes last": (
+        unspills.Unspills.add,
         "(queue.appendleft if _is_urgent(unit) else queue.append)(unit)",
         "queue.append(unit)",
         "urgent behind others",
@@ -124,40 +129,40 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "users at once",
     ),
     "what leaves a unit stays counted": (
-        tiers.Tiers.resize,
-        "self.bytes[place] += more",
+        accounting.Accounting.resize,
+        "self.bytes[tier] += more",
         "pass",
         "units that lose a part",
     ),
     "what leaves a unit that goes down stays counted": (
-        tiers.Tiers.resize,
+        accounting.Accounting.resize,
         "self.leaving[unit.tier] += more",
         "pass",
         "units that lose a part",
     ),
     "what leaves a unit frees a disk": (
-        tiers.Tiers.resize,
+        accounting.Accounting.resize,
         "unit.size(DISK) if unit.valid >> DISK & 1 else 0",
         "0",
         "units that lose a part",
     ),
     "an allocation waits for ever": (
-        rooms.Rooms.serve,
+        allocations.FailedAllocations.serve,
         " or not leaving",
         "",
         "allocations that fail",
     ),
-    "the disk takes more than it may": (tiers.Tiers._may_take, "place != DISK or ", "True or ", "a full disk"),
-    "what fails once never goes": (tiers.Tiers.settle, "self._chances == before", "True", "readers"),
+    "the disk takes more than it may": (accounting.Accounting._may_take, "tier != DISK or ", "True or ", "a full disk"),
+    "what fails once never goes": (accounting.Accounting.settle, "self._chances == before", "True", "readers"),
     "what is free again is not looked at": (
         machine.SpillState.release,
-        "self.tiers.note_idle(unit)",
+        "self.accounting.mark_idle(unit)",
         "pass",
         "readers",
     ),
     "what comes ahead does not yield": (
         machine.SpillState._settled,
-        "not self.waiting and not self.rooms",
+        "not self.waiting and not self.allocations.waiting",
         "True",
         "tasks that are expected",
     ),
@@ -184,7 +189,7 @@ def stories(draw: st.DrawFn) -> Story:
     units = draw(st.lists(st.tuples(st.integers(2, 9), st.sampled_from((D, D, D + 1, H))), min_size=4, max_size=8))
     one = st.integers(0, len(units) - 1)
     few = st.lists(one, min_size=1, max_size=3, unique=True)
-    place, nbytes = st.sampled_from((D, D + 1, H)), st.integers(1, 20)
+    tier, nbytes = st.sampled_from((D, D + 1, H)), st.integers(1, 20)
     parts = draw(
         st.lists(
             st.one_of(
@@ -195,7 +200,7 @@ def stories(draw: st.DrawFn) -> Story:
                 st.tuples(st.just("leave"), one, st.integers(1, 4)),
                 st.tuples(st.just("join"), st.integers(0, 9), one, st.integers(1, 4)),
                 st.tuples(st.just("alloc"), st.sampled_from((D, D + 1)), nbytes),
-                st.tuples(st.sampled_from(("shrink", "limit")), place, nbytes),
+                st.tuples(st.sampled_from(("shrink", "limit")), tier, nbytes),
                 st.tuples(st.just("expect"), st.sampled_from("tu"), st.booleans(), one, one),
                 st.tuples(st.just("task_over"), st.sampled_from("tu")),
                 st.just(("tick",)),
@@ -220,7 +225,7 @@ def walk(story: Story, choose: random.Random) -> None:
         world.do(("delete", key))
     while world.copies:
         world.do(("moved", 0))
-    assert not any(world.state.tiers.bytes.values())
+    assert not any(world.state.accounting.bytes.values())
     assert not any(world.contents)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from spill_instant import Instant
 
+from hpcgpu.spill.state.accounting import Accounting
 from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.tiers import Tiers
 from hpcgpu.spill.state.units import (
     DEVICE,
     DISK,
@@ -14,13 +14,13 @@ from hpcgpu.spill.state.units import (
     Copy,
     Drop,
     Fail,
+    FailedAllocation,
     Instruction,
     Leave,
-    Release,
     Resume,
-    Room,
     Say,
     Ticket,
+    Trim,
     Unit,
 )
 
@@ -46,14 +46,14 @@ def test_what_is_above_the_limit_goes_down_the_longest_unused_first() -> None:
     copy = copy_of(state.set("b", (b,)))
     assert copy == Copy(a, DEVICE, HOST, None, 6, a.age)
     assert state.moved(copy) == (Drop(a, DEVICE),)
-    assert state.tiers.bytes == {DEVICE: 6, HOST: 6}
+    assert state.accounting.bytes == {DEVICE: 6, HOST: 6}
 
 
 def test_units_that_are_on_their_way_down_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are set faster than they are copied: each event would look at all that are under way."""
     looked_at: list[Unit] = []
-    may_go = Tiers.may_go
-    monkeypatch.setattr(Tiers, "may_go", lambda tiers, unit: looked_at.append(unit) or may_go(tiers, unit))
+    may_go = Accounting.may_go
+    monkeypatch.setattr(Accounting, "may_go", lambda tiers, unit: looked_at.append(unit) or may_go(tiers, unit))
     state, many = SpillState({DEVICE: 10}), units(*[1] * 500)
     copies = [c for unit in many for c in state.set(unit.name, (unit,)) if isinstance(c, Copy)]
     assert len(copies) >= 490
@@ -61,14 +61,14 @@ def test_units_that_are_on_their_way_down_are_not_looked_at_again(monkeypatch: p
     for copy in copies:
         state.moved(copy)
     assert len(looked_at) < 20 * len(many)
-    assert state.tiers.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
+    assert state.accounting.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
 
 
 def test_a_unit_that_two_keys_name_counts_once_and_goes_with_the_last() -> None:
     state, (a,) = SpillState({DEVICE: 10}), units(6)
     state.set("a", (a,))
     state.set("b", (a,))
-    assert state.tiers.bytes == {DEVICE: 6}
+    assert state.accounting.bytes == {DEVICE: 6}
     assert state.delete("a") == ()
     assert state.delete("b") == (Drop(a, DEVICE),)
 
@@ -153,7 +153,7 @@ def test_the_limit_of_the_disk_holds_and_is_said_and_copies_make_way() -> None:
     assert (a.tier, b.tier) == (DISK, HOST)
     store.use(a)  # b cannot go: the disk is full of a, until a is up
     assert [unit.tier for unit in (a, b)].count(DISK) == 1
-    assert store.state.tiers.bytes[DISK] <= 6
+    assert store.state.accounting.bytes[DISK] <= 6
     c = Unit(2, 9, HOST, HOST)
     store.set(c)
     assert [(say.what, say.error) for say in store.told if isinstance(say, Say)] == [("stays", None)]
@@ -172,7 +172,7 @@ def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
     state, (a, b) = SpillState({}), units(6, 6)
     state.set("a", (a,))
     state.set("b", (b,))
-    room = Room(DEVICE, 10)
+    room = FailedAllocation(DEVICE, 10)
     first, second = state.alloc_failed(room)
     assert isinstance(first, Copy) and isinstance(second, Copy) and first.by is room
     assert state.moved(first) == (Drop(first.unit, DEVICE),)
@@ -183,7 +183,7 @@ def test_an_allocation_fails_when_nothing_can_go() -> None:
     state, (a,) = SpillState({}), units(6)
     state.set("a", (a,))
     state.need(Ticket((a,)))
-    room = Room(DEVICE, 1)
+    room = FailedAllocation(DEVICE, 1)
     assert state.alloc_failed(room) == (Fail(room, None),)
 
 
@@ -192,8 +192,8 @@ def test_shrinking_gives_back_what_is_kept_then_moves_data_then_gives_back_again
     state.set("a", (a,))
     state.set("b", (b,))
     release, copy = state.shrink(HOST, 5)
-    assert isinstance(copy, Copy) and release == Release(HOST)
-    assert state.moved(copy) == (Drop(copy.unit, HOST), Release(HOST))
+    assert isinstance(copy, Copy) and release == Trim(HOST)
+    assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
 
 
 def test_copies_of_what_is_up_go_first_where_host_memory_is_short() -> None:
@@ -287,5 +287,5 @@ def test_a_unit_that_grows_has_no_copies_below() -> None:
     again = Ticket((a,))
     state.moved(copy_of(state.need(again)))
     assert state.grow(a, 8) == (Drop(a, HOST),)
-    assert state.tiers.bytes == {DEVICE: 8, HOST: 0}
+    assert state.accounting.bytes == {DEVICE: 8, HOST: 0}
     del b

@@ -1,0 +1,126 @@
+"""Allocations that fail on a device: the stores of this process make room for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from hpcgpu.spill.devices.protocols import Device
+
+_T = TypeVar("_T")
+_FREED_POLL_S = 0.01
+
+
+class Store(Protocol):
+    """A store that can make room on a device; called in the threads that allocate, in several at once.
+
+    Attributes
+    ----------
+    rescues : int
+        The number of allocations that succeeded after this store had made room.
+
+    """
+
+    rescues: int
+
+    def evict(self, device: Device, nbytes: int) -> bool:
+        """Move so many bytes down from a device, or as many as can; return whether anything moved."""
+
+
+class AllocationFailureHook:
+    """A device's ``on_alloc_failure``. Workers in one process share the device, so there may be several stores.
+
+    Thread-safe: it goes through a copy of its stores, and each store is thread-safe.
+
+    Attributes
+    ----------
+    stores : list of Store
+        The stores that make room, in this order.
+    patience_s : float
+        How long to wait for memory that was moved down and is still held, by an event or by a task that has just ended.
+
+    """
+
+    patience_s = 1.0
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stores: list[Store] = []
+
+    def __call__(self, need_bytes: int) -> bool:
+        """Return whether a store has made room; called in the thread that allocates."""
+        return any(self._make_room(store, need_bytes) for store in tuple(self.stores))
+
+    def evict(self, need_bytes: int) -> bool:
+        """Return whether anything moved down from the device; called in the thread that allocates."""
+        for store in tuple(self.stores):
+            if store.evict(self.device, need_bytes):
+                store.rescues += 1
+                return True
+        return False
+
+    def _make_room(self, store: Store, need_bytes: int) -> bool:
+        # even if by used_bytes there is room: it has neither fragments nor other processes
+        store.evict(self.device, need_bytes)
+        end_s = time.monotonic() + self.patience_s
+        while (over := self.device.used_bytes + need_bytes - self.device.memory_bytes) > 0:
+            if not store.evict(self.device, over):
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(_FREED_POLL_S)
+        store.rescues += 1
+        return True
+
+
+# of the devices with stores in this process
+_hooks: list[AllocationFailureHook] = []
+
+
+def evict(number: int, need_bytes: int) -> bool:
+    """Move something down from a CUDA device for an allocation that is tried again as long as this returns true.
+
+    RMM's adaptor calls it again and again. Each time something has moved, so that there is an end.
+    """
+    return any(p.evict(need_bytes) for p in tuple(_hooks) if getattr(p.device, "number", number) == number)
+
+
+def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], collect: Callable[[], object]) -> _T:
+    """Return what ``allocate`` returns; if it raises MemoryError, stores make room, and it is called again.
+
+    It may be called more than once more: the freed memory may lie in pieces, or another thread may take it. But there
+    is an end as soon as nothing moves. ``collect`` is called before each new try.
+    """
+    try:
+        return allocate()
+    except MemoryError:  # CuPy's OutOfMemoryError is a subclass; RMM's allocator for CuPy raises it itself
+        hook = device.on_alloc_failure
+        if hook is None or not hook(need_bytes):
+            raise
+    while True:
+        collect()
+        try:
+            return allocate()
+        except MemoryError:
+            if not (isinstance(hook, AllocationFailureHook) and hook.evict(need_bytes)):
+                raise
+
+
+def attach(device: Device, store: Store) -> None:
+    """Let a store make room when allocations fail on a device."""
+    hook = device.on_alloc_failure
+    if not isinstance(hook, AllocationFailureHook):
+        hook = device.on_alloc_failure = AllocationFailureHook(device)
+        _hooks.append(hook)
+    if store not in hook.stores:
+        hook.stores.append(store)
+
+
+def detach(device: Device, store: Store) -> None:
+    """Forget a store that closes; without stores the device has no hook."""
+    hook = device.on_alloc_failure
+    if isinstance(hook, AllocationFailureHook) and store in hook.stores:
+        hook.stores.remove(store)
+        if not hook.stores:
+            device.on_alloc_failure = None
+            _hooks.remove(hook)

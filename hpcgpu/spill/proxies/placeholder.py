@@ -1,0 +1,201 @@
+"""What wrapt holds for a proxy while its object is not up, and where the object comes from.
+
+A proxy has its placeholder from the beginning: wrapt's own way to load late (``__wrapped_factory__``, 2.5.2) cannot be
+undone, since ``del proxy.__wrapped__`` is an error. During an operation wrapt keeps a reference of its own to what it
+holds, so an eviction meanwhile does not take the object away from the operation.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import wrapt
+
+from hpcgpu.errors import SpillError
+
+BASE: Any = wrapt.BaseObjectProxy
+# the C slot itself; a proxy's __wrapped__ is never a placeholder
+HELD: Any = BASE.__wrapped__
+
+
+class Source(Protocol):
+    """Where the object of a proxy is.
+
+    Thread-safe: proxies call it in the threads that use them, in several at once. To load may take as long as a copy.
+
+    Attributes
+    ----------
+    kind : type
+        The object's class.
+    nbytes : int
+        Its bytes.
+
+    """
+
+    @property
+    def kind(self) -> type: ...  # noqa: D102
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+
+    def length(self) -> int | None:
+        """Return the object's ``len``, if it is known without the object."""
+
+    def up(self) -> Any:  # noqa: ANN401
+        """Bring the object up and return it; waits in the calling thread. Several threads may call, for one load."""
+
+    def using(self) -> AbstractContextManager[Any]:
+        """Bring the object up, return it, and keep it up while inside."""
+
+    def dirty(self) -> None:
+        """The object was written to: copies of it are worth nothing."""
+
+
+def defines(kind: type, name: str) -> bool:
+    """Tell whether the objects of a class have a special method; as Python, looks in the class and its bases."""
+    return any(name in base.__dict__ for base in kind.__mro__)
+
+
+def _nothing() -> None:
+    """Stand in for a reference to a proxy that is still being made."""
+
+
+class State:
+    """The state of a proxy; it goes with the proxy.
+
+    Thread-safe: several threads may load at once, and the store may release the object meanwhile.
+
+    Attributes
+    ----------
+    source : Source
+        Where the object is.
+    token : object
+        A new one after each release.
+    proxy : callable
+        A weak reference.
+
+    """
+
+    __slots__ = ("proxy", "source", "token")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.token = object()
+        self.proxy: Callable[[], Any] = _nothing
+
+    def load(self) -> Any:  # noqa: ANN401
+        """Bring the object up, and let the proxy hold it unless it was released meanwhile."""
+        token = self.token
+        found = up(self.source)
+        proxy = self.proxy()
+        if proxy is not None:
+            HELD.__set__(proxy, found)
+            # release changes the token first and then the slot: whichever thread is last, no stale object stays
+            if self.token is not token:
+                HELD.__set__(proxy, proxy._self_placeholder)
+        return found
+
+
+class Placeholder:
+    """What wrapt holds while the object is not up: each touch loads the object, and is passed on to it.
+
+    Thread-safe, as its state is; only wrapt touches it.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: State) -> None:
+        object.__setattr__(self, "_state", state)
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+        state = _state_of(self)
+        if name.startswith("__") and name.endswith("__"):
+            kind = state.source.kind
+            if name in ("__module__", "__doc__"):  # wrapt asks when a proxy is made (2.5.2, raw_init)
+                return getattr(kind, name)
+            if not defines(kind, name):  # so that is_dask_collection and its like load nothing
+                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        return getattr(state.load(), name)
+
+
+_state_of: Callable[[Placeholder], State] = Placeholder.__dict__["_state"].__get__
+# What wrapt's special methods call on the held object; operators are the proxy's own.
+_TOUCHES: dict[str, Callable[..., Any]] = {
+    **{"iter": iter, "hash": hash, "str": str, "bool": bool, "int": int, "float": float, "dir": dir},
+    **{"complex": complex, "bytes": bytes, "format": format, "reversed": reversed, "round": round},
+    **{"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "index": operator.index},
+    **{"getitem": operator.getitem, "contains": operator.contains},
+}
+
+
+def _touch(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda placeholder, *args: operation(_state_of(placeholder).load(), *args)
+
+
+for _name, _operation in _TOUCHES.items():
+    setattr(Placeholder, f"__{_name}__", _touch(_operation))
+
+
+def _length(placeholder: Any) -> int:  # noqa: ANN401
+    state = _state_of(placeholder)
+    known = state.source.length()
+    return len(state.load()) if known is None else known
+
+
+Placeholder.__len__ = _length  # type: ignore[attr-defined]
+
+
+def up(source: Source) -> Any:  # noqa: ANN401
+    """Bring the object of a source up, and return it; raises as :func:`lifted`."""
+    return lifted(source, source.up)
+
+
+def lifted(source: Source, lift: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """Return what ``lift`` returns.
+
+    Raises
+    ------
+    MemoryError
+        As it came: the next touch may find room.
+    SpillError
+        For all other errors: Python and numpy would take an AttributeError, a TypeError or an IndexError for an answer,
+        such as that there is no such attribute.
+
+    """
+    try:
+        return lift()
+    except (MemoryError, SpillError):
+        raise
+    except Exception as e:
+        raise SpillError(f"a {source.kind.__module__}.{source.kind.__qualname__} cannot be brought up: {e!r}") from e
+
+
+class Resident:
+    """Source of an object that is up, and stays up. Thread-safe: it does not change."""
+
+    def __init__(self, value: Any) -> None:  # noqa: ANN401
+        self._value, self.kind = value, type(value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an array, else Python's ``getsizeof``."""
+        nbytes = getattr(self._value, "nbytes", None)
+        return nbytes if isinstance(nbytes, int) else sys.getsizeof(self._value)
+
+    def length(self) -> int | None:
+        """Return None: the object is up."""
+
+    def up(self) -> Any:  # noqa: ANN401
+        """Return it."""
+        return self._value
+
+    def using(self) -> AbstractContextManager[Any]:
+        """Return it."""
+        return nullcontext(self._value)
+
+    def dirty(self) -> None:
+        """Do nothing: there are no copies."""

@@ -1,0 +1,300 @@
+"""The accounting of the state machine: the bytes in each tier, the order of use, and what goes down."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from hpcgpu.spill.state.policy import Candidate, headroom, victims
+from hpcgpu.spill.state.units import DISK, HOST, Copy, Drop, Instruction, Trim, Unit, Waiter, below, tiers_in
+
+Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
+_Order = OrderedDict[int, Unit]
+
+
+class Accounting:
+    """All units by tier. OrderedDict, since to remove the oldest items of a dict again and again takes quadratic time.
+
+    Pure: SpillState makes it, for itself and its parts. Single numbers are read without the store's lock.
+
+    Parameters
+    ----------
+    limits : mapping of int to int
+        Bytes by tier; a tier without one has no limit.
+    low : float
+        Moves down begin above a limit and go on down to this part of it.
+    choose : callable
+        Takes candidates, longest untouched first, and bytes; returns what goes.
+
+    Attributes
+    ----------
+    bytes : dict
+        By tier, the bytes that are valid there or under way to it.
+    leaving : dict
+        By tier, the bytes on their way down that still lie there.
+    orders : dict
+        Units by their highest tier, longest untouched first. Units on their way down are left out: they may not go, and
+        may be as many as all units.
+    copies : dict
+        By tier, the units that have a valid copy there and are higher up.
+    freed : dict
+        By tier, the bytes given up there so far.
+    blocked : dict
+        By tier, the size from which on copies down from it fail, until something changes.
+    stuck : set
+        Tiers above their limit from which nothing may go until something changes: no event looks at their units.
+    shrunk : dict
+        By tier, the bytes down to which it must go once.
+    refused : bool
+        A unit that should go to disk stays in host memory, since the disk's limit is reached.
+    lower, lower_bytes : int
+        The number of units below the tier in which they are used, and their bytes there.
+
+    """
+
+    def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
+        self.limits, self.low, self._choose = dict(limits), low, choose
+        self.bytes: dict[int, int] = {}
+        self.leaving: dict[int, int] = {}
+        self.freed: dict[int, int] = {}
+        self.blocked: dict[int, int] = {}
+        self.stuck: set[int] = set()
+        self.shrunk: dict[int, int] = {}
+        self.orders: dict[int, _Order] = defaultdict(OrderedDict)
+        self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}
+        self.copy_bytes = {HOST: 0, DISK: 0}
+        self.lower = self.lower_bytes = self._clock = self._chances = 0
+        self.refused = False
+
+    def touch(self, units: Iterable[Unit]) -> None:
+        """Units are used."""
+        self._clock += 1
+        for unit in units:
+            unit.age = self._clock
+            if valid := unit.valid:
+                if unit.move is None or unit.move > unit.tier:
+                    self.orders[unit.tier].move_to_end(unit.name)
+                if valid & (valid - 1):  # there are copies
+                    for copies in self.copies.values():
+                        if unit.name in copies:
+                            copies.move_to_end(unit.name)
+
+    def postpone(self, unit: Unit) -> None:
+        """Try other units first next time."""
+        self.orders[unit.tier].move_to_end(unit.name)
+
+    def add(self, unit: Unit) -> None:
+        """Count a unit that is new, or was forgotten, and is used now."""
+        self._clock += 1
+        unit.age = self._clock
+        tier = unit.tier = unit.at
+        unit.valid = 1 << tier
+        self.bytes[tier] = self.bytes.get(tier, 0) + unit.size(tier)
+        self.orders[tier][unit.name] = unit
+        if tier != unit.top:
+            self.lower += 1
+            self.lower_bytes += unit.size(tier)
+        if self.stuck:
+            self.mark_idle(unit)
+
+    def set_valid(self, unit: Unit, valid: int) -> None:
+        """Set the tiers that hold a unit's present contents."""
+        was, old, changed = unit.tier, unit.valid, unit.valid ^ valid
+        unit.valid = valid
+        highest = unit.tier = valid.bit_length() - 1
+        for tier in tiers_in(changed):
+            nbytes = unit.size(tier) if valid >> tier & 1 else -unit.size(tier)
+            self.bytes[tier] = self.bytes.get(tier, 0) + nbytes
+        if old & (old - 1) or valid & (valid - 1):
+            self._count_copies(unit, old, valid)
+        if was != highest:
+            if old:
+                del self.orders[was][unit.name]
+            if valid:
+                self.orders[highest][unit.name] = unit
+            for tier, sign in ((highest, 1), (was, -1)):
+                if 0 <= tier != unit.top:
+                    self.lower += sign
+                    self.lower_bytes += sign * unit.size(tier)
+
+    def _count_copies(self, unit: Unit, old: int, valid: int) -> None:
+        for tier, copies in self.copies.items():
+            was_copy, is_copy = (bits >> tier & 1 and bits >> tier != 1 for bits in (old, valid))
+            if was_copy and not is_copy:
+                del copies[unit.name]
+                self.copy_bytes[tier] -= unit.size(tier)
+            elif is_copy and not was_copy:
+                copies[unit.name] = unit
+                self.stuck -= {tier, HOST}  # it may go, and on disk that makes room for units in host memory
+                self.copy_bytes[tier] += unit.size(tier)
+
+    def drop(self, unit: Unit, tiers: int, out: list[Instruction]) -> None:
+        """Give up what these tiers, as bits, hold of a unit."""
+        gone = unit.valid & tiers
+        self.set_valid(unit, unit.valid & ~tiers)
+        for tier in tiers_in(gone):
+            self.freed[tier] = self.freed.get(tier, 0) + unit.size(tier)
+            out.append(Drop(unit, tier))
+            if tier <= HOST:
+                self.unblock()  # there is room below again
+
+    def unblock(self) -> None:
+        """Try all again."""
+        self.blocked.clear()
+        self.stuck.clear()
+        self._chances += 1
+
+    def mark_idle(self, unit: Unit) -> None:
+        """A unit is new, has moved, or is not pinned any more: it may be one that can go."""
+        if self.stuck and unit.tier in self.stuck and self.may_go(unit):
+            self.stuck.discard(unit.tier)
+
+    def start(self, unit: Unit, to: int, by: Waiter | None, out: list[Instruction]) -> None:
+        """Begin a copy of a unit."""
+        copy = Copy(unit, unit.tier, to, by, unit.size(to), unit.age)
+        unit.move = to
+        self.bytes[to] = self.bytes.get(to, 0) + copy.nbytes
+        if to < unit.tier:
+            self.leaving[unit.tier] = self.leaving.get(unit.tier, 0) + unit.nbytes
+            del self.orders[unit.tier][unit.name]
+        out.append(copy)
+
+    def end(self, copy: Copy) -> None:
+        """End a copy; its result is not counted yet."""
+        unit = copy.unit
+        unit.move = None
+        self.bytes[copy.to] -= copy.nbytes
+        if copy.to < copy.source:
+            self.leaving[copy.source] -= unit.nbytes
+            self.orders[copy.source][unit.name] = unit
+            self.orders[copy.source].move_to_end(unit.name, last=unit.age != copy.age)
+        if copy.to == DISK:
+            self.stuck.discard(HOST)  # the copy may take less than was set aside, or nothing
+
+    def resize(self, unit: Unit, nbytes: int) -> None:
+        """Change a unit's size; what is on disk, or under way, still has the old size."""
+        more, unit.disk_bytes = nbytes - unit.nbytes, unit.size(DISK) if unit.valid >> DISK & 1 else 0
+        unit.nbytes = nbytes
+        for tier in tiers_in(unit.valid & ~(1 << DISK)):
+            self.bytes[tier] += more
+            if tier != unit.tier:
+                self.copy_bytes[tier] += more
+            if more < 0:
+                self.freed[tier] = self.freed.get(tier, 0) - more
+        if unit.valid >> HOST & 1 and more < 0:
+            self.unblock()
+        if HOST == unit.tier != unit.top:
+            self.lower_bytes += more
+        if unit.move is not None and unit.move < unit.tier:
+            self.leaving[unit.tier] += more
+
+    def over(self, tier: int, more_bytes: int = 0) -> int:
+        """Return how many more bytes must go down from a tier, so that ``more_bytes`` fit."""
+        limit = self.limits.get(tier)
+        return 0 if limit is None else self._staying(tier) + more_bytes - limit
+
+    def _staying(self, tier: int) -> int:
+        return self.bytes.get(tier, 0) - self.leaving.get(tier, 0)
+
+    def fits(self, tier: int, nbytes: int, part: float = 1.0) -> bool:
+        """Tell whether so many bytes fit into a tier now, or into a part of its limit."""
+        limit = self.limits.get(tier)
+        return limit is None or self.bytes.get(tier, 0) + nbytes <= limit * part
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a tier has more than its limit, even if enough of it is leaving."""
+        for tier, limit in self.limits.items():  # noqa: SIM110 - asked at each event, and twice as fast
+            if limit < self.bytes.get(tier, 0):
+                return True
+        return False
+
+    def settle(self, out: list[Instruction]) -> None:
+        """Send down what is above the limits, or must go since a tier shrinks."""
+        while True:
+            before = self._chances
+            for tier in (*self.limits, *self.shrunk):
+                self.make_room(tier, out)
+            if self._chances == before:
+                return  # else there is new room below, and units may go that did not before
+
+    def make_room(self, tier: int, out: list[Instruction], more_bytes: int = 0) -> None:
+        """Send down what is above the limit of a tier, or must go since it shrinks."""
+        over = self.over(tier, more_bytes)
+        shrinks = self._staying(tier) - self.shrunk[tier] if tier in self.shrunk else 0
+        if (over > 0 or shrinks > 0) and tier not in self.stuck:
+            must = max(over, shrinks)
+            spare = int(self.limits[tier] * (1 - self.low)) if over > 0 else 0
+            before = self._chances
+            if self.send_down(tier, must, max(over + spare, shrinks), None, out) < must and self._chances == before:
+                self.stuck.add(tier)
+
+    def end_shrinking(self, out: list[Instruction]) -> None:
+        """End the shrinking of tiers that cannot go further down, and trim what the copies have left there."""
+        for tier in tuple(self.shrunk):
+            if not self.leaving.get(tier):
+                del self.shrunk[tier]
+                if out[-1:] != [Trim(tier)]:
+                    out.append(Trim(tier))
+
+    def send_down(self, tier: int, must: int, more: int, by: Waiter | None, out: list[Instruction]) -> int:
+        """Send down ``must`` bytes as the policy chooses, then the longest untouched up to ``more``; return the bytes.
+
+        The second part is headroom: without it each new value would start moves.
+        """
+        gone = 0
+        for unit in self._first_copies(tier, more):
+            gone += unit.size(tier)
+            self.drop(unit, 1 << tier, out)
+        for chosen, part in ((self._choose, must), (headroom, more)):
+            for c in list(chosen(self.candidates(tier), part - gone)):
+                gone += self._go(self.orders[tier][c.name], by, out)
+        return gone
+
+    def candidates(self, tier: int) -> Iterator[Candidate]:
+        """Yield what may go down from a tier, longest untouched first."""
+        if tier != DISK:
+            for unit in self.orders.get(tier, {}).values():
+                if self.may_go(unit):
+                    needed = 2 if unit.running else 1 if unit.waiting else 0
+                    soonest = min(unit.waiting.values()) if unit.waiting else ()
+                    yield Candidate(unit.name, unit.age, unit.nbytes, False, needed, unit.is_clean, soonest)
+
+    def may_go(self, unit: Unit) -> bool:
+        """Tell whether a unit may go down from its tier."""
+        if unit.pins or unit.move is not None or unit.tier == DISK:
+            return False
+        if unit.is_clean:
+            return True
+        small = unit.nbytes < self.blocked.get(unit.tier, unit.nbytes + 1)
+        return small and not unit.fixed and self._may_take(below(unit.tier), unit.size(below(unit.tier)))
+
+    def _may_take(self, tier: int, nbytes: int) -> bool:
+        """Tell whether a tier can take so many bytes; host memory always can."""
+        if tier != DISK or self.fits(DISK, nbytes - self.copy_bytes[DISK]):
+            return True
+        self.refused = True
+        return False
+
+    def _go(self, unit: Unit, by: Waiter | None, out: list[Instruction]) -> int:
+        tier, to = unit.tier, below(unit.tier)
+        if unit.is_clean:
+            self.drop(unit, 1 << tier, out)
+            return unit.nbytes
+        if not self._may_take(to, unit.size(to)):  # the units before it have filled the disk
+            return 0
+        if to == DISK and DISK in self.limits:
+            for copied in self._first_copies(DISK, self.bytes.get(DISK, 0) + unit.size(DISK) - self.limits[DISK]):
+                self.drop(copied, 1 << DISK, out)
+        self.start(unit, to, by, out)
+        return unit.nbytes
+
+    def _first_copies(self, tier: int, nbytes: int) -> list[Unit]:
+        """Return the units whose copies in a tier go first: they are also higher up."""
+        found: list[Unit] = []
+        for unit in self.copies.get(tier, {}).values():
+            if nbytes <= 0:
+                break
+            nbytes -= unit.size(tier)
+            found.append(unit)
+        return found

@@ -1,0 +1,300 @@
+"""Finds values and device buffers that are known: what is stored twice counts once, moves once and comes back as one.
+
+There are two steps. :meth:`IdentityMap.traverse` looks into a value, which runs code of users and libraries, without
+the store's lock. :meth:`IdentityMap.entry_of` makes the value's entry, under the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.spill.devices.lookup import always_moves, device_of, is_device_array, is_left_to_cudf, is_unproxied
+from hpcgpu.spill.devices.protocols import Device
+from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
+from hpcgpu.spill.proxies.stored_object import StoredObject
+from hpcgpu.spill.store.transfer import Packed
+from hpcgpu.spill.values.aliasing import Held, held_by, name_of
+from hpcgpu.spill.values.buffer import Buffer
+from hpcgpu.spill.values.bundle import SMALL_BYTES, Bundles, is_plain
+from hpcgpu.spill.values.entry import ABSENT, NO_SKELETON, Entry
+from hpcgpu.spill.values.host_objects import HostObjects
+from hpcgpu.spill.values.traverse import Slot, is_data, take_apart
+from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit
+
+logger = logging.getLogger("distributed.worker.memory")
+# An array or a table in host memory inside another value is a unit of its own from this size on.
+_BIG_BYTES = 1 << 16
+
+
+class _OnDevice(NamedTuple):
+    array: Any
+    device: Device
+    tier: int
+    name: Hashable
+    nbytes: int
+
+
+class _InHost(NamedTuple):
+    x: Any
+    held: Held
+
+
+class _Packed(NamedTuple):
+    device: Device
+    tier: int
+    root: np.ndarray
+    views: list[Any]
+
+
+class _Alone(NamedTuple):
+    """An object that is a unit by itself, and in no index; ``stays`` if the store must not move it."""
+
+    x: Any
+    nbytes: int
+    stays: bool = False
+
+
+_Object = _OnDevice | _InHost | _Alone | StoredObject
+
+
+class Traversed(NamedTuple):
+    """A value after its traversal; ``lazy``: its parts come up one by one. Immutable; only IdentityMap uses it.
+
+    Attributes
+    ----------
+    value : object
+        ABSENT if it came from a peer.
+    skeleton : object
+        The value without its objects; a Slot if it is an array or a table.
+    skeleton_bytes : int
+        Its size.
+    objects : list of objects, or of (buffer, position, type)
+        The objects that are units, or parts of units.
+
+    """
+
+    value: Any
+    skeleton: Any
+    skeleton_bytes: int = 0
+    objects: Any = ()
+    lazy: bool = False
+
+
+_OWNER = Slot(0)
+
+
+class IdentityMap:
+    """Makes entries of values. Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
+
+    Parameters
+    ----------
+    known : dict
+        Units by the names of their allocations; Executor removes those that move.
+    values : dict of int to Entry
+        Entries by the ids of their values; likewise.
+    tier_of : callable
+        Returns the tier of a device.
+    reader : object
+        The store's: it tells proxies of this store from others.
+    lazily : bool
+        Parts of values come up one by one (jit_unspill).
+
+    """
+
+    def __init__(
+        self,
+        known: dict[Any, ObjectContent],
+        values: dict[int, Entry],
+        tier_of: Callable[[Device], int],
+        reader: object,
+        lazily: bool,
+    ) -> None:
+        self._known, self._values, self._tier_of = known, values, tier_of
+        self._reader, self._lazily = reader, lazily
+        self._bundles = Bundles()
+
+    def traverse(self, value: Any) -> Traversed:  # noqa: ANN401
+        """Return what is in a value; without the lock.
+
+        It does not raise: distributed waits for ever if a key from a peer cannot be set.
+        """
+        if isinstance(value, Packed):
+            return self._traversed_packed(value)
+        try:
+            return self._traversed_as_one(value) or self._traversed_in_parts(value)
+        except Exception:  # what classes of users do in their __copy__ and __setattr__
+            # as text: a log handler that keeps records would keep the frames, with the arrays and proxies in them
+            logger.warning("the arrays in a %s stay up, since: %s", type(value), traceback.format_exc())
+            return Traversed(value, value, _size_of(value))
+
+    def entry_of(self, traversed: Traversed, grown: list[tuple[Content, int]]) -> Entry:
+        """Return the entry of a value: the known one, or a new one. Under the lock.
+
+        ``grown`` gets the units that have new objects, and their new sizes.
+        """
+        value = traversed.value
+        if (known := self._values.get(id(value))) is not None:
+            return known
+        if value is ABSENT:
+            made: dict[int, Any] = {}
+            locations: list[tuple[ObjectContent, int]] = []
+            for x, i, kind in traversed.objects:
+                if id(x) not in made:
+                    made[id(x)] = self._unit_of_packed(x, grown)
+                unit, position = made[id(x)]
+                locations.append((unit, i if isinstance(x, _Packed) else position))
+                unit.set_kind(locations[-1][1], kind)
+        else:
+            locations = [self._located(x, grown) for x in traversed.objects]
+        skeleton = (
+            NO_SKELETON
+            if type(traversed.skeleton) is Slot
+            else SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
+        )
+        if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(traversed.skeleton):
+            self._bundles.add(skeleton)
+        entry = Entry(ABSENT if traversed.lazy else value, skeleton, locations, traversed.lazy)
+        if entry.value is not ABSENT and (locations or skeleton.nbytes >= SMALL_BYTES):
+            self._values[id(value)] = entry
+        return entry
+
+    def entry_of_owner(self, array: np.ndarray) -> Entry:
+        """Return the entry of an array of numbers that is no view: most arrays are, so this is a short way.
+
+        The name of its memory is the array's own id. Under the lock.
+        """
+        number, nbytes = id(array), array.nbytes
+        if nbytes < SMALL_BYTES:
+            return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())
+        if (entry := self._values.get(number)) is None:
+            unit, position = self._known.get(number), 0
+            if unit is not None and isinstance(unit, HostObjects):  # a view of it was stored before
+                position, _ = unit.position_of(array, {number: nbytes})
+            else:
+                unit = self._known[number] = HostObjects(array, number, nbytes)
+            entry = self._values[number] = Entry(array, NO_SKELETON, ((unit, position),))
+        return entry
+
+    def index(self, entry: Entry) -> None:
+        """Index a value that came back up, in case it is stored under another key. Under the lock."""
+        self._values[id(entry.value)] = entry
+
+    def _traversed_packed(self, packed: Packed) -> Traversed:
+        """Return what is in a value from a peer, whose buffers stay host bytes until their first use."""
+        buffers = [_Packed(d, self._tier_of(d), root, views) for d, root, views in packed.buffers]
+        hosts = [self._traversed_object(x) for x in packed.hosts]
+        objects = [(hosts[i], 0, kind) if b is None else (buffers[b], i, kind) for b, i, kind in packed.locations]
+        if type(packed.skeleton) is Slot:
+            return Traversed(ABSENT, packed.skeleton, 0, objects)
+        lazy = self._is_lazy(packed.skeleton, [kind for _, _, kind in packed.locations])
+        return Traversed(ABSENT, packed.skeleton, _size_of(packed.skeleton), objects, lazy)
+
+    def _traversed_as_one(self, value: Any) -> Traversed | None:  # noqa: ANN401
+        """Return a value that is one object in host memory, or None."""
+        held = held_by(value)
+        if held and sum(held.values()) >= SMALL_BYTES:
+            return Traversed(value, _OWNER, 0, (_InHost(value, held),))
+        return Traversed(value, value, _size_of(value)) if type(value) is np.ndarray else None
+
+    def _traversed_in_parts(self, value: Any) -> Traversed:  # noqa: ANN401
+        skeleton, parts = take_apart(value, self._is_part if self._lazily else _is_apart)
+        objects = [self._traversed_object(p) for p in parts]
+        if type(skeleton) is Slot:
+            return Traversed(value, skeleton, 0, objects)
+        kinds = [source_of(p).kind if is_proxy(p) else type(p) for p in parts]
+        return Traversed(value, skeleton, _size_of(skeleton), objects, self._is_lazy(skeleton, kinds))
+
+    def _is_lazy(self, skeleton: Any, kinds: Sequence[type]) -> bool:  # noqa: ANN401
+        # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
+        # object.
+        return self._lazily and bool(kinds) and is_data(skeleton) and not any(map(is_unproxied, kinds))
+
+    def _traversed_object(self, x: Any) -> _Object:  # noqa: ANN401
+        if self._lazily and is_proxy(x):
+            source = source_of(x)
+            if isinstance(source, StoredObject) and source.reader is self._reader:
+                return source
+            x = unproxy(x)  # a proxy of another store: its object comes up
+        if is_left_to_cudf(x):
+            return _Alone(x, 0, stays=True)  # only cuDF counts and moves it
+        if is_device_array(x):
+            device = device_of(x)
+            assert device is not None
+            name, nbytes = device.buffer_of(x)
+            return _OnDevice(x, device, self._tier_of(device), (id(device), name), nbytes)
+        return self._traversed_in_host(x)
+
+    def _traversed_in_host(self, x: Any) -> _InHost | _Alone:  # noqa: ANN401
+        held = held_by(x)
+        return _InHost(x, held) if held else _Alone(x, _size_of(x))  # _Alone: for the peer it was a part
+
+    def _is_part(self, x: Any) -> bool:  # noqa: ANN401
+        return _is_apart(x) or is_proxy(x)
+
+    def _located(self, x: _Object, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
+        """Return the unit of an object, and its position there."""
+        if isinstance(x, StoredObject):
+            return x.unit, x.index
+        if isinstance(x, _OnDevice):
+            return self._located_on_device(x, grown)
+        if isinstance(x, _InHost):
+            return self._located_in_host(x, grown)
+        alone = SkeletonUnit(x.x, x.nbytes)
+        alone.fixed = x.stays
+        alone.set_kind(0, type(x.x))
+        return alone, 0
+
+    def _unit_of_packed(self, x: Any, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:  # noqa: ANN401
+        if isinstance(x, _Packed):
+            buffer = Buffer.of_packed(*x)
+            self._bundles.add(buffer)
+            return buffer, 0
+        return self._located(x, grown)
+
+    def _located_in_host(self, x: _InHost, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
+        name = name_of(x.held)
+        unit = self._known.get(name)
+        if isinstance(unit, HostObjects):
+            position, is_new = unit.position_of(x.x, x.held)
+            if is_new:
+                grown.append((unit, unit.measured()))
+        else:
+            unit, position = HostObjects.of_held(x.x, x.held), 0
+        for each in unit.names:
+            self._known[each] = unit
+        return unit, position
+
+    def _located_on_device(self, x: _OnDevice, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
+        unit = self._known.get(x.name)
+        if isinstance(unit, Buffer):
+            position, is_new = unit.position_of(x.array)
+            if is_new:
+                grown.append((unit.unit, unit.unit.nbytes))
+        else:
+            unit = self._known[x.name] = Buffer(x.device, x.nbytes, x.tier, x.name)
+            position, _ = unit.position_of(x.array)
+            if always_moves(type(x.array)):
+                self._bundles.add(unit)
+        unit.set_kind(position, type(x.array))
+        return unit, position
+
+
+def _is_apart(x: Any) -> bool:  # noqa: ANN401
+    return is_device_array(x) or is_left_to_cudf(x) or sum(held_by(x).values()) >= _BIG_BYTES
+
+
+_size_by_dask: Callable[[Any], int] | None = None
+
+
+def _size_of(skeleton: Any) -> int:  # noqa: ANN401
+    global _size_by_dask  # noqa: PLW0603 - dask is imported with the first value, not with the store
+    if _size_by_dask is None:
+        from hpcgpu.spill.values.sizes import size_of
+
+        _size_by_dask = size_of
+    return _size_by_dask(skeleton)

@@ -1,0 +1,32 @@
+"""The read mode of a context: readers get handles for values that are not up, or get values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+class ReadMode(NamedTuple):
+    """Readers get handles, which are sent to a worker or not. Immutable; GpuSpillBuffer makes it for a context."""
+
+    to_worker: bool
+
+
+_mode: ContextVar[ReadMode | None] = ContextVar("hpcgpu-read-mode", default=None)
+
+
+def read_mode() -> ReadMode | None:
+    """Return the read mode of this context; None: readers get values."""
+    return _mode.get()
+
+
+@contextmanager
+def reading(mode: ReadMode | None) -> Iterator[None]:
+    """Set the read mode while inside."""
+    token = _mode.set(mode)
+    try:
+        yield
+    finally:
+        _mode.reset(token)

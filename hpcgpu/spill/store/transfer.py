@@ -1,0 +1,130 @@
+"""Values that are not up: handles on the event loop, and packed values on their way to a peer.
+
+A worker must neither copy on its event loop nor show handles to user code. For that it
+
+- reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
+- enters ``store.using(keys)`` in the task's thread, and replaces handles by what :meth:`Handle.resolve` returns;
+- calls :func:`keep_packed`, and ``hpcgpu.spill.store.dask.register``, when it starts;
+- sets ``store.on_fault``, and calls ``store.close()`` at its end.
+
+``hpcgpu.deploy.processes.unspill`` does all this. Without it the store returns values themselves everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcgpu.spill.devices.protocols import Device
+from hpcgpu.spill.values.entry import Entry
+from hpcgpu.spill.values.traverse import put_together
+
+
+class EntryReader(Protocol):
+    """Brings values up; :class:`hpcgpu.spill.store.reader.Reader` does.
+
+    Thread-safe: handles call it in any thread. Methods that return a value or its bytes wait for copies.
+    """
+
+    @property
+    def orphans(self) -> deque[Any]:
+        """Takes the entries of handles that go."""
+
+    def restore(self, entry: Entry) -> Any:  # noqa: ANN401
+        """Bring a value up, and return it."""
+
+    def packed(self, entry: Entry) -> Packed:
+        """Return a value's bytes for a peer."""
+
+
+class Handle:
+    """A stored value, to be resolved in a thread that may wait.
+
+    ``for_store``: when pickled, it goes to a worker, whose store may keep the bytes as they are.
+
+    It is a name of the entry: the value lives as long as the handle does, whatever becomes of the keys.
+
+    Thread-safe, since it never changes. Reader makes it under the store's lock; a task resolves it in its own thread;
+    any thread may drop the last reference.
+    """
+
+    __slots__ = ("entry", "for_store", "reader")
+
+    def __init__(self, reader: EntryReader, entry: Entry, for_store: bool) -> None:
+        self.reader, self.entry, self.for_store = reader, entry, for_store
+
+    def __del__(self) -> None:
+        # no lock here: the garbage collector may run this in a thread that holds it
+        self.reader.orphans.append(self.entry)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return self.entry.nbytes
+
+    def resolve(self) -> Any:  # noqa: ANN401
+        """Bring the value up, and return it."""
+        return self.reader.restore(self.entry)
+
+    def packed(self) -> Packed:
+        """Return the value's bytes for a peer; nothing goes through the device."""
+        return self.reader.packed(self.entry)
+
+    def __reduce__(self) -> tuple[Callable[[Packed, bool], Any], tuple[Packed, bool]]:
+        return _arrive, (self.packed(), self.for_store)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value whose device buffers are host bytes.
+
+    Immutable, and nobody writes to the bytes: some are the store's own. Reader makes it, in a thread that may wait. At
+    the peer IdentityMap traverses it, or it is unpacked at once.
+
+    Attributes
+    ----------
+    skeleton : object
+        The value with slots in place of its parts.
+    locations : tuple of (int or None, int, type)
+        For each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's
+        type.
+    buffers : tuple of (Device, ndarray, list)
+        Device (in another process: the device there), bytes (shape (nbytes,), dtype uint8, perhaps page-locked), and
+        the layout of the arrays in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
+    hosts : tuple
+        Parts that are used in host memory.
+
+    """
+
+    skeleton: Any
+    locations: tuple[tuple[int | None, int, type], ...]
+    buffers: tuple[tuple[Device, np.ndarray, list[Any]], ...]
+    hosts: tuple[Any, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(root.nbytes for _, root, _ in self.buffers)
+
+    def unpack(self) -> Any:  # noqa: ANN401
+        """Return the value, with its arrays on this process's device."""
+        arrays = [device.unpack(root, views) for device, root, views in self.buffers]
+        return put_together(self.skeleton, [self.hosts[i] if b is None else arrays[b][i] for b, i, _ in self.locations])
+
+
+_keep = False
+
+
+def keep_packed() -> None:
+    """Let values from peers stay in host memory until their first use: the workers of this process have this store."""
+    global _keep  # noqa: PLW0603 - unpickling has no other way to know where it runs
+    _keep = True
+
+
+def _arrive(packed: Packed, for_store: bool) -> Any:  # noqa: ANN401
+    # values that a task gathers with a client of its own come to a worker's process, too, but not to its store
+    return packed if for_store and _keep else packed.unpack()

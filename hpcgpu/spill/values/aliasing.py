@@ -1,0 +1,92 @@
+"""Which allocations an object in host memory lies in: a view keeps all of its allocation alive, whatever it shows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+# attributes of pandas' own columns: of dates and categories, and of numbers that may be missing
+_ARRAYS = ("_ndarray", "_data", "_mask")
+_TABLES = {"DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
+# What an object keeps in host memory. By an id that is valid while the allocation lives: the bytes of an allocation
+# that views share. By the negative of the object's own id: the bytes that the object has for itself.
+Held = dict[int, int]
+Name = int | frozenset[int]
+
+
+def held_by(x: Any) -> Held:  # noqa: ANN401
+    """Return what an array of numbers or a table keeps in host memory; an empty dict for another object."""
+    kind: type = type(x)
+    if kind is np.ndarray:
+        if x.dtype.hasobject:
+            return {}
+        return {id(x): x.nbytes} if x.base is None else dict([owner_of(x)])
+    family = _family(kind)
+    if family == "pyarrow":
+        return dict(_arrow(chunk for column in x.columns for chunk in column.chunks)) or {-id(x): 0}
+    return _held_by_frame(x) if family else {}
+
+
+@functools.lru_cache(256)
+def _family(kind: type) -> str:
+    """Return the library of a class of tables; empty for another class."""
+    family = kind.__module__.partition(".")[0]
+    return family if _TABLES.get(kind.__name__) == family else ""
+
+
+def name_of(held: Held) -> Name:
+    """Return the name that objects of the same allocations share: nearly always the id of one allocation."""
+    owners = held if len(held) == 1 else [owner for owner in held if owner > 0]
+    return next(iter(owners)) if len(owners) == 1 else frozenset(owners)
+
+
+def is_owner(x: Any) -> bool:  # noqa: ANN401
+    """Tell whether an object is an array of numbers in host memory that owns its memory."""
+    return type(x) is np.ndarray and x.base is None and not x.dtype.hasobject
+
+
+def owner_of(array: np.ndarray) -> tuple[int, int]:
+    """Return an id of the array's allocation, valid while it lives, and its bytes."""
+    while True:
+        base: Any = array.base
+        if type(base) is memoryview:  # it came from a peer, and lies in the memory of the message
+            base = base.obj
+        if base is None:
+            return id(array), array.nbytes
+        if not isinstance(base, np.ndarray):
+            # The owner is no array. The length of bytes is known; of another owner it is what the last array shows.
+            return id(base), len(base) if isinstance(base, (bytes, bytearray)) else array.nbytes
+        array = base
+
+
+def _held_by_frame(frame: Any) -> Held:  # noqa: ANN401
+    """Return what a data frame or series of pandas keeps in host memory.
+
+    ``_mgr.blocks`` is not public (in pandas since 1.1, read in 3.1.1). But it is the one way to the columns' memory
+    that makes no array for each column, and a shuffle gives a thousand small frames, which are views of one.
+    """
+    owners: dict[int, int] = {}
+    more_bytes, objects = int(frame.index.nbytes), False
+    for block in frame._mgr.blocks:
+        values = block.values
+        arrays = [values] if type(values) is np.ndarray else [getattr(values, name, None) for name in _ARRAYS]
+        arrays = [array for array in arrays if type(array) is np.ndarray]
+        if (chunks := getattr(values, "_pa_array", None)) is not None:
+            owners.update(_arrow(chunks.chunks))
+        elif arrays:
+            owners.update(map(owner_of, arrays))
+            objects |= any(array.dtype.hasobject for array in arrays)
+        else:
+            more_bytes += int(values.nbytes)
+    if objects:  # the objects that a column refers to: dask estimates them
+        from hpcgpu.spill.values.sizes import size_of
+
+        more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))
+    return owners | {-id(frame): more_bytes}
+
+
+def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401
+    return ((b.address, b.size) for chunk in chunks for b in chunk.buffers() if b is not None)

@@ -1,0 +1,159 @@
+"""What moves from host memory to disk together: objects in the same allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcgpu.spill.devices.protocols import ImmovableError
+from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.values import serialization
+from hpcgpu.spill.values.aliasing import Held, Name, held_by, name_of
+from hpcgpu.spill.values.unit import ObjectContent
+
+
+class _Objects(NamedTuple):
+    """Objects that came back up, and what each keeps in memory; None for an object that nobody can ask for."""
+
+    objects: list[Any]
+    held: list[Held]
+
+
+class _Shape(NamedTuple):
+    shape: tuple[int, ...]
+
+
+class HostObjects(ObjectContent):
+    """Arrays or tables in host memory that are views of the same memory: one occupies as much as all do.
+
+    On disk each has bytes of its own; bytes that lie inside another view's are there once. An object whose keys are
+    all gone is kept in memory by the others, and is not written.
+
+    IdentityMap makes it, under the store's lock; threads as of :class:`hpcgpu.spill.values.unit.Content`. Arrays are of
+    any shapes, strides and dtypes but object; their bytes are those of their allocations, not those that they show.
+
+    Parameters
+    ----------
+    x : ndarray, DataFrame, Series or Table
+        The first of them.
+    name : hashable
+        Of its allocations (:func:`hpcgpu.spill.values.aliasing.name_of`).
+    nbytes : int
+        Of its allocations.
+
+    """
+
+    usual_kind = np.ndarray
+
+    # made for the second object, or for the second allocation: most units have one
+    _positions: dict[int, int] | None = None
+    _held: Held | None = None
+
+    _pickled: serialization.Pickled | None = None
+    _shapes: Sequence[_Shape] = ()
+
+    def __init__(self, x: Any, name: Name, nbytes: int) -> None:  # noqa: ANN401
+        super().__init__(nbytes, HOST, HOST)
+        self.objects = [x]
+        self.names = (name,)
+        if type(x) is not np.ndarray:
+            self.set_kind(0, type(x))
+
+    @classmethod
+    def of_held(cls, x: Any, held: Held) -> HostObjects:  # noqa: ANN401
+        """Return a unit of an object with what it keeps (:func:`hpcgpu.spill.values.aliasing.held_by`)."""
+        made = cls(x, name_of(held), sum(held.values()))
+        if len(held) > 1:
+            made._held = dict(held)
+        return made
+
+    def position_of(self, x: Any, held: Held) -> tuple[int, bool]:  # noqa: ANN401
+        """Return the position of an object, and whether the object is new: then there is no copy of it."""
+        if self.objects and self.objects[0] is x:
+            return 0, False
+        position = self._positions.get(id(x)) if self._positions else None
+        return (self._take_up(x, held), True) if position is None else (position, False)
+
+    def object_at(self, index: int) -> Any:  # noqa: ANN401
+        """Return one of the objects."""
+        return self.objects[index]
+
+    def views(self) -> Sequence[Any]:
+        """Return the shapes of the objects on disk."""
+        return self._shapes if self._pickled is not None else ()
+
+    def measured(self) -> int:
+        """Return the bytes of the allocations."""
+        return self.nbytes if self._held is None else sum(self._held.values())
+
+    def take(self, tier: int) -> Any:  # noqa: ANN401
+        """Give up the objects, or what is on disk."""
+        data: Any
+        if tier == DISK:
+            data, self._pickled = self._pickled, None
+        else:
+            data = self.objects
+            self.objects, self._positions, self._held = [], None, None
+        return data
+
+    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+        """Hold a copy."""
+        if tier == DISK:
+            self._pickled = data
+            return
+        self.names = ()
+        for x, held in zip(*data, strict=True):
+            if x is None:
+                self.objects.append(None)
+            else:
+                self._take_up(x, held)
+
+    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+        """Pickle to disk, or unpickle."""
+        del source
+        if to != DISK:
+            assert self._pickled is not None
+            found = serialization.read(disk, self._pickled)
+            return _Objects(found, [{} if x is None else held_by(x) for x in found])
+        asked_for = self._asked_for()
+        kept = [x if i in asked_for else None for i, x in enumerate(tuple(self.objects))]
+        self._shapes = [_Shape(getattr(x, "shape", ())) for x in kept]
+        try:
+            return serialization.write(disk, kept)
+        except ImmovableError as e:
+            raise ImmovableError(next(x for x in kept if x is not None), e) from e.__cause__
+
+    @staticmethod
+    def bytes_up(data: Any) -> int:  # noqa: ANN401
+        """Return the size of objects that came back up: each has bytes of its own now."""
+        found: Held = {}
+        for held in data.held:
+            found.update(held)
+        return sum(found.values())
+
+    def _take_up(self, x: Any, held: Held) -> int:  # noqa: ANN401
+        position = len(self.objects)
+        self.objects.append(x)
+        self.set_kind(position, type(x))
+        if position:
+            if self._positions is None:
+                self._positions = {}
+            self._positions[id(x)] = position
+        if self._held is not None:
+            self._held.update(held)
+        elif position or len(held) > 1:
+            self._held = {**self._held_so_far(), **held}
+        if (name := name_of(held)) not in self.names:
+            self.names += (name,)
+        return position
+
+    def _held_so_far(self) -> Held:
+        """Return what the objects keep in memory, if each keeps one allocation."""
+        return {name: self.nbytes for name in self.names if isinstance(name, int)}
+
+    def _asked_for(self) -> set[int]:
+        asked_for = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
+        return asked_for | {part.index for part in self.living_objects()}

@@ -1,0 +1,146 @@
+"""Users who can change a folder above ours, and so the contents of ours."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shared_host import NEIGHBOUR, by_root
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.spill.storage import parents
+from hpcgpu.spill.storage.scratch import Scratch, trust_note
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
+
+
+def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
+    """A folder of such a mode, and one below it."""
+    made = above / "project"
+    made.mkdir()
+    os.chown(made, owner, group)
+    made.chmod(mode)
+    below = made / "me"
+    below.mkdir(mode=0o700)
+    return below
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o1777, 0o1770, 0o2750])
+def test_nobody_else_can(tmp_path: Path, mode: int) -> None:
+    assert parents.changed_by(folder(tmp_path, mode)) == ""
+    assert parents.changed_by(tmp_path / "not" / "there" / "yet") == ""
+
+
+def test_everybody_can(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o777)
+    assert parents.changed_by(below) == f"everybody on this node can replace what lies in {below.parent} (mode 0777)"
+
+
+@by_root
+def test_a_group_can(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o2770, group=NEIGHBOUR)
+    assert parents.changed_by(below) == (
+        f"every member of group {NEIGHBOUR} can replace what lies in {below.parent} (mode 2770)"
+    )
+
+
+def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = folder(tmp_path, 0o775)
+    me = pwd.getpwuid(os.getuid())
+
+    def group(name: str, *members: str) -> Callable[[int], object]:
+        return lambda gid: parents.grp.struct_group((name, "x", me.pw_gid, list(members)))
+
+    monkeypatch.setattr(parents.grp, "getgrgid", group(me.pw_name, me.pw_name))
+    assert parents.changed_by(below) == ""
+    monkeypatch.setattr(parents.grp, "getgrgid", group(me.pw_name, me.pw_name, "eve"))
+    assert "every member of group" in parents.changed_by(below)
+    monkeypatch.setattr(parents.grp, "getgrgid", group("users"))
+    assert "every member of group users" in parents.changed_by(below)
+
+
+@by_root
+@pytest.mark.parametrize("mode", [0o700, 0o1777])
+def test_its_owner_can(tmp_path: Path, mode: int) -> None:
+    below = folder(tmp_path, mode, owner=NEIGHBOUR)
+    assert parents.changed_by(below) == f"{below.parent} belongs to user {NEIGHBOUR}, who can replace what lies in it"
+
+
+@by_root
+def test_the_owner_of_a_link_can(tmp_path: Path) -> None:
+    shared, mine = tmp_path / "tmp", tmp_path / "mine"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    mine.mkdir(mode=0o700)
+    link = shared / "link"
+    link.symlink_to("../mine")
+    assert parents.changed_by(link / "x") == ""
+    os.lchown(link, NEIGHBOUR, NEIGHBOUR)
+    assert parents.changed_by(link / "x") == f"{link} belongs to user {NEIGHBOUR}, who can replace what lies in it"
+    shared.chmod(0o755)
+    assert parents.changed_by(link / "x") == ""  # made by root, or somebody whom root allowed to
+
+
+def test_what_a_link_leads_through_is_looked_at(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o777)
+    (tmp_path / "link").symlink_to(below)
+    assert "everybody on this node" in parents.changed_by(tmp_path / "link" / "x")
+
+
+@by_root
+def test_an_unknown_owner_is_root_only_where_root_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    below = folder(tmp_path, 0o755, owner=unknown)
+    monkeypatch.setattr(parents, "_is_in_namespace", lambda: True)
+    assert parents.changed_by(below) == ""
+    monkeypatch.setattr(parents, "_is_in_namespace", lambda: False)
+    assert f"{below.parent} belongs to user" in parents.changed_by(below)
+
+
+def test_such_a_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o777)
+    words = (
+        rf"local_directory='{below}' is not safe for the files of a run: everybody on this node can replace what lies "
+        rf"in {below.parent} \(mode 0777\), and so run code as you; give a folder below one that is yours alone "
+        r"\(chmod go-w\), or say trust_local_directory"
+    )
+    with pytest.raises(ConfigError, match=words):
+        Scratch.make(str(below), "run")
+    with pytest.raises(ConfigError, match=words):
+        GpuSpillBuffer(local_directory=str(below))
+    assert list(below.iterdir()) == []
+
+
+def test_it_is_taken_on_demand_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = folder(tmp_path, 0o777)
+    Scratch.make(str(below), "run", trusted=True).remove()
+    monkeypatch.setattr("tempfile.tempdir", str(below))
+    said = f"local_directory='{below}' (TMPDIR) is taken, as trust_local_directory says, though everybody on this node"
+    assert trust_note(None)[0].startswith(said)
+    assert trust_note(str(tmp_path)) == ()
+
+
+def test_a_circle_of_links_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ConfigError, match="cannot hold the files of a run"):
+        Scratch.make(str(tmp_path / "a"), "run")
+
+
+def test_what_is_no_folder_is_an_error() -> None:
+    with pytest.raises(
+        ConfigError, match="local_directory='/dev/null' cannot hold the files of a run: Not a directory"
+    ):
+        Scratch.make("/dev/null", "run")
+
+
+def test_folders_that_are_made_are_closed(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = Scratch.make(str(tmp_path / "a" / "b"), "run")
+    finally:
+        os.umask(before)
+    assert [oct(p.stat().st_mode & 0o777) for p in (tmp_path / "a", tmp_path / "a" / "b", made.path)] == ["0o700"] * 3
+    made.remove()

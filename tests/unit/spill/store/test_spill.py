@@ -1,0 +1,312 @@
+"""The spill store against a plain dict, with limits so small that everything moves."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from background import said
+from dask.sizeof import sizeof
+from hypothesis import given
+from hypothesis import strategies as st
+from spill_stores import KIB
+
+from hpcgpu.errors import ConfigError, SpillError
+from hpcgpu.sim import SimArray, SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.values.traverse import Slot, put_together, take_apart
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+def filled(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40, size: int = 8 * KIB) -> None:
+    for i in range(count):
+        store[i] = gpu.asarray(np.full(size, i % 200, "u1"))
+    assert store.settle(10)
+
+
+def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    tiers = store.tiers
+    assert tiers["device"] <= 64 * KIB
+    assert tiers["host"] <= 0.6 * 64 * KIB + 40 * 100  # and the small parts of 40 values
+    assert sum(tiers.values()) >= 40 * 8 * KIB
+    assert gpu.used_bytes == tiers["device"]
+    assert store.spilled_total.disk >= tiers["disk"] > 0
+    assert [store[i].get()[0] for i in range(40)] == list(range(40))
+    assert store.counters["disk_to_host"].nbytes > 0
+
+
+def test_asking_and_deleting_move_nothing(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    copies = (gpu.h2d_copies, gpu.d2h_copies, {k: c.number for k, c in store.counters.items()})
+    assert 3 in store
+    assert 99 not in store
+    assert len(store) == 40
+    assert sorted(store) == sorted(store.keys()) == list(range(40))
+    for i in range(40):
+        del store[i]
+    assert store.settle(10)
+    assert copies == (gpu.h2d_copies, gpu.d2h_copies, {k: c.number for k, c in store.counters.items()})
+    assert store.tiers == {"device": 0, "host": 0, "disk": 0}
+    assert gpu.used_bytes == 0
+
+
+def test_four_names_of_one_buffer_count_once_and_move_once(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    x = gpu.asarray(np.arange(5000.0))
+    store["a"], store["b"], store["c"] = x, x, x[::2]
+    store["d"] = [x[10:20], {"again": x}]
+    assert store.tiers["device"] == 40_000
+    del x
+    filled(store, gpu, 20)
+    before = gpu.h2d_copies
+    back = [store["a"], store["b"], store["c"], store["d"][0], store["d"][1]["again"]]
+    assert gpu.h2d_copies == before + 1
+    assert len({gpu.buffer_of(a) for a in back}) == 1
+    assert store["a"] is store["b"]
+    np.testing.assert_array_equal(back[2].get(), np.arange(5000.0)[::2])
+
+
+def test_a_value_read_back_and_stored_again_counts_once(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    used = sum(store.tiers.values())
+    store["again"] = store[0]
+    store["view"] = store[0][:10]
+    assert sum(store.tiers.values()) < used + 8 * KIB
+
+
+def test_an_allocation_that_fails_makes_room(tmp_path: Path) -> None:
+    gpu = SimGpu(100 * KIB)
+    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    for i in range(5):
+        store[i] = gpu.asarray(np.zeros(20 * KIB, "u1"))
+    big = gpu.empty(90 * KIB, "u1")
+    assert big.nbytes == 90 * KIB
+    assert store.tiers["device"] <= 10 * KIB
+    del big
+    assert store[3].nbytes == 20 * KIB
+    store.close()
+
+
+def test_an_object_bigger_than_the_limit_is_usable(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    store["big"] = gpu.asarray(np.arange(100_000, dtype="u2"))
+    assert store.settle(10)
+    assert store.tiers["device"] == 0
+    np.testing.assert_array_equal(store["big"].get(), np.arange(100_000, dtype="u2"))
+
+
+def test_what_a_task_uses_stays(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    store["x"] = gpu.asarray(np.zeros(50 * KIB, "u1"))
+    with store.using(["x", "unknown"]):
+        filled(store, gpu)
+        used = store.tiers["device"]
+        copies = gpu.h2d_copies
+        assert store["x"].nbytes == 50 * KIB
+        assert gpu.h2d_copies == copies
+        assert used >= 50 * KIB
+
+
+def test_handles_only_where_they_are_asked_for(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    copies = gpu.h2d_copies
+    with store.handing_out_handles():
+        handle = store[0]
+        assert type(store[39]) is SimArray  # it is up
+    assert gpu.h2d_copies == copies
+    assert handle.nbytes >= 8 * KIB
+    again = pickle.loads(pickle.dumps(handle.packed().skeleton))
+    assert again == Slot(0)
+    assert type(handle.resolve()) is SimArray
+    assert type(store[1]) is SimArray
+
+
+def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: SimGpu, tmp_path: Path) -> None:
+    filled(store, gpu)
+    with store.handing_out_handles():
+        packed = store[0].packed()
+    other = GpuSpillBuffer(64 * KIB, None, str(tmp_path))
+    copies = gpu.h2d_copies
+    other["x"] = packed
+    assert gpu.h2d_copies == copies
+    assert other.tiers["host"] >= 8 * KIB
+    np.testing.assert_array_equal(other["x"].get(), store[0].get())
+    other.close()
+
+
+def test_a_value_that_cannot_be_pickled_stays_in_memory(
+    store: GpuSpillBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = [{"lock": threading.Lock(), "text": "x" * 100_000} for _ in range(3)]
+    for i in range(3):
+        store["kept", i] = kept[i]
+    store["host"] = np.ones(100_000, "u1")
+    assert store.settle(10)
+    assert all(store["kept", i] is kept[i] for i in range(3))
+    assert store["host"].sum() == 100_000
+    assert store.immovable == (3, sum(map(sizeof, kept)))
+    (record,) = said(caplog)
+    assert record.getMessage().startswith("a builtins.dict cannot be pickled; such values stay in memory")
+    assert len(record.getMessage()) < 200
+    store.clear()
+    assert store.immovable == (0, 0)
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from hpcgpu.sim import SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+gpu = SimGpu(1 << 20)
+store = GpuSpillBuffer(10_000, 10_000, sys.argv[1])
+for i in range(30):
+    store[i] = gpu.asarray(np.full(30_000 if i % 2 else 3_000, i, "u1"))
+store.settle(10)
+assert all((store[i].get() == i).all() for i in range(30))
+print(store.counters["host_to_disk"].number > 0)
+store.close()
+"""
+
+
+def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path) -> None:
+    """A real limit of the kernel: files of 20 kB can be written, those of 30 kB fail."""
+    argv = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "stay in the host tier, since they cannot be moved down" in done.stderr
+
+
+def test_what_cannot_be_read_back_is_said_with_its_key(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    faults: list[SpillError] = []
+    store.on_fault = faults.append
+    files = [p for p in store.disk.folder.iterdir() if p.name != ".lock"]
+    for path in files:
+        os.truncate(path, 10)
+    with pytest.raises(SpillError, match="the value of 0 cannot be read back") as fault:
+        store[0]
+    assert isinstance(fault.value.__cause__, OSError)
+    assert faults == [fault.value]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_threads_get_right_values(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    filled(store, gpu)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            i = int(rng.integers(40))
+            with store.using([i]):
+                if store[i].get()[-1] != i:
+                    wrong.append(i)
+            store["new", seed, i] = gpu.asarray(np.full(4 * KIB, i, "u1"))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+    assert store.settle(20)
+    assert all(store[k].get()[0] == k[2] for k in store if isinstance(k, tuple))
+
+
+CRASH = """
+import sys, numpy as np
+from hpcgpu.spill import GpuSpillBuffer
+store = GpuSpillBuffer(0, 1024, sys.argv[1])
+store["x"] = np.zeros(100_000)
+store.settle(10)
+print(store.disk.folder, store.tiers["disk"] > 0, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_crash_leaves_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", CRASH, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        folder, spilled = other.stdout.readline().split()
+        alive = GpuSpillBuffer(0, 1024, str(tmp_path))
+        assert Path(folder).exists()
+        assert (Path(folder).stat().st_mode & 0o777, spilled) == (0o700, "True")
+        other.send_signal(signal.SIGKILL)
+    after = GpuSpillBuffer(0, 1024, str(tmp_path))
+    assert not Path(folder).exists()
+    assert alive.disk.folder.exists()
+    alive.close()
+    after.close()
+
+
+def test_a_closed_store_keeps_its_keys_and_no_values(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    """distributed counts the keys of a worker that it has closed, and deletes them (validate_state)."""
+    filled(store, gpu)
+    keys = list(store)
+    store.close()
+    assert (list(store), len(store), 3 in store) == (keys, len(keys), True)
+    assert gpu.used_bytes == sum(store.tiers.values()) == 0
+    with pytest.raises(SpillError, match="value of 3 went when its store was closed"):
+        store[3]
+    with store.using(keys):  # a task that runs at its end
+        del store[3]
+    assert 3 not in store
+    store[4] = 1
+    assert store[4] == 1
+    store.close()
+    store.clear()
+    assert list(store) == []
+
+
+@pytest.mark.parametrize("value", [1.5, -1, "5 Gigs", "50%", -0.5, True, "nan"])
+def test_bad_limits(value: Any) -> None:
+    with pytest.raises(ConfigError, match="device_memory_limit"):
+        GpuSpillBuffer(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.5, 512 * KIB), ("0.25", 256 * KIB), ("300KiB", 300 * KIB), (KIB, KIB), (0, 0), (None, 0)],
+)
+def test_limits(tmp_path: Path, gpu: SimGpu, value: Any, expected: int) -> None:
+    store = GpuSpillBuffer(value, None, str(tmp_path))
+    store["x"] = gpu.asarray(np.zeros(10))
+    assert store.device_limit_bytes == expected
+    store.close()
+
+
+VALUES = st.recursive(
+    st.integers() | st.text(max_size=3) | st.builds(lambda n: ("array", n), st.integers()),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_apart_and_together_is_the_same(value: Any) -> None:
+    def is_array(x: Any) -> bool:
+        return isinstance(x, tuple) and len(x) == 2 and x[0] == "array"
+
+    rest, arrays = take_apart(value, is_array)
+    assert put_together(rest, arrays) == value
+    assert (rest is value) == (not arrays)

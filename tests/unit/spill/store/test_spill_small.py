@@ -1,0 +1,256 @@
+"""Small arrays and values move in bundles, so that the limits hold for units of any size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from spill_stores import KIB, SlowGpu, argument
+from waiting import aside
+
+from hpcgpu.errors import SpillError
+from hpcgpu.sim import SimArray, SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.proxies.proxy import is_proxy
+from hpcgpu.spill.storage.disk import Disk
+
+EACH = 800
+
+
+@pytest.fixture
+def gpu() -> SlowGpu:
+    return SlowGpu(64 * 1024 * KIB)
+
+
+def array(gpu: SimGpu, number: float) -> SimArray:
+    return gpu.adopt(np.full(EACH // 8, float(number)))
+
+
+def number_of(x: Any) -> float:
+    host = x.get()
+    assert host.shape == (EACH // 8,) and (host == host[0]).all()
+    return float(host[0])
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "host_bytes", "jit_unspill"),
+    [
+        (20_000, 1_000_000, 1_000_000, True),
+        (4000, 200_000, 0, True),
+        (4000, 200_000, 0, False),
+        (4000, 200_000, 200_000, False),
+    ],
+)
+def test_many_small_arrays_end_under_the_limits_and_come_back(
+    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu, number: int, limit: int, host_bytes: int, jit_unspill: bool
+) -> None:
+    store = stored(limit, host_bytes, target=1.0, jit_unspill=jit_unspill)
+    alone, lists = number // 2, range(number // 2, number, 10)
+    for i in range(alone):
+        store[i] = array(gpu, i)
+    for i in lists:
+        store["list", i] = [array(gpu, i + j) for j in range(10)]
+    assert store.settle()
+    there = store.tiers
+    assert gpu.used_bytes == there["device"] <= limit
+    assert bool(there["disk"]) is bool(host_bytes)
+    assert host_bytes == 0 or there["host"] <= host_bytes
+    counters = store.counters
+    assert sum(counters[way].number for way in ("device_to_host", "host_to_disk")) < number // 8
+    for i in range(alone):
+        assert number_of(argument(store, i)) == i
+    for i in lists:
+        value = argument(store, ("list", i))
+        assert [number_of(x) for x in value] == list(range(i, i + 10))
+        assert all(is_proxy(x) is jit_unspill for x in value)
+    assert store.settle()
+    assert gpu.used_bytes <= limit
+
+
+VALUES: dict[str, Callable[[int], Any]] = {
+    "arrays": lambda i: np.full(100, i),
+    "views": lambda i: np.arange(300)[i : i + 100],
+    "NumPy's numbers": lambda i: np.float64(i),
+    "dicts": lambda i: {"sum": i / 2, "name": "x" * 100 + str(i), "sizes": (i, [i, None])},
+    "strings": lambda i: f"{i:300}",
+    "objects of other classes": lambda i: frozenset(["x" * 100 + str(i)]),
+    "nothing": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_small_values_in_host_memory_go_to_disk(stored: Callable[..., GpuSpillBuffer], value: Any) -> None:
+    store = stored(0, 2 * KIB, target=1.0)
+    for i in range(200):
+        store[i] = value(i)
+    assert store.settle()
+    assert store.tiers["host"] <= 2 * KIB
+    assert store.tiers["disk"]
+    for i in range(200):
+        assert type(store[i]) is type(value(i))
+        assert str(store[i]) == str(value(i))
+    for i in range(200):
+        del store[i]
+    assert store.tiers == {"device": 0, "host": 0, "disk": 0}
+
+
+def test_what_cannot_be_pickled_keeps_no_other_up(stored: Callable[..., GpuSpillBuffer]) -> None:
+    store = stored(0, 4 * KIB, target=1.0)
+    for i in range(100):
+        store[i] = np.full(100, i)
+        store["lock", i] = threading.Lock()
+    assert store.settle()
+    locks = sum(u.nbytes for i in range(100) for u in store._entries["lock", i].units)
+    assert store.tiers["host"] <= max(4 * KIB, locks + KIB)
+    assert [int(store[i][0]) for i in range(100)] == list(range(100))
+
+
+def test_a_key_that_goes_frees_its_memory_whatever_else_is_in_the_bundle(
+    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
+) -> None:
+    store = stored(1 << 30)
+    for i in range(256):
+        store[i] = array(gpu, i)
+    for i in range(256):
+        if i % 64:
+            del store[i]
+    assert gpu.used_bytes == store.tiers["device"] == 4 * EACH
+    assert [number_of(store[i]) for i in range(0, 256, 64)] == [0, 64, 128, 192]
+
+
+def test_so_it_does_below(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+    store = stored(100 * KIB, 1 << 30)
+    for i in range(1000):
+        store[i] = array(gpu, i)
+    assert store.settle()
+    assert store.tiers["host"] >= 600 * EACH
+    for i in range(1000):
+        if i % 100:
+            del store[i]
+    assert sum(store.tiers.values()) == 10 * EACH
+    assert store.spilled_total.disk == store.tiers["host"]
+    assert [number_of(store[i]) for i in range(0, 1000, 100)] == list(range(0, 1000, 100))
+
+
+def test_on_disk_a_bundle_goes_with_its_last_key(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+    store = stored(60 * KIB, 40 * KIB, target=1.0)
+    for i in range(64):
+        store[i] = array(gpu, i)
+    store["next"] = gpu.adopt(np.zeros(60 * KIB // 8))
+    assert store.settle()
+    assert store.tiers["disk"] == 52 * KIB  # in whole pages
+    for i in range(63):
+        del store[i]
+    assert store.tiers["disk"] == 52 * KIB  # counted as long as it is there
+    assert number_of(store[63]) == 63
+    assert store.settle()
+    del store[63]
+    del store["next"]
+    assert store.tiers == {"device": 0, "host": 0, "disk": 0}
+    assert gpu.used_bytes == 0
+
+
+def test_names_of_one_small_array_are_one(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+    store = stored(100 * KIB)
+    x = array(gpu, 7)
+    store["a"], store["again"], store["view"], store["list"] = x, x, x[10:], [x]
+    assert store.tiers["device"] == EACH
+    del store["a"], x
+    for i in range(500):
+        store[i] = array(gpu, i)
+    assert store.settle()
+    assert gpu.used_bytes == store.tiers["device"] <= 100 * KIB
+    again, view, (inner,) = (store[key] for key in ("again", "view", "list"))
+    assert again is inner
+    assert again[10:].get().tolist() == view.get().tolist() == [7.0] * 90
+    assert np.shares_memory(again._host, view._host)
+
+
+def test_an_array_is_there_as_long_as_its_proxy(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+    store = stored(100 * KIB, jit_unspill=True)
+    for i in range(64):
+        store[i] = [array(gpu, i)]
+    held = [argument(store, i)[0] for i in (3, 5)]
+    for i in range(64):
+        del store[i]
+    store["next"] = gpu.adopt(np.zeros(100 * KIB // 8))
+    assert store.settle()
+    assert store.tiers["host"] == 2 * EACH
+    assert [number_of(x) for x in held] == [3, 5]
+    del held
+    store["more"] = 1  # what proxies have named is forgotten with the next event
+    assert store.settle()
+    del store["next"], store["more"]
+    assert gpu.used_bytes == sum(store.tiers.values()) == 0
+
+
+def test_the_length_of_a_small_array_on_disk_is_known_without_it(
+    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
+) -> None:
+    store = stored(20 * KIB, 2 * KIB, target=1.0, jit_unspill=True)
+    for i in range(100):
+        store[i] = [gpu.adopt(np.zeros(i + 1))]
+    assert store.settle()
+    values, before = [argument(store, i)[0] for i in range(100)], gpu.h2d_copies
+    assert store.tiers["disk"]
+    assert [len(x) for x in values] == list(range(1, 101))
+    assert gpu.h2d_copies == before
+
+
+def test_keys_go_and_come_while_their_bundle_is_copied(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+    store = stored(100 * KIB)
+    gpu.waits = True
+    for i in range(200):
+        store[i] = array(gpu, i)
+    assert gpu.under_way.wait(20)
+    for i in range(0, 200, 2):
+        del store[i]
+    for i in range(200, 260):
+        store[i] = array(gpu, i)
+    gpu.waits = False
+    gpu.go_on.set()
+    assert store.settle()
+    left = [*range(1, 200, 2), *range(200, 260)]
+    assert sum(store.tiers.values()) == len(left) * EACH
+    assert gpu.used_bytes == store.tiers["device"] <= 100 * KIB
+    assert [number_of(store[i]) for i in left] == left
+
+
+def test_a_peer_gets_small_arrays_and_its_store_keeps_to_its_limits(
+    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
+) -> None:
+    ours, theirs = stored(20 * KIB), stored(20 * KIB, 20 * KIB, target=1.0)
+    for i in range(200):
+        ours[i] = array(gpu, i)
+    assert ours.settle()
+    for i in range(100):
+        with ours.handing_out_handles():
+            found = ours[i]
+        theirs[i] = found.packed()
+    assert theirs.settle()
+    assert theirs.tiers["host"] <= 20 * KIB
+    assert theirs.tiers["disk"] >= 60 * EACH
+    assert theirs.counters["host_to_disk"].number < 20
+    assert [number_of(theirs[i]) for i in range(100)] == list(range(100))
+
+
+def test_a_bundle_that_cannot_be_read_back_is_an_error_for_its_keys(
+    stored: Callable[..., GpuSpillBuffer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, left = stored(0, 2 * KIB, target=1.0), list[SpillError]()
+    store.on_fault = left.append
+    for i in range(200):
+        store[i] = np.full(100, i)
+    assert store.settle()
+
+    def broken(*_: Any) -> Any:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(Disk, "read", broken)
+    for key in (0, 1):
+        with pytest.raises(SpillError, match=f"the value of .*\\b{key}\\b.* cannot be read back"):
+            aside(lambda key=key: store[key]).result(20)
+    assert len(left) == 1

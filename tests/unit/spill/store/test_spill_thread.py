@@ -1,0 +1,125 @@
+"""The spill thread goes on after any error, and no caller is told that all is well while it cannot."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filling import fill
+from spill_stores import KIB
+from waiting import until
+
+from hpcgpu.sim import SimGpu
+from hpcgpu.spill import GpuSpillBuffer
+
+LIMIT = 64 * KIB
+
+
+class FaultyGpu(SimGpu):
+    """A device whose library raises, when it is told to, what no list of expected errors has."""
+
+    broken = False
+
+    def unpack(self, root: Any, views: Any) -> Any:
+        if self.broken:
+            raise RuntimeError("cudaErrorIllegalAddress")
+        return super().unpack(root, views)
+
+    @property
+    def copies(self) -> Any:
+        """What real devices have; each round of the spill thread looks for it."""
+        if self.broken:
+            raise RuntimeError("cudaErrorContextIsDestroyed")
+        raise AttributeError
+
+
+@pytest.fixture
+def gpu() -> FaultyGpu:
+    return FaultyGpu(1024 * KIB)
+
+
+def assert_moves(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(store, gpu)
+    assert store.settle(20)
+    assert store.tiers["device"] <= LIMIT
+    assert [store[i].get()[0] for i in range(40)] == list(range(40))
+
+
+def test_a_round_that_raises_is_said_and_the_next_one_comes(
+    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.host_is_short = lambda: False
+    store["first"] = gpu.asarray(np.zeros(KIB, "u1"))
+    gpu.broken = True
+    fill(store, gpu)
+    until(lambda: "cudaErrorContextIsDestroyed" in caplog.text, "the failure is said")
+    assert not store.settle(0.2)
+    until(lambda: store.tiers["device"] <= LIMIT, "what is above the limit goes down all the same")
+    (said,) = [r for r in caplog.records if "ContextIsDestroyed" in r.getMessage()]
+    assert said.getMessage().startswith("the spill store's mover failed, and goes on in")
+    assert said.exc_info
+    gpu.broken = False
+    assert_moves(store, gpu)
+
+
+def test_what_ends_threads_does_not_end_the_mover(
+    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pickling runs user code, which may say exit()."""
+
+    class Leaves:
+        def __sizeof__(self) -> int:
+            return 100 * KIB
+
+        def __reduce__(self) -> Any:
+            raise SystemExit(3)
+
+    store["leaves"] = Leaves()
+    until(lambda: "SystemExit" in caplog.text, "the end of the thread is said")
+    del store["leaves"]
+    assert_moves(store, gpu)
+
+
+def test_a_prefetch_that_fails_in_the_devices_library_stops_no_move(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
+    fill(store, gpu)
+    assert store.settle(20)
+    for i in range(39, 31, -1):
+        del store[i]
+    gpu.broken = True
+    store.expect("task", [0], (0,), running=False)
+    assert store.settle(20)
+    assert store.counters["host_to_device"].number + store.counters["disk_to_host"].number <= 1
+    gpu.broken = False
+    assert_moves(store, gpu)
+
+
+def test_a_file_that_cannot_be_removed_stops_no_move(
+    store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(store, gpu)
+    assert store.settle(20)
+    unlink = Path.unlink
+
+    def stale(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.parent == store.disk.folder:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        unlink(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", stale)
+        store.clear()
+        store["last"] = gpu.asarray(np.zeros(KIB, "u1"))
+        until(lambda: "Stale file handle" in caplog.text, "the failure is said")
+        assert_moves(store, gpu)
+    assert caplog.text.count("cannot be removed") == 1
+    store.clear()
+    until(lambda: not [p for p in store.disk.folder.iterdir() if p.name.isdigit()], "the files are gone")
+
+
+def test_a_store_that_was_closed_has_settled(tmp_path: Path, gpu: FaultyGpu) -> None:
+    store = GpuSpillBuffer(LIMIT, None, str(tmp_path))
+    store.close()
+    assert store.settle(0.1)
