@@ -27,7 +27,7 @@ from typing import Any
 
 from distributed import Worker
 
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import parents
 
@@ -57,5 +57,5 @@ async def dask_setup(worker: Worker) -> None:
             worker.name,
             type(worker.data).__name__,
         )
-    elif Unspilling.name not in worker.plugins:
-        await worker.plugin_add(plugin=Unspilling(_NO_PLAN), catch_errors=False)
+    elif SpillPlugin.name not in worker.plugins:
+        await worker.plugin_add(plugin=SpillPlugin(_NO_PLAN), catch_errors=False)

@@ -7,7 +7,7 @@ import os
 import shlex
 import site as python_site
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +16,21 @@ from typing import Any, cast
 
 from hpcgpu.config.doors import check_door
 from hpcgpu.config.layers import chosen_site, read_settings
-from hpcgpu.deploy import dask_memory
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.host.home import expanded
 from hpcgpu.host.sites import find_site
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings, Site
+from hpcgpu.model.limit import read_disk_limit, read_part
+from hpcgpu.model.plain import read_option
 from hpcgpu.model.settings import options, user_name
 
+_MEMORY_SECTION = "distributed.worker.memory"
+_MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
+    **dict.fromkeys(("target", "spill", "pause", "terminate"), read_part),
+    "max-spill": read_disk_limit,
+}
 _said: set[str] = set()  # of dask-jobqueue's section, in this process
 
 
@@ -76,8 +82,24 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None,
     check_door(door, settings, given, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
     if "dask" in sys.modules:  # else nobody of this process has a worker, and ranks look when they have imported it
-        dask_memory.check()
+        check_dask_memory()
     return Wanted(_expanded(settings), site)
+
+
+def check_dask_memory() -> None:
+    """Read the options that the store and the watch over a worker's process take.
+
+    Raises
+    ------
+    ConfigError
+        One of them is no limit.
+
+    """
+    import dask.config
+
+    said = dask.config.get(_MEMORY_SECTION, None) or {}
+    for name, read in _MEMORY_OPTIONS.items():
+        read_option(f"{_MEMORY_SECTION}.{name}", said.get(name), "Dask's configuration", read)
 
 
 def _check_ucx(settings: Settings) -> None:

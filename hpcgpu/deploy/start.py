@@ -26,6 +26,33 @@ from hpcgpu.plan.memory import is_memory_asked
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
+_COMMON = (
+    "# Change what stands above as your site wants it: partition or queue, account, time, nodes, GPUs.",
+    "# Python, hpcgpu and an MPI library must be found here: load modules or activate an environment, if need be.",
+)
+_LAUNCH = ("hpcgpu", "launch")
+_TEMPLATES = {
+    "slurm.sbatch": (
+        "slurm",
+        _LAUNCH,
+        '"$@"',
+        "sbatch jobscripts/slurm.sbatch [options of hpcgpu launch] my_script.py [arguments]",
+    ),
+    "pbs.sh": (
+        "pbs",
+        _LAUNCH,
+        '"${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}" ${ARGS-}',
+        "qsub -v SCRIPT=my_script.py,ARGS='its arguments, split at blanks' jobscripts/pbs.sh",
+    ),
+    "mpirun.sh": (
+        "local",
+        (*_LAUNCH, "--launcher", "mpirun"),
+        '"$@"',
+        "jobscripts/mpirun.sh [options of hpcgpu launch] my_script.py [arguments], in any allocation",
+    ),
+}
+TEMPLATES = tuple(_TEMPLATES)
+
 
 def agent_argv(run: RunDocument) -> tuple[str, ...]:
     """Return the command of one rank."""
@@ -233,3 +260,22 @@ def _remote_shell() -> str:
     if any(name in os.environ for name in mpirun.REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
         return ""
     return str(Path(process.__file__).with_name("pbs_ssh.sh"))
+
+
+def render_template(name: str) -> str:
+    """Return the text of ``slurm.sbatch``, ``pbs.sh`` or ``mpirun.sh``."""
+    from hpcgpu.batch import get  # imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.model import JobSpec
+
+    system, argv, arguments, usage = _TEMPLATES[name]
+    gang = JobSpec(
+        name="hpcgpu",
+        argv=argv,
+        arguments=arguments,
+        nodes=2,
+        tasks_per_node=4,
+        gpus_per_node=4,
+        walltime_s=3600,
+        prologue=(f"# usage: {usage}", *(_COMMON if system != "local" else ())),
+    )
+    return get(system).script(gang)

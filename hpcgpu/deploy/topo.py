@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy import start
-from hpcgpu.deploy.topo_files import named, read_machine
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import addresses, cgroup, discover
 from hpcgpu.launch.environment import read_allocation
@@ -25,10 +26,13 @@ from hpcgpu.plan.memory import plan_host_memory
 from hpcgpu.plan.overview import Plan, render_overview
 from hpcgpu.plan.picture import render_svg
 from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.topology import document
+
+_STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Selection:
     """What of a machine is planned for.
 
     Attributes
@@ -52,7 +56,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class MachinePlan:
     """A machine, the workers planned on it, and the file that describes it, if one does."""
 
     facts: NodeFacts
@@ -79,7 +83,7 @@ class Planned:
         return render_svg(self.facts.topology, [s.binding for s in self.specs], [s.name for s in self.specs])
 
 
-def plan(part: Part, given: Mapping[str, object], given_from: str) -> Planned:
+def plan(part: Selection, given: Mapping[str, object], given_from: str) -> MachinePlan:
     """Plan the workers of a machine.
 
     Raises
@@ -95,14 +99,14 @@ def plan(part: Part, given: Mapping[str, object], given_from: str) -> Planned:
         facts = replace(facts, allowed=_cpuset(part.cpuset, facts))
     gpus = _gpus(part.gpus or (wanted.gpus if part.file is None else None), topology)
     if not gpus:
-        return Planned(facts, (), wanted, file)
+        return MachinePlan(facts, (), wanted, file)
     gpus, each = _for_workers(part.workers, gpus, wanted)
     # a limit on memory would be refused where a GPU's size is unknown, and the plan shows none
     wanted = replace(wanted, workers_per_gpu=each, device_memory_limit=NO_LIMIT)
     count = len(gpus) * each + wanted.cpu_workers
     everyone = NodeLayout(0, (0,), (tuple(range(count)),), wanted.cpu_workers)
     node = replace(facts, name="worker", gpus=gpus)
-    return Planned(facts, tuple(s for _, s in plan_workers(wanted, node, everyone)), wanted, file)
+    return MachinePlan(facts, tuple(s for _, s in plan_workers(wanted, node, everyone)), wanted, file)
 
 
 def _this_machine(wanted: Settings) -> NodeFacts:
@@ -188,3 +192,43 @@ def _for_workers(count: int | None, gpus: tuple[Gpu, ...], wanted: Settings) -> 
             "several on each"
         )
     return gpus, count // len(gpus)
+
+
+def read_machine(name: str) -> Topology:
+    """Return the machine of an XML file; ``-`` is what stands on stdin.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read.
+    ParseError
+        It is no topology; with its name, and where it goes wrong.
+
+    """
+    return parse_topology(read_text(name), named(name))
+
+
+def named(name: str) -> str:
+    """Return how a file is called in messages."""
+    return "stdin" if name == _STDIN else name
+
+
+def parse_topology(text: str, where: str) -> Topology:
+    """Return the machine that an XML text describes; errors begin with ``where``."""
+    try:
+        return document.read(text)
+    except ParseError as e:
+        raise ParseError(f"{where}: {e}", evidence=e.evidence) from e
+
+
+def read_text(name: str) -> str:
+    """Return a file's text, or its beginning where it is longer than any topology."""
+    try:
+        if name == _STDIN:
+            return sys.stdin.buffer.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
+        with Path(name).open("rb") as file:
+            return file.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
+    except OSError as e:
+        raise ConfigError(
+            f"{name} cannot be read: {e.strerror}; give an XML file (lstopo --disallowed --of xml machine.xml)"
+        ) from e

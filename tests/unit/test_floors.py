@@ -57,7 +57,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
-    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/rmm.py
+    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/devices.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
 }

@@ -17,7 +17,7 @@ from hpcgpu.deploy.jobs import guard, record, runs
 from hpcgpu.deploy.jobs.job import BatchJob, Job, SubmittedJob
 from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob, Run
 from hpcgpu.deploy.jobs.submit import plan_job
-from hpcgpu.deploy.network import lease_file
+from hpcgpu.deploy.network import lease
 from hpcgpu.deploy.network.lease import keep_touched
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, LaunchError
@@ -143,7 +143,7 @@ class BatchGPUCluster(GPUCluster):
             me = Process.here()
             self._written = replace(record.read(folder), client=me)
             record.write(folder, self._written)
-            lease_file.take_up(folder)
+            lease.take_up(folder)
             self._guard, self._keep_job = guard.start(folder, me), False
 
     async def _detach(self) -> None:
@@ -152,12 +152,12 @@ class BatchGPUCluster(GPUCluster):
         assert self._job
         if not isinstance(self._job, SubmittedJob):
             raise ConfigError("scheduler='here': the scheduler dies with this process, so it cannot be detached")
-        lease_file.detach(folder)
+        lease.detach(folder)
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            lease_file.take_up(folder)
+            lease.take_up(folder)
             raise LaunchError(f"job {self.job_id} was not detached: its scheduler does not answer ({e})") from e
         self._keep_job = True
         if self.status == Status.starting and self._starting:

@@ -19,11 +19,9 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.clusters.connection import ConnectedCluster
 from hpcgpu.deploy.jobs import record
 from hpcgpu.deploy.jobs.job import Job
-from hpcgpu.deploy.memory import memory, trim_memory
-from hpcgpu.deploy.network import contact as contacts
-from hpcgpu.deploy.network.lease import keep_touched
-from hpcgpu.deploy.network.lease_file import touch
-from hpcgpu.deploy.report import bindings
+from hpcgpu.deploy.network import scheduler_file as contacts
+from hpcgpu.deploy.network.lease import keep_touched, touch
+from hpcgpu.deploy.report import bindings, memory, trim_memory
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import RunDocument
@@ -126,7 +124,7 @@ class GPUCluster(ConnectedCluster):
 
         Returns
         -------
-        hpcgpu.deploy.memory.Memory
+        hpcgpu.deploy.report.Memory
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """

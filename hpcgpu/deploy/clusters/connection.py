@@ -15,9 +15,8 @@ from hpcgpu.deploy.clusters.lifecycle import LifecycleCluster
 from hpcgpu.deploy.clusters.progress import Progress
 from hpcgpu.deploy.clusters.way import Way
 from hpcgpu.deploy.jobs.job import Job
-from hpcgpu.deploy.network.contact import Contact
-from hpcgpu.deploy.network.lease import Holder
-from hpcgpu.deploy.network.lease_file import is_detached
+from hpcgpu.deploy.network.lease import LeaseHolder, is_detached
+from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.model import Patience, Settings
 from hpcgpu.plan.phase import End, JobView, note_lines, summary_line
@@ -42,7 +41,7 @@ class ConnectedCluster(LifecycleCluster):
         self._folder: Path | None = None
         self._way: Way | None = None
         self._progress = Progress(self._cluster_manager_logs, quiet or not self.waits_in_queue)
-        self._holder: Holder | None = None
+        self._holder: LeaseHolder | None = None
         self._noted: set[str] = set()
         self._returning: tasks.Loop | None = None
         self._changed = asyncio.Event()
@@ -185,12 +184,12 @@ class ConnectedCluster(LifecycleCluster):
         self.scheduler_comm, self._security = scheduler, way.security
         if self._holder:
             self._holder.stop()
-        self._holder = Holder(
+        self._holder = LeaseHolder(
             scheduler, self.settings.client_grace_s, self._lose, functools.partial(is_detached, self._folder)
         )
 
     @property
-    def _contact(self) -> Contact | None:
+    def _contact(self) -> SchedulerFile | None:
         return self._way.contact if self._way else None
 
     async def _watch_worker_status(self, comm: Any) -> None:  # noqa: ANN401
@@ -212,7 +211,7 @@ class ConnectedCluster(LifecycleCluster):
             what = "the search for this cluster's scheduler"
             self._returning = tasks.keep(return_, what, changed=self._changed.set)
 
-    async def _return(self, reason: str, before: Contact, way_before: str) -> bool:
+    async def _return(self, reason: str, before: SchedulerFile, way_before: str) -> bool:
         """Take the scheduler up again, that of the job's next life too; say so, or why the cluster is lost.
 
         Returns whether either is so; else it is to be tried again.

@@ -23,7 +23,7 @@ from hpcgpu.deploy.jobs.record import Gone, Record, RecordedJob
 from hpcgpu.deploy.jobs.roster import Present
 from hpcgpu.deploy.jobs.submit import plan_job
 from hpcgpu.deploy.jobs.table import JobRow, Jobs, today
-from hpcgpu.deploy.processes.silence import Listener
+from hpcgpu.deploy.processes.heartbeats import HeartbeatMonitor
 from hpcgpu.deploy.start import local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model import RunDocument
@@ -38,7 +38,7 @@ class ElasticCluster(BatchGPUCluster):
     """A cluster of one job, to which one-node jobs come and go where ``shape="elastic"``."""
 
     _fleet: Fleet | None = None
-    _listener: Listener | None = None
+    _listener: HeartbeatMonitor | None = None
     _steering: Steering | None = None
 
     @property
@@ -220,7 +220,7 @@ class ElasticCluster(BatchGPUCluster):
         if self.settings.shape == "elastic":
             assert self._written
             fleet = self._fleet = self._make_fleet(self._written)
-            self._listener = Listener(lambda: self.scheduler_comm, fleet.workers_changed)
+            self._listener = HeartbeatMonitor(lambda: self.scheduler_comm, fleet.workers_changed)
             self._steering = Steering(lambda: self.scheduler_comm, fleet, self._changed.set)
             await self._steering.started()
 

@@ -14,7 +14,7 @@ from distributed.deploy.cluster import Cluster
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.plan.phase import End
 

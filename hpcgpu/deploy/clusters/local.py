@@ -11,7 +11,7 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.clusters.cluster import GPUCluster
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.local import LocalJob
-from hpcgpu.deploy.network import contact as contacts
+from hpcgpu.deploy.network import scheduler_file as contacts
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import local_launch, preload
 from hpcgpu.errors import ConfigError

@@ -17,7 +17,7 @@ _AGAIN_S = 0.5
 
 
 class Steering:
-    """Holds a connection to the scheduler, which says who steers (processes.helm).
+    """Holds a connection to the scheduler, which says who steers (processes.controller).
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Steering:
         """Be told by a scheduler until the connection ends."""
         with contextlib.suppress(OSError):
             self._comm = await self._scheduler().live_comm()
-            await self._comm.write({"op": "hpcgpu_helm"})
+            await self._comm.write({"op": "hpcgpu_controller"})
             while True:
                 await self._hear(await self._comm.read())
         self._lose()

@@ -37,7 +37,9 @@ def limit() -> None:
     """Let this process, and what it forks, have the descriptors it may have, and limit its listeners to come."""
     process.allow_open_files()
     deadline_s = parse_timedelta(dask.config.get(_DEADLINE, _DEADLINE_S))
-    compat.limit_handshakes(Handshakes(deadline_s, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)))
+    compat.limit_handshakes(
+        HandshakeLimiter(deadline_s, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+    )
 
 
 class _Peer(NamedTuple):
@@ -46,7 +48,7 @@ class _Peer(NamedTuple):
     timer: asyncio.TimerHandle
 
 
-class Handshakes:
+class HandshakeLimiter:
     """Those of one process.
 
     Parameters

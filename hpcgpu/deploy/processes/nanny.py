@@ -22,8 +22,7 @@ from distributed.core import Status
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.processes import devices
-from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.spawn import Child, Spawner
+from hpcgpu.deploy.processes.control import Child, Control, Spawner
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process

@@ -22,7 +22,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, log, process
 from hpcgpu.model import WorkerSpec
@@ -107,7 +107,7 @@ async def make_worker(start: WorkerStart) -> Worker:
         **start.kwargs,
         data=store_of(spec),
         dashboard=False,
-        plugins=(Unspilling(spec),),
+        plugins=(SpillPlugin(spec),),
     )
     compat.exclude_simulated(worker, devices.usage_reader(spec))
     if _SPILL_LOGGER.getEffectiveLevel() == logging.WARNING:

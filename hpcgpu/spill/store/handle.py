@@ -1,7 +1,7 @@
 """What stands for a value that is not up: on the event loop, and on its way to a peer.
 
 A worker that shall neither copy on its event loop nor show handles to user code (it is done in
-``hpcgpu.deploy.processes.unspill``):
+``hpcgpu.deploy.processes.worker_plugin``):
 
 - reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
 - in the task's thread enters ``store.using(keys)`` and then replaces handles by what :meth:`Handle.resolve` returns;

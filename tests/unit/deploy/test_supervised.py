@@ -32,15 +32,14 @@ from hpcgpu.deploy.jobs.errands import Errands
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.record import Process, Record
 from hpcgpu.deploy.jobs.submissions import Submissions
-from hpcgpu.deploy.network.lease import Holder, keep_touched
-from hpcgpu.deploy.network.lease_file import touch
-from hpcgpu.deploy.processes.helm import Helm
-from hpcgpu.deploy.processes.leaders import Watchers
+from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
+from hpcgpu.deploy.processes.control import Child
+from hpcgpu.deploy.processes.controller import ControllerElection
+from hpcgpu.deploy.processes.heartbeats import HeartbeatMonitor
+from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
-from hpcgpu.deploy.processes.silence import Listener
-from hpcgpu.deploy.processes.spawn import Child
-from hpcgpu.deploy.processes.unspill import Unspilling
-from hpcgpu.deploy.processes.watch import Lease
+from hpcgpu.deploy.processes.scheduler import LeaderConnections
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
 from hpcgpu.plan.reconcile import Policy
@@ -190,7 +189,7 @@ def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptu
 
 def test_an_object_whose_words_are_not_understood_steers_no_more() -> None:
     async def body() -> None:
-        helm = Helm()
+        helm = ControllerElection()
         bad, good = Comm({"op": "scaled", "number": 99, "error": b""}), Comm()
         with pytest.raises(KeyError):
             await helm.serve(bad)
@@ -211,7 +210,7 @@ def test_an_object_whose_words_are_not_understood_steers_no_more() -> None:
 
 def test_what_is_asked_of_one_that_ends_is_asked_of_the_next() -> None:
     async def body() -> None:
-        helm = Helm()
+        helm = ControllerElection()
         first, second = Comm(), Comm()
         serving = [asyncio.create_task(helm.serve(comm)) for comm in (first, second)]
         await when(lambda: second.written)
@@ -232,7 +231,7 @@ def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> N
     async def body() -> None:
         scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
         changed = asyncio.Event()
-        listener = Listener(lambda: scheduler, changed.set, every_s=0.01)
+        listener = HeartbeatMonitor(lambda: scheduler, changed.set, every_s=0.01)
         await changed.wait()
         assert listener.silent == {"a"}
         listener.stop()
@@ -279,7 +278,7 @@ def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureFixture
 
     async def body() -> None:
         flaky = Flaky(ValueError("not understood"), times=2)
-        holder = Holder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
+        holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
         await when(lambda: flaky.calls > 4)
         holder.stop()
 
@@ -294,7 +293,7 @@ def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptu
 
     async def body() -> None:
         flaky = Flaky(ValueError("not understood"))
-        holder = Holder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
+        holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
         await when(lambda: lost)
         calls = flaky.calls
         await asyncio.sleep(0.2)
@@ -333,7 +332,7 @@ def test_the_lease_from_before_the_submission_ends_with_its_folder(tmp_path: Pat
 def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         sends = Flaky(RuntimeError("no"), times=part == "send")
-        lease = Lease(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
+        lease = LeaseServer(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
         lease.watch(detached=False)
         if part == "woken":
             lease._looked -= 100  # as if this process had been stopped
@@ -351,7 +350,7 @@ def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, l
 
 def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
     async def body() -> None:
-        watchers = Watchers(SimpleNamespace(send=lambda *_, **__: None))
+        watchers = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
         with pytest.raises(ValueError, match="garbage"):
             await watchers.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
         assert watchers.notes() == []
@@ -449,7 +448,7 @@ def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytes
             closed.set()
 
         loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
-        plugin = Unspilling(None)  # type: ignore[arg-type]
+        plugin = SpillPlugin(None)  # type: ignore[arg-type]
         plugin.worker = SimpleNamespace(loop=loop, data=Data(), close=close)
         plugin._on_fault(SpillError("k cannot be read back"))
         await closed.wait()

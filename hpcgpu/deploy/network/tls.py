@@ -1,4 +1,4 @@
-"""TLS for one cluster: a certificate made for it, and distributed's Security that uses it."""
+"""TLS for one cluster: a certificate made for it, distributed's Security that uses it, and sockets for it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import secrets
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.security import Security
 
-from hpcgpu.deploy.network.tls_socket import TlsSocket
 from hpcgpu.errors import TrustError
 
 _NAME = "hpcgpu cluster"
@@ -124,3 +123,51 @@ _ROLES = ("client", "scheduler", "worker")
 def secret() -> str:
     """Return a token that cannot be guessed, fit for a URL."""
     return secrets.token_urlsafe(24)
+
+
+class TlsSocket(ssl.SSLSocket):
+    """An SSLSocket that leaves no error behind, for ``SSLContext.sslsocket_class``: one that breaks breaks no other.
+
+    OpenSSL keeps a queue of errors for each thread. The next read or write takes an error that still stands there for
+    its own. From OpenSSL 3.4 on a peer that has gone leaves one (a last alert that cannot be sent). CPython 3.12 to
+    3.14 raises it as BrokenPipeError and does not remove it (github.com/python/cpython, issues 127257 and 148594). The
+    next connection of the event loop that has nothing to read is then closed, too. With Python 3.13.5 and OpenSSL 3.5
+    three workers of four were lost so when they registered.
+    """
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Perform the handshake; tickets that could not be sent after it are no error, but leave one."""
+        super().do_handshake(block)
+        forget_errors()
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401 - as there
+        """Read; ``recv`` and ``recv_into`` come here."""
+        try:
+            got = super().read(len, buffer)
+        except ssl.SSLError:
+            raise  # CPython forgets after its own
+        except OSError:
+            forget_errors()
+            raise
+        if not got:
+            forget_errors()  # the peer has gone, and may have been sent an alert
+        return got
+
+    def send(self, data: Any, flags: int = 0) -> int:  # noqa: ANN401 - as there
+        """Write."""
+        try:
+            return super().send(data, flags)
+        except ssl.SSLError:
+            raise
+        except OSError:
+            forget_errors()
+            raise
+
+
+def forget_errors() -> None:
+    """Empty this thread's queue of OpenSSL errors: ``set_ciphers`` does when it fails (_ssl.c), and nothing else."""
+    with suppress(ssl.SSLError):
+        _NOBODYS.set_ciphers("no cipher of this name")
+
+
+_NOBODYS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

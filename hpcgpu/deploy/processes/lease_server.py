@@ -20,7 +20,7 @@ _FIND_S = 10.0
 _OBEY_S = 10.0
 
 
-class Lease:
+class LeaseServer:
     """The client outside must be heard from within ``grace_s``; a goodbye ends the job at once.
 
     Parameters

@@ -19,8 +19,8 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes, node
-from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.deploy.processes.worker import check_room, store_of
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import bind, log, remover, secret
 from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
@@ -83,7 +83,7 @@ class GPUWorker(compat.SilentWorker):
             "memory_limit": spec.memory_limit_bytes or 0,
             "local_directory": spec.local_directory,
             "data": store_of(spec),
-            "plugins": (*plugins, Unspilling(spec)),
+            "plugins": (*plugins, SpillPlugin(spec)),
             "dashboard": False,
         }
         handshakes.limit()

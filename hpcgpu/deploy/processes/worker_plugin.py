@@ -29,7 +29,7 @@ _SOON, _RUNNING = ("ready", "constrained"), ("executing", "long-running")
 _LOST = "hpcgpu-spilled-data-lost"
 
 
-class Unspilling(WorkerPlugin):
+class SpillPlugin(WorkerPlugin):
     """The worker's own plugin: it knows the worker's spec, and closes the store at the end."""
 
     name = "hpcgpu"

@@ -26,7 +26,7 @@ _DATES = (9, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Route:
     """An address that answered, and the address of this host on the way to it, as distributed takes it: ``[::1]``."""
 
     address: str
@@ -40,7 +40,7 @@ class _Failure:
     foreign: bool = False
 
 
-async def reach(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Reached:
+async def connect_first(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Route:
     """Return the first address that answers and takes our certificate.
 
     Parameters
@@ -76,7 +76,7 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
             done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 answer = task.result()
-                if isinstance(answer, Reached):
+                if isinstance(answer, Route):
                     return answer
                 failures[task.get_name()] = answer
             if not done:
@@ -91,7 +91,7 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
     raise kind(f"the scheduler could not be reached ({said}); tried for {waited_s:.1f} s")
 
 
-async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Reached | _Failure:
+async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Route | _Failure:
     await asyncio.sleep(delay_s)
     protocols.prepare(address)
     try:
@@ -108,7 +108,7 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
         return _Failure(str(e.__cause__ or e) or f"no answer within {deadline_s:g} s")
     own_host = _own_host(comm.local_address, address)
     await comm.close()
-    return Reached(address, own_host)
+    return Route(address, own_host)
 
 
 def _own_host(local: str, peer: str) -> str:

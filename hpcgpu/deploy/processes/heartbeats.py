@@ -20,13 +20,13 @@ _SILENT_S = 20.0
 _LOOK_S = 5.0
 
 
-def silent(scheduler: Scheduler) -> list[str]:
+def silent_workers(scheduler: Scheduler) -> list[str]:
     """Return the addresses of workers that have not been heard from for long (``hpcgpu_silent``)."""
     now = time()
     return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
 
 
-class Listener:
+class HeartbeatMonitor:
     """Asks the scheduler who is silent, as long as it lives.
 
     Parameters

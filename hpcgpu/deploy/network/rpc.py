@@ -9,9 +9,9 @@ from typing import Any
 
 from distributed.core import rpc
 
-from hpcgpu.deploy.network import contact as contacts
-from hpcgpu.deploy.network.reach import reach
-from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network import scheduler_file as contacts
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import LaunchError
 
 _ANSWER_S = 3.0
@@ -35,7 +35,7 @@ async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:
         return None
     trust = security(contact.certificate)
     try:
-        address = (await reach(contact.addresses, trust, _ANSWER_S, "client")).address
+        address = (await connect_first(contact.addresses, trust, _ANSWER_S, "client")).address
         async with rpc(address, connection_args=trust.get_connection_args("client")) as scheduler:
             return await asyncio.wait_for(question(scheduler), _ANSWER_S)
     except (OSError, TimeoutError, LaunchError):

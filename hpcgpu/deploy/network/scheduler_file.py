@@ -7,7 +7,7 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hpcgpu.deploy.network.trust import Certificate, secret
+from hpcgpu.deploy.network.tls import Certificate, secret
 from hpcgpu.errors import HpcGpuError, TrustError
 from hpcgpu.host import private
 
@@ -18,7 +18,7 @@ _LIFE = "life"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contact:
+class SchedulerFile:
     """What rank 0 writes once the workers are there, or the scheduler where it is alone.
 
     Attributes
@@ -67,7 +67,7 @@ def make_folder(home: Path) -> Path:
     return folder
 
 
-def publish(folder: Path, contact: Contact) -> None:
+def publish(folder: Path, contact: SchedulerFile) -> None:
     """Write the contact with the nonce that lies in the folder; called by rank 0.
 
     Its ``restart_count`` is one more than that of the life before, also where the batch system does not count
@@ -108,7 +108,7 @@ def read_progress(folder: Path) -> int:
         return 0
 
 
-def read(folder: Path, after: int = -1) -> Contact | None:
+def read(folder: Path, after: int = -1) -> SchedulerFile | None:
     """Return the contact; None as long as there is none, or none of a life later than ``after``.
 
     Parameters
@@ -131,7 +131,7 @@ def read(folder: Path, after: int = -1) -> Contact | None:
         return None
     try:
         facts = json.loads(private.read(folder / _CONTACT))
-        found = Contact(**{**facts, "addresses": tuple(facts["addresses"])})
+        found = SchedulerFile(**{**facts, "addresses": tuple(facts["addresses"])})
     except (ValueError, TypeError, KeyError) as e:
         raise TrustError(f"{folder / _CONTACT} is damaged, or of another version of hpcgpu: {e}") from e
     if found.nonce != private.read(folder / _NONCE):
