@@ -1,6 +1,6 @@
-"""What the workers are tied to, what they hold and have spilled: asked of them, as tables for people.
+"""Questions to a cluster's workers, with tables for people: their bindings, their memory, and what they have spilled.
 
-From here their free memory is given back to the kernel, too.
+The workers' free memory is given back to the kernel from here, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpcgpu.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """One worker as it is.
+    """One worker's plan and its actual state.
 
     Attributes
     ----------
@@ -44,19 +44,19 @@ class WorkerFacts:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Where the process differs from its plan."""
+        """Where the process differs from its plan, in words."""
         return explain.differences(self.spec, self.actual)
 
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """What all workers of a cluster are tied to, planned and actual; a table in a terminal and in a notebook."""
+    """The bindings of all workers of a cluster, planned and actual; a table in a terminal and in a notebook."""
 
     workers: tuple[WorkerFacts, ...]
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """What is not as planned, by the worker's name; empty when all is."""
+        """Differences from the plan, by the worker's name; empty if there are none."""
         return {w.spec.name: w.differences for w in self.workers if w.differences}
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Bindings:
 
 
 def bindings(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client
-    """Return what each worker is tied to, read back from the kernel now: threads, memory policy, environment.
+    """Return each worker's binding, read back from the kernel now: threads, memory policy, environment.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ async def _bindings(client: Client) -> Bindings:
 
 
 def by_number(name: str) -> tuple[str, bool, int, str]:
-    """Return a key by which workers' names are sorted: those of a host by their numbers, ``cpu0`` after all GPUs'."""
+    """Return a sort key for workers' names: by host, then by number, ``cpu0`` after the workers with GPUs."""
     host, _, number = name.rpartition("-")
     digits = number.removeprefix("cpu")
     return host, digits != number, int(digits) if digits.isdigit() else 0, name
@@ -158,7 +158,7 @@ class Memory:
 
 
 def memory(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client
-    """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
+    """Return the memory of each worker now: on the device, in the host, spilled, and the moves with their speed.
 
     Parameters
     ----------
@@ -182,12 +182,11 @@ def memory(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchr
 def trim_memory(client: Client) -> Any:  # noqa: ANN401
     """Have all workers collect garbage and give free memory back to the kernel.
 
-    glibc keeps what was freed below something that is still in use, and shows it as unmanaged memory of the
-    process; ``malloc_trim(0)`` returns whole pages of it, and jemalloc's ``purge`` does where that is loaded. Workers
-    start with ``MALLOC_TRIM_THRESHOLD_=65536`` (distributed's own default) unless the variable is set: then glibc
-    returns by itself what is free at the end of the heap. It reads the variable before ``main`` only, so that it
-    stands in the environment of the image from which workers are forked; a value that only workers get (``env=``)
-    is set by mallopt(3), in each.
+    glibc keeps freed memory that lies below memory in use. Dask shows it as unmanaged memory of the process.
+    ``malloc_trim(0)`` returns whole pages of it; jemalloc's ``purge`` does if jemalloc is loaded. Workers start with
+    ``MALLOC_TRIM_THRESHOLD_=65536`` (distributed's own default) unless the variable is set: then glibc itself returns
+    free memory at the end of the heap. glibc reads the variable before ``main`` only, so that it is set in the
+    environment of the fork server; a value that only workers get (``env=``) is set in each by mallopt(3).
 
     Parameters
     ----------
@@ -266,7 +265,7 @@ class _Device(NamedTuple):
 
 
 def _device(worker: Worker) -> _Device:
-    """Return what is known of the worker's device; no CUDA context is made for it."""
+    """Return the known facts of the worker's device; no CUDA context is made for that."""
     spec = getattr(worker.plugins.get("hpcgpu"), "spec", None)
     if spec is not None and spec.gpu is None:
         return _Device()

@@ -1,4 +1,4 @@
-"""What would be planned on a machine: this one, or one that a file describes."""
+"""The plan of a machine: this one, or one that a file describes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy import start
+from hpcgpu.deploy.processes.node import facts_of
 from hpcgpu.errors import ConfigError, ParseError
-from hpcgpu.host import addresses, cgroup, discover
+from hpcgpu.host import cgroup, discover
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, NOT_TOLD
@@ -33,13 +34,13 @@ _STDIN = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What of a machine is planned for.
+    """The part of a machine that is planned for.
 
     Attributes
     ----------
     file : str, optional
-        hwloc's or NCCL's XML of a machine elsewhere, as who wrote it might use it, ``-`` for stdin; None: this
-        machine, as this process may use it.
+        hwloc's or NCCL's XML of a machine elsewhere, with what the process that wrote it might use; ``-`` for stdin.
+        None: this machine, with what this process may use.
     cpuset : str, optional
         PUs as a list (``0-7,16``); all that may be used if not given.
     gpus : str, optional
@@ -57,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
-    """A machine, the workers planned on it, and the file that describes it, if one does."""
+    """A machine, the workers planned on it, and the file that describes it, if there is one."""
 
     facts: NodeFacts
     specs: tuple[WorkerSpec, ...]
@@ -83,7 +84,7 @@ class MachinePlan:
         return render_svg(self.facts.topology, [s.binding for s in self.specs], [s.name for s in self.specs])
 
 
-def plan(part: Selection, given: Mapping[str, object], given_from: str) -> MachinePlan:
+def plan(selection: Selection, given: Mapping[str, object], given_from: str) -> MachinePlan:
     """Plan the workers of a machine.
 
     Raises
@@ -93,14 +94,16 @@ def plan(part: Selection, given: Mapping[str, object], given_from: str) -> Machi
 
     """
     wanted = wanted_settings.read(given, given_from).settings
-    facts, file = (_this_machine(wanted), "") if part.file is None else (_machine_of(part.file), named(part.file))
+    facts, file = (
+        (_this_machine(wanted), "") if selection.file is None else (_machine_of(selection.file), named(selection.file))
+    )
     topology = facts.topology
-    if part.cpuset is not None:
-        facts = replace(facts, allowed=_cpuset(part.cpuset, facts))
-    gpus = _gpus(part.gpus or (wanted.gpus if part.file is None else None), topology)
+    if selection.cpuset is not None:
+        facts = replace(facts, allowed=_cpuset(selection.cpuset, facts))
+    gpus = _gpus(selection.gpus or (wanted.gpus if selection.file is None else None), topology)
     if not gpus:
         return MachinePlan(facts, (), wanted, file)
-    gpus, each = _for_workers(part.workers, gpus, wanted)
+    gpus, each = _for_workers(selection.workers, gpus, wanted)
     # a limit on memory would be refused where a GPU's size is unknown, and the plan shows none
     wanted = replace(wanted, workers_per_gpu=each, device_memory_limit=NO_LIMIT)
     count = len(gpus) * each + wanted.cpu_workers
@@ -111,21 +114,11 @@ def plan(part: Selection, given: Mapping[str, object], given_from: str) -> Machi
 
 def _this_machine(wanted: Settings) -> NodeFacts:
     host, allocation = socket.gethostname(), read_allocation(os.environ)
-    # one of several nodes is told by who starts it there, and the batch system is asked once for all
+    # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(wanted, allocation)
     allocation = read_allocation({**os.environ, **dict(more)}, host)
-    return NodeFacts(
-        name=host,
-        topology=discover.topology(),
-        gpus=(),
-        allowed=cgroup.granted_cpus(),
-        allowed_nodes=cgroup.granted_memory_nodes(),
-        memory=plan_host_memory(cgroup.memory_limit(), allocation),
-        environ=os.environ,
-        scratch="",
-        interfaces=addresses.usable_interfaces(),
-        in_job=allocation.batch != "local",
-    )
+    memory = plan_host_memory(cgroup.memory_limit(), allocation)
+    return facts_of(host, discover.topology(), memory, os.environ, in_job=allocation.batch != "local")
 
 
 def _machine_of(name: str) -> NodeFacts:
@@ -181,7 +174,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
 
 
 def _for_workers(count: int | None, gpus: tuple[Gpu, ...], wanted: Settings) -> tuple[tuple[Gpu, ...], int]:
-    """Return the GPUs and the workers on each that make so many workers."""
+    """Return GPUs, and the number of workers on each, that make so many workers."""
     if count is None:
         return gpus, wanted.workers_per_gpu
     if 1 <= count <= len(gpus):
@@ -195,21 +188,21 @@ def _for_workers(count: int | None, gpus: tuple[Gpu, ...], wanted: Settings) -> 
 
 
 def read_machine(name: str) -> Topology:
-    """Return the machine of an XML file; ``-`` is what stands on stdin.
+    """Return the machine of an XML file; ``-`` is stdin.
 
     Raises
     ------
     ConfigError
         The file cannot be read.
     ParseError
-        It is no topology; with its name, and where it goes wrong.
+        It is no topology; the message names the file and the place.
 
     """
     return parse_topology(read_text(name), named(name))
 
 
 def named(name: str) -> str:
-    """Return how a file is called in messages."""
+    """Return a file's name in messages."""
     return "stdin" if name == _STDIN else name
 
 

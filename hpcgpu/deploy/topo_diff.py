@@ -1,4 +1,4 @@
-"""What differs between machines: those of files, or the nodes of this job.
+"""The differences between machines: those of files, or the nodes of this job.
 
 The nodes answer on one stream, in lines that stay whole.
 """
@@ -23,14 +23,14 @@ from hpcgpu.plan.describe import describe, differences
 
 _NODES_TIMEOUT_S = 120.0
 _MARK = "hpcgpu-answer"
-# srun passes a longer line on in pieces of 1,024 bytes, other nodes' pieces between them (Slurm 22.05, seen
-# with lines of 7 kB). Open MPI passes on what it finds, up to 4,096 bytes: a multiple of this.
+# srun passes a longer line on in pieces of 1,024 bytes, with other nodes' pieces between them (Slurm 22.05, seen with
+# lines of 7 kB). Open MPI passes on as much as it finds, up to 4,096 bytes: a multiple of this.
 LINE_BYTES = 512
 _PAYLOAD = 448
 
 
 def compare(files: Sequence[str]) -> tuple[str, bool]:
-    """Return what differs between machines, those of files or this job's nodes, and whether anything does.
+    """Return the differences between machines, those of files or this job's nodes, and whether there are any.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def _nodes_of_the_job() -> dict[str, dict[str, Any]]:
     except ValueError as e:
         raise LaunchError(f"{' '.join(argv)}: {e}; it printed: {done.stdout[-2000:]}") from e
     by_host = {node["machine"]["host"]: node for node in found}
-    return {host: by_host[host] for host in sorted(by_host)}  # they answer in any order
+    return {host: by_host[host] for host in sorted(by_host)}  # nodes answer in any order
 
 
 def read_described(name: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def parse_described(text: str, where: str) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        It has not printed this.
+        The text is something else.
 
     """
     expected = "expected what hpcgpu topo --json prints"
@@ -112,7 +112,7 @@ def answer_lines(text: str) -> list[str]:
 
 
 def read_answers(stream: Iterable[str]) -> list[str]:
-    """Return the texts whose lines are in a stream, in any order, with others between them.
+    """Return the texts whose lines are in a stream, in any order and among other lines.
 
     Raises
     ------

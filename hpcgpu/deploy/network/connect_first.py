@@ -1,4 +1,4 @@
-"""The first of a scheduler's addresses that answers, from where we are."""
+"""The first of a scheduler's addresses that answers, tried one after the other in parallel (as in RFC 8305)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from distributed.security import Security
 from hpcgpu.deploy.network import protocols
 from hpcgpu.errors import LaunchError, TrustError
 
-# connect() tries a refused port again until its time is up: a dead address must not delay the next one.
+# connect() retries a refused port until its time is over: a dead address must not delay the next one.
 _STAGGER_S = 0.25
-# One that refuses our certificate is most likely the scheduler, unless another one answers soon: nodes have private
-# addresses (of container bridges) that are the same everywhere.
+# An address that refuses our certificate is most likely the scheduler's, unless another one answers soon: nodes have
+# private addresses (of container bridges) that are the same everywhere.
 _REFUSED_S = 1.0
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 _DATES = (9, 10)
@@ -27,7 +27,7 @@ _DATES = (9, 10)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An address that answered, and the address of this host on the way to it, as distributed takes it: ``[::1]``."""
+    """An address that answered, and this host's address on the way to it, as distributed takes it: ``[::1]``."""
 
     address: str
     own_host: str
@@ -48,7 +48,7 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
     addresses : sequence of str
         ``tls://10.0.0.1:45873``, in order of preference.
     security : Security
-        Of this cluster.
+        The cluster's.
     deadline_s : float
         How long to try, in seconds.
     role : str
@@ -57,9 +57,9 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
     Raises
     ------
     LaunchError
-        None answered; the message has each address with its reason. It comes at once when one refuses the
-        certificate (a Worker alone would try until its death timeout and not say why): a TrustError when its own
-        is the wrong one.
+        None answered; the message has each address with its reason. When an address refuses the certificate, the
+        error comes soon: a Worker alone would try until its death timeout and not say why. It is a TrustError when
+        the address has a certificate of another cluster.
 
     """
     began = time.monotonic()
@@ -101,8 +101,7 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
     except FatalCommClosedError as e:
         return _refusal(e.__cause__ or e)
     except CommClosedError as e:
-        # TLS 1.3: the other side looks at our certificate when the handshake is over for us, and its alert may
-        # be lost when the connection is reset
+        # TLS 1.3: the peer checks our certificate when the handshake is over for us. A reset may lose its alert.
         return _Failure(f"it closed the connection, as it does to a certificate that it does not know: {e}", True)
     except OSError as e:
         return _Failure(str(e.__cause__ or e) or f"no answer within {deadline_s:g} s")
@@ -120,7 +119,7 @@ def _own_host(local: str, peer: str) -> str:
 
 
 def _refusal(error: BaseException) -> _Failure:
-    # Only our own look at a certificate is certain: what is no TLS at all may stand between us and the scheduler.
+    # Only our own check of a certificate is certain: a middlebox without TLS may stand between us and the scheduler.
     foreign = isinstance(error, ssl.SSLCertVerificationError)
     why = f"the certificates do not belong together: {error}"
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:

@@ -1,7 +1,7 @@
-"""The client's side of the lease: signs of life and a goodbye, to the scheduler and in a file of the run's folder.
+"""The client's side of the lease: signs of life to the scheduler, and before that by a file in the run's folder.
 
-The file counts before there is a scheduler. A job may start hours after its client has died, and the guard with it: the
-job looks at the file first.
+The client touches the file until there is a scheduler. A job may start hours after its client and the guard have died:
+it looks at the file first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcgpu.supervise.rounds import reason_of
 
 _LEASE = "lease"
 _DETACHED = "detached"
-# Several signs fit into the shortest grace that makes sense; each is one small message.
+# So many signs of life fit into the grace; each is one small message.
 _SIGNS_PER_GRACE = 6
 _LONGEST_S = 5.0
 _ANSWER_S = 5.0
@@ -37,9 +37,9 @@ class LeaseHolder:
     grace_s : float
         How long the scheduler waits for a sign.
     lost : callable
-        Called with the reason, once, when the scheduler has not answered for ``grace_s``.
+        Called once, with the reason, when the scheduler has not answered for ``grace_s``.
     is_given_up : callable
-        True once somebody has detached the run: a sign of life would take the lease again.
+        Tells whether somebody has detached the run: a sign of life would take the lease again.
 
     """
 
@@ -57,7 +57,7 @@ class LeaseHolder:
         self._renewing = tasks.keep(self._renew, "the signs of life to the scheduler", backoff=every)
 
     def stop(self) -> None:
-        """Give no more signs: others may."""
+        """Give no more signs of life; other holders may."""
         self._renewing.cancel()
 
     async def goodbye(self) -> None:
@@ -68,7 +68,7 @@ class LeaseHolder:
                 await self._scheduler.hpcgpu_lease(goodbye=True)
 
     async def detach(self) -> None:
-        """Give the lease up on purpose: the job runs on, and nobody needs to be heard from.
+        """Give the lease up on purpose: the job runs on without a client.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class LeaseHolder:
         self.stop()
 
     async def _renew(self) -> bool:
-        """Give a sign, and wait until the next is due; return whether there have been none for too long."""
+        """Give a sign, wait until the next is due, and return whether the scheduler has been silent for too long."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._heard_s >= self._grace_s:
             self._lost(self._reason)
@@ -135,7 +135,7 @@ def touch(folder: Path) -> None:
 
 
 def renew(folder: Path) -> None:
-    """Renew the lease, every few seconds. It makes no file: the folder may just be removed, and would stay for that.
+    """Renew the lease; called every few seconds. No file is made: the folder may be going, and would stay for it.
 
     Raises
     ------
@@ -157,16 +157,16 @@ def is_detached(folder: Path) -> bool:
 
 
 def is_held(folder: Path, grace_s: float) -> bool:
-    """Tell whether a job of this run has somebody to run for; called by its rank 0 before it starts anything.
+    """Tell whether a job of this run has a client to run for; called by its rank 0 before it starts anything.
 
-    True while the client has touched the lease within ``grace_s`` seconds, when it has detached, and when there is
-    no lease file at all: then whoever made the folder does not use one, and the scheduler's lease has to do.
+    True if the client has touched the lease within ``grace_s`` seconds, or has detached. True also without a lease
+    file: then the maker of the folder uses none, and the scheduler's lease has to do.
     """
     if is_detached(folder):
         return True
     try:
         now = _server_time(folder)
-        # a plain stat() may be answered from NFS's cache; open() asks the server
+        # NFS's cache may answer a plain stat(); open() asks the server
         with (folder / _LEASE).open() as f:
             return now - os.fstat(f.fileno()).st_mtime <= grace_s
     except FileNotFoundError:
@@ -174,13 +174,13 @@ def is_held(folder: Path, grace_s: float) -> bool:
 
 
 def _server_time(folder: Path) -> float:
-    """Return the file server's clock, by which the lease was touched: clocks of nodes differ."""
+    """Return the time of the file server, which dates the lease: clocks of nodes differ."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as f:
         os.utime(f.fileno())
         return os.fstat(f.fileno()).st_mtime
 
 
 def take_up(folder: Path) -> None:
-    """Hold the lease of a run that was detached: it ends with its new client."""
+    """Take the lease of a run that was detached: it ends with its new client."""
     touch(folder)
     (folder / _DETACHED).unlink(missing_ok=True)

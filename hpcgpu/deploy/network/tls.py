@@ -24,12 +24,12 @@ _CLOCK_SKEW = datetime.timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One self-signed certificate for all processes of a cluster: who holds the key is a member.
+    """One self-signed certificate for all processes of a cluster: a process that holds the key is a member.
 
-    It ends with the scheduler that it was made for, and each life of a requeued job has another. Its dates only have
-    to outlast every cluster, so that nothing is to be renewed while processes run: workers run the user's code and
-    hold the key, so a short-lived certificate of each process would need a signing key that lies beside it, and
-    whoever gets that makes himself new ones. The key is never shown by ``repr``.
+    It ends with the scheduler that it was made for; each life of a requeued job has another one. Its dates only have to
+    outlast every cluster: nothing is renewed while processes run. Workers run the user's code and hold the key.
+    Short-lived certificates, one for each process, would need a signing key beside them, with which a thief makes new
+    ones. ``repr`` never shows the key.
     """
 
     cert_pem: str

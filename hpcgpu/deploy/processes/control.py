@@ -1,4 +1,4 @@
-"""A child process of the rank program: what forks it, and the lines of JSON over its control socket."""
+"""A child process of the rank program: the spawner that forks it, and lines of JSON over its control socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Control:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, op: str, **fields: object) -> None:
-        """Send one message; a peer that is gone is noticed by who reads."""
+        """Send one message; readers notice a peer that is gone."""
         if not self._writer.is_closing():
             self._writer.write(encode(op, **fields))
 
@@ -55,7 +55,7 @@ class Child:
     Attributes
     ----------
     control : socket
-        A stream socket to it; its end of file means that the other side is gone.
+        A stream socket to it. An end of file says that the other side is gone.
     exited : Future of int
         Exit code, negative for a signal.
 
@@ -70,7 +70,7 @@ class Spawner(Protocol):
     """Forks a child that calls ``entry`` ("module:function") with ``(spec, control socket)``."""
 
     def spawn(self, entry: str, spec: object, rank: int) -> Child:
-        """Return at once; ``rank`` says whose stdout and stderr the child gets."""
+        """Return at once; the child gets stdout and stderr of ``rank``."""
 
     def kill(self) -> None:
-        """End what forks, and with it all children; each is then reported as ended."""
+        """Kill the process that forks, and with it all children; each is then reported as ended."""

@@ -1,6 +1,6 @@
-"""The GPU of one worker, simulated or real: opened in the worker's process, with RMM where it is wanted.
+"""The GPU of one worker, simulated or real: opened in the worker's process, with RMM if it is wanted.
 
-RMM, and what allocates through it, is set up after binding and before user code.
+RMM and its users are set up after binding and before user code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcgpu.spill.devices import pressure
 from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
-# They see what is allocated, and stand above what may fail: each try would be one of theirs.
+# They observe allocations, and stand above the resources that may fail: below, they would count each retry.
 _OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
 _EXTRA = "pip install 'hpcgpu[rapids]'"
 
@@ -42,10 +42,7 @@ def usage_reader(spec: WorkerSpec) -> Callable[[], int]:
 
 
 def preload(simulated: bool) -> None:
-    """Import, in the image from which workers are forked, what opening a device will need.
-
-    dask.array alone takes 0.1 CPU s, which each worker would pay.
-    """
+    """Import, in the fork server, what opening a device will need; each worker would pay 0.1 CPU s for dask.array."""
     if simulated:
         import hpcgpu.sim.dask  # noqa: F401
 
@@ -53,7 +50,7 @@ def preload(simulated: bool) -> None:
 def open_device(spec: WorkerSpec) -> None:
     """Make the worker's GPU the current one of this process; called once, after binding."""
     if not spec.simulated:
-        # CUDA_VISIBLE_DEVICES names it first: it is device 0, opened by whoever uses it first
+        # CUDA_VISIBLE_DEVICES names it first: it is device 0, and its first user opens it
         if spec.rapids is not None:
             set_up_rmm(spec.rapids)
         else:
@@ -70,19 +67,19 @@ def open_device(spec: WorkerSpec) -> None:
 
 
 def set_up_rmm(rapids: Rapids) -> None:
-    """Do what the worker was planned to have, on the current CUDA device.
+    """Set up RMM and its users on the current CUDA device as the worker was planned.
 
     Parameters
     ----------
     rapids : Rapids
-        The plan. cuDF reads its part from the environment when it is imported, which is left to user code.
+        The plan. cuDF reads its part from the environment when user code imports it.
 
     Raises
     ------
     ConfigError
         A library that an option needs is not installed here.
     LaunchError
-        RMM refuses: the GPU has not as much memory left, or the driver lacks what is asked for.
+        RMM refuses: the GPU has too little memory left, or the driver lacks a feature.
 
     """
     for module, asked in rapids.needs:
@@ -101,10 +98,10 @@ def set_up_rmm(rapids: Rapids) -> None:
 
 
 def _evict_once_imported() -> None:
-    """Have failing allocations make the store evict also where no option asks for RMM: from its import on.
+    """Let failing allocations of RMM make the store evict, from RMM's import on, though no option asks for RMM.
 
-    distributed imports it where it is installed (2026.8.0: ``worker.py``), else cuDF and user code do, before which
-    nothing of RMM's can be in the store. Who sets another resource after that has it without.
+    distributed imports RMM if it is installed (2026.8.0: ``worker.py``); else cuDF or user code does. Before that
+    import nothing of RMM's can be in the store. A resource that user code sets later evicts nothing.
     """
     wrapt.register_post_import_hook(_evict_by, "rmm")
 
@@ -112,7 +109,7 @@ def _evict_once_imported() -> None:
 def _evict_by(rmm: Any) -> None:  # noqa: ANN401
     try:
         rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
-    except RuntimeError as e:  # nobody has asked for it: a worker that does not use it works without
+    except RuntimeError as e:  # no option asks for it: a worker that does not use it works without
         logger.warning("RMM is installed but fails on this GPU, and evicts nothing for what is allocated by it: %s", e)
 
 
@@ -146,9 +143,10 @@ def _allocate_by(rapids: Rapids) -> None:
 
 
 def evicting(resource: Any) -> Any:  # noqa: ANN401
-    """Return a resource of RMM's over another one, whose failing allocations make the store evict, and are retried.
+    """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried.
 
-    For whoever allocates by RMM: cuDF, CuPy and PyTorch too. Its callback is asked again after each try that fails.
+    It serves all that allocate by RMM: cuDF, and CuPy and PyTorch if so planned. RMM calls the callback again after
+    each try that fails.
     """
     import rmm
 
