@@ -45,13 +45,13 @@ def rmm() -> Any:
 )
 def test_rmm_allocates_as_planned(rmm: Any, given: dict[str, object], tmp_path: object) -> None:
 
-    from hpcgpu.deploy.processes.devices import set_up
+    from hpcgpu.deploy.processes.devices import set_up_rmm
 
     plan = planned({**given, "rmm_log_directory": f"{tmp_path}/logs"}, 8 * GIB)
     assert plan is not None
     before = rmm.mr.get_current_device_resource()
     try:
-        set_up(plan)
+        set_up_rmm(plan)
         stack = [rmm.mr.get_current_device_resource()]
         while hasattr(stack[0], "upstream_mr"):
             stack.insert(0, stack[0].upstream_mr)

@@ -189,32 +189,32 @@ def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptu
 
 def test_an_object_whose_words_are_not_understood_steers_no_more() -> None:
     async def body() -> None:
-        helm = ControllerElection()
+        election = ControllerElection()
         bad, good = Comm({"op": "scaled", "number": 99, "error": b""}), Comm()
         with pytest.raises(KeyError):
-            await helm.serve(bad)
-        serving = asyncio.create_task(helm.serve(good))
+            await election.serve(bad)
+        serving = asyncio.create_task(election.serve(good))
         await when(lambda: good.written)
         assert good.written == [{"op": "steer", "wanted": None}]
-        asking = asyncio.create_task(helm.scale(2, False))
+        asking = asyncio.create_task(election.scale(2, False))
         await when(lambda: len(good.written) == 2)
         good.abort()
         with pytest.raises(JobError, match="no process steers this cluster's jobs"):
             await asking
         await serving
         with pytest.raises(JobError, match="no process steers this cluster's jobs"):
-            await helm.scale(2, False)
+            await election.scale(2, False)
 
     run(body)
 
 
 def test_what_is_asked_of_one_that_ends_is_asked_of_the_next() -> None:
     async def body() -> None:
-        helm = ControllerElection()
+        election = ControllerElection()
         first, second = Comm(), Comm()
-        serving = [asyncio.create_task(helm.serve(comm)) for comm in (first, second)]
+        serving = [asyncio.create_task(election.serve(comm)) for comm in (first, second)]
         await when(lambda: second.written)
-        asking = asyncio.create_task(helm.scale(6, False))
+        asking = asyncio.create_task(election.scale(6, False))
         await when(lambda: len(first.written) == 2)
         first.abort()
         await when(lambda: len(second.written) == 3)
@@ -231,10 +231,10 @@ def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> N
     async def body() -> None:
         scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
         changed = asyncio.Event()
-        listener = HeartbeatMonitor(lambda: scheduler, changed.set, every_s=0.01)
+        monitor = HeartbeatMonitor(lambda: scheduler, changed.set, every_s=0.01)
         await changed.wait()
-        assert listener.silent == {"a"}
-        listener.stop()
+        assert monitor.silent == {"a"}
+        monitor.stop()
 
     run(body)
     (said,) = failures(log)
@@ -350,12 +350,12 @@ def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, l
 
 def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
     async def body() -> None:
-        watchers = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
+        leaders = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
         with pytest.raises(ValueError, match="garbage"):
-            await watchers.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
-        assert watchers.notes() == []
+            await leaders.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
+        assert leaders.notes() == []
         async with asyncio.timeout(1):  # dismiss() alone would wait for 4 s
-            await watchers.dismiss()
+            await leaders.dismiss()
 
     run(body)
 
