@@ -32,7 +32,7 @@ def main() -> int:
         limit = report.workers(client)[0].spec.memory_limit_bytes
         print(f"memory_limit of each worker: {format_bytes(limit) if limit else 'none'}\n", flush=True)
         agree = [_tall_and_skinny(client)]
-        gc.collect()  # Dask's collections are in cycles: the workers would keep 3.2 GB that nobody needs
+        gc.collect()  # Dask's collections hold cycles: without this the workers would keep 3.2 GB
         agree.append(_low_rank(client))
         moved = report.spilled(report.workers(client))
         print(f"spilled: {report.spill_line(moved)}")

@@ -1,4 +1,4 @@
-"""Questions to a cluster's workers, with tables for people: their bindings, their memory, and what they have spilled.
+"""A cluster's workers as tables for people: their bindings, their memory, and the bytes that they have spilled.
 
 The workers' free memory is given back to the kernel from here, too.
 """

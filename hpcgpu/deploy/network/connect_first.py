@@ -1,4 +1,7 @@
-"""The first of a scheduler's addresses that answers, tried one after the other in parallel (as in RFC 8305)."""
+"""The first of a scheduler's addresses that answers.
+
+The attempts begin one after the other, in the order of preference, and overlap (RFC 8305, Happy Eyeballs).
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _LIFE = "life"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFile:
-    """What rank 0 writes when the workers are there, or when the scheduler is if it is alone.
+    """The content of the file. Rank 0 writes it when the workers are there, without workers when the scheduler is.
 
     Attributes
     ----------

@@ -69,7 +69,7 @@ class Certificate:
 
 
 def security(certificate: Certificate | None) -> Security:
-    """Return distributed's Security: TLS both ways, encryption required; none without a certificate."""
+    """Return distributed's Security: TLS both ways, encryption required; no TLS without a certificate."""
     if certificate is None:
         return Security()
     roles = {f"tls_{role}_{part}": getattr(certificate, f"{part}_pem") for role in _ROLES for part in ("cert", "key")}
@@ -77,10 +77,10 @@ def security(certificate: Certificate | None) -> Security:
 
 
 class ClusterSecurity(Security):
-    """distributed's Security, with the TLS contexts made once in a process, and with sockets of :mod:`tls_socket`.
+    """distributed's Security, with the TLS contexts made once in a process, and with :class:`TlsSocket`.
 
-    Each takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files, and
-    distributed's (2026.8.0) lie in a temporary folder, which stays when the process is killed just then. Ours are in
+    A context takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files.
+    distributed's (2026.8.0) lie in a temporary folder, which stays if the process is killed just then. Ours are in
     memory alone.
     """
 
@@ -109,7 +109,7 @@ class ClusterSecurity(Security):
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[str]:
-    """Give the path of a file that lies in no folder."""
+    """Yield the path of a file with this text that lies in no folder."""
     with os.fdopen(os.memfd_create("hpcgpu-tls"), "w") as f:
         f.write(text)
         f.flush()

@@ -70,7 +70,7 @@ class HandshakeLimiter:
         """Take note of a connection that was accepted."""
         if len(self._peers) >= self._most:
             oldest = next(iter(self._peers))
-            with contextlib.suppress(OSError):  # with a reset: an honest peer tries again after it
+            with contextlib.suppress(OSError):  # it ends with a reset, after which an honest peer tries again
                 oldest.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._end(oldest, "turned away for newer ones")
         self._await(stream, address)

@@ -13,7 +13,7 @@ from hpcgpu.supervise import tasks
 # grace a short stop counts: by the next look the client would be silent for too long.
 _LOOK_S = 1.0
 _LATE_S = 3.0
-# After a stop the client has this long at least: it asks the batch system every 5 s whether the job goes on, and
+# After a stop the client has at least this long: it asks the batch system every 5 s whether the job goes on, and
 # connects anew. Not longer: nothing of a dead client's run may be left after its grace and 10 s.
 _FIND_S = 10.0
 # Rank 0 ends the run, and answers at once. One that does not answer has been stopped.

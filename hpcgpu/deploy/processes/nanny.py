@@ -1,4 +1,4 @@
-"""distributed's Nanny, with the start of its process alone replaced: a fork server forks it.
+"""distributed's Nanny; only the start of the worker's process is replaced: a fork server forks it.
 
 ``client.restart()``, ``restart_workers``, retire, lifetime, memory terminate, plugins and ``run(nanny=True)`` work as
 everywhere. A worker that died is back in 60 ms, not in 600.
