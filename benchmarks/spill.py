@@ -41,7 +41,7 @@ from distributed import Client, LocalCluster, Worker, wait
 
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy import report
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
 
@@ -179,7 +179,7 @@ def one_loop(store: Store) -> dict[tuple[str, str], float]:
     ):
         client.run(prepare)
         if store.ours:
-            client.register_plugin(Unspilling(None), name="hpcgpu")  # the spec is asked by tables only
+            client.register_plugin(SpillPlugin(None), name="hpcgpu")  # the spec is asked by tables only
         with Watch(client) as watch:
             arrays = client.map(make_array, range(ARRAYS), place=store.place, pure=False)
             wait(arrays)

@@ -13,14 +13,14 @@ _ERRORS = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
     "GPURunner": "hpcgpu.deploy.cluster.runner",
-    "GPUWorker": "hpcgpu.deploy.processes.ranked",
+    "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
     "LocalGPUCluster": "hpcgpu.deploy.cluster.local",
     "PBSGPUCluster": "hpcgpu.deploy.cluster.batch",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.batch",
     "asproxy": "hpcgpu.spill.proxies.dask",
     "bindings": "hpcgpu.deploy.report",
-    "memory": "hpcgpu.deploy.memory",
-    "trim_memory": "hpcgpu.deploy.memory",
+    "memory": "hpcgpu.deploy.report",
+    "trim_memory": "hpcgpu.deploy.report",
     "unproxy": "hpcgpu.spill.proxies.proxy",
 }
 

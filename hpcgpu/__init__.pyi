@@ -3,10 +3,10 @@ from hpcgpu.deploy.cluster.batch import PBSGPUCluster as PBSGPUCluster
 from hpcgpu.deploy.cluster.batch import SLURMGPUCluster as SLURMGPUCluster
 from hpcgpu.deploy.cluster.local import LocalGPUCluster as LocalGPUCluster
 from hpcgpu.deploy.cluster.runner import GPURunner as GPURunner
-from hpcgpu.deploy.memory import memory as memory
-from hpcgpu.deploy.memory import trim_memory as trim_memory
-from hpcgpu.deploy.processes.ranked import GPUWorker as GPUWorker
+from hpcgpu.deploy.processes.gpu_worker import GPUWorker as GPUWorker
 from hpcgpu.deploy.report import bindings as bindings
+from hpcgpu.deploy.report import memory as memory
+from hpcgpu.deploy.report import trim_memory as trim_memory
 from hpcgpu.errors import BindingError as BindingError
 from hpcgpu.errors import ConfigError as ConfigError
 from hpcgpu.errors import HpcGpuError as HpcGpuError

@@ -21,8 +21,7 @@ from hpcgpu.supervise.rounds import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.agent.scheduling import Scheduling
-    from hpcgpu.deploy.processes.control import Control
-    from hpcgpu.deploy.processes.spawn import Child
+    from hpcgpu.deploy.processes.control import Child, Control
     from hpcgpu.model import Allocation, Layout
 
 # How long the script may take to end itself, and the scheduler to hear all other nodes' goodbyes.
@@ -80,10 +79,10 @@ class Head(Leader):
 
     def _publish(self, control: Control) -> None:
         """Tell the cluster object outside where the scheduler is; from now on it must be heard from."""
-        from hpcgpu.deploy.network import contact, lease_file
+        from hpcgpu.deploy.network import lease, scheduler_file
 
         scheduler, job = self.post.scheduler, self._allocation
-        facts = contact.Contact(
+        facts = scheduler_file.SchedulerFile(
             addresses=tuple(scheduler["addresses"]),
             node=job.node_name or socket.gethostname(),
             job_id=job.job_id,
@@ -95,8 +94,8 @@ class Head(Leader):
         )
         folder = Path(self.post.run.meeting)
         try:
-            control.send("lease", detached=lease_file.is_detached(folder))
-            contact.publish(folder, facts)
+            control.send("lease", detached=lease.is_detached(folder))
+            scheduler_file.publish(folder, facts)
         except FileNotFoundError as e:
             raise LaunchError(f"the client has given this cluster up, for its folder is gone: {e}") from e
 
@@ -166,10 +165,10 @@ class Head(Leader):
     def _report_progress(self) -> None:
         """Let the client outside, which waits for all workers, see how many there are."""
         if self._present and not self.post.run.script:
-            from hpcgpu.deploy.network import contact
+            from hpcgpu.deploy.network import scheduler_file
 
             with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                contact.report_progress(Path(self.post.run.meeting), self._present)
+                scheduler_file.report_progress(Path(self.post.run.meeting), self._present)
 
     def _write_dashboard(self) -> str:
         """Put the dashboard's address, which holds a secret, into a file; return what to say of it."""
@@ -225,10 +224,10 @@ class Head(Leader):
         if self._child:
             await asyncio.wait([self._child.exited], timeout=_SCHEDULER_S)
         if self.post.run.shape in ("gang", "head"):
-            from hpcgpu.deploy.network import contact
+            from hpcgpu.deploy.network import scheduler_file
 
             # without a batch system the ranks die with their client, and nobody starts them again
-            contact.retract(Path(self.post.run.meeting), forever=self._client_gone or not self.post.in_job)
+            scheduler_file.retract(Path(self.post.run.meeting), forever=self._client_gone or not self.post.in_job)
 
     async def _end_script(self) -> None:
         script = self._script

@@ -98,13 +98,13 @@ class Image:
                 import hpcgpu.deploy.processes.nanny
                 import hpcgpu.deploy.processes.scheduler
                 import hpcgpu.deploy.processes.worker  # noqa: F401
-                from hpcgpu.deploy import dask_memory
                 from hpcgpu.deploy.processes import handshakes
                 from hpcgpu.deploy.processes.devices import preload
+                from hpcgpu.deploy.settings import check_dask_memory
 
                 handshakes.limit()
                 preload(settings.gpus is not None)
-            dask_memory.check()
+            check_dask_memory()
             # what is forked has the lock, too: the folder is there as long as one process that writes to it
             zygote = Zygote.execute(scratch.lock) if after_mpi else Zygote.fork()
             undo.callback(zygote.close)

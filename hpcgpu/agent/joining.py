@@ -161,9 +161,9 @@ class _Joined:
         return 0
 
     async def _start(self) -> None:
-        from hpcgpu.deploy.network.reach import reach
+        from hpcgpu.deploy.network.connect_first import connect_first
 
-        reached = await reach([self._joining.scheduler], self._security, self._settings.death_timeout_s)
+        reached = await connect_first([self._joining.scheduler], self._security, self._settings.death_timeout_s)
         self._nannies = [self._nanny(reached.own_host, spec) for spec in self._specs]
         done = await asyncio.gather(*(n.start() for n in self._nannies), return_exceptions=True)
         if failed := [e for e in done if isinstance(e, BaseException)]:

@@ -152,10 +152,10 @@ class Leader:
         """Start this node's workers, and hold a connection to the scheduler that ends when it ends."""
         from distributed.comm import connect
 
-        from hpcgpu.deploy.network.reach import reach
+        from hpcgpu.deploy.network.connect_first import connect_first
 
         deadline_s = self.reach_s
-        reached = await reach(self.post.scheduler["addresses"], self.security, deadline_s)
+        reached = await connect_first(self.post.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
         about = {"node": self.post.node, "place": self.post.place, "workers": len(self.post.workers)}
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(self.post.notes)})
@@ -250,7 +250,7 @@ class Leader:
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:
     """Return what connections to this scheduler, as a record has it, are made with."""
-    from hpcgpu.deploy.network.trust import Certificate, security
+    from hpcgpu.deploy.network.tls import Certificate, security
 
     return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler.get("cert") else None)
 
@@ -266,10 +266,10 @@ async def scheduler_rpc(scheduler: Mapping[str, Any], deadline_s: float) -> Asyn
     """Call the scheduler's handlers by name, at the first of its addresses that answers."""
     from distributed.core import rpc
 
-    from hpcgpu.deploy.network.reach import reach
+    from hpcgpu.deploy.network.connect_first import connect_first
 
     trust = security_of(scheduler)
-    reached = await reach(scheduler["addresses"], trust, deadline_s)
+    reached = await connect_first(scheduler["addresses"], trust, deadline_s)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
         yield to
 

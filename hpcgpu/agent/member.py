@@ -17,7 +17,7 @@ from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.network.contact import Contact
+    from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 
 _POLL_S = 0.5  # many jobs may look at one folder
 # The scheduler listens before its contact is written.
@@ -98,14 +98,14 @@ class Member(Leader):
         asyncio.get_running_loop().remove_reader(pidfd)
         self._leave(_GONE)
 
-    async def _find_scheduler(self) -> Contact:
+    async def _find_scheduler(self) -> SchedulerFile:
         """Wait for the contact of the cluster's scheduler."""
-        from hpcgpu.deploy.network import contact
+        from hpcgpu.deploy.network import scheduler_file
 
         folder, deadline_s = Path(self.post.run.meeting), self.post.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
-                while (found := contact.read(folder)) is None:
+                while (found := scheduler_file.read(folder)) is None:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise LaunchError(

@@ -121,10 +121,10 @@ class Rank:
             return
         from pathlib import Path
 
-        from hpcgpu.deploy.network import lease_file
+        from hpcgpu.deploy.network import lease
 
         folder, grace_s = self._terms.meeting, self._run.settings.client_grace_s
-        if not lease_file.is_held(Path(folder), grace_s):
+        if not lease.is_held(Path(folder), grace_s):
             raise LaunchError(
                 f"the client of this cluster is gone: in {folder} it has given no sign of life for over {grace_s:g} s "
                 "(client_grace), and it has not detached"

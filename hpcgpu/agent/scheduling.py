@@ -30,7 +30,7 @@ class Scheduling:
 
     def __init__(self, run: RunDocument, image: Image, *, local: bool) -> None:
         from hpcgpu.deploy.network.protocols import is_ucx_installed, ucx_missing
-        from hpcgpu.deploy.network.trust import Certificate, secret
+        from hpcgpu.deploy.network.tls import Certificate, secret
         from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
         settings = run.settings

@@ -11,11 +11,11 @@ from hpcgpu.agent.zygote import Zygote
 from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes.spawn import Child
+    from hpcgpu.deploy.processes.control import Child
 
 
 class ZygoteSpawner:
-    """What ``deploy.processes.spawn.Spawner`` asks for.
+    """What ``deploy.processes.control.Spawner`` asks for.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class ZygoteSpawner:
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was there."""
-        from hpcgpu.deploy.processes.spawn import Child
+        from hpcgpu.deploy.processes.control import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
         self._children[pid] = exited

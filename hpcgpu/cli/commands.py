@@ -110,7 +110,7 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, pictur
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.topo import Part, plan
+    from hpcgpu.deploy.topo import Selection, plan
 
     if diff:
         vain = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in words.items()}}
@@ -119,14 +119,14 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, pictur
         return _diff(files)
     if files:
         raise ConfigError(f"{files[0]!r} stands alone: --from {files[0]} plans for the machine of a file")
-    part = Part(**{name: words.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
+    part = Selection(**{name: words.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
     planned = plan(part, given_settings(words), _FROM)
     if picture is not None:
         _write(Path(picture), planned.picture())
     if answer:
-        from hpcgpu.deploy import answers
+        from hpcgpu.deploy import topo_diff
 
-        for line in answers.lines(json.dumps(planned.described())):
+        for line in topo_diff.answer_lines(json.dumps(planned.described())):
             os.write(1, line.encode())
     elif as_json:
         click.echo(json.dumps(planned.described(), indent=2))

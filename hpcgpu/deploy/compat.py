@@ -1,4 +1,4 @@
-"""Every private name of distributed that we touch, with the version in which it was read (2026.8.0)."""
+"""Every private name of distributed that hpcgpu uses, as read in version 2026.8.0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, which nobody change
 
 
 class Handshakes(Protocol):
-    """What is told of connections whose peers have not shown yet who they are."""
+    """Takes note of connections whose peers have not shown yet who they are."""
 
     def begin(self, stream: Any, address: str) -> None:  # noqa: ANN401
         """Take note of one that was accepted."""
@@ -41,12 +41,12 @@ class Handshakes(Protocol):
 
 
 class _Limited(BaseTCPListener):
-    """A listener that tells of its handshakes, TLS's and Dask's, which have no limit (tcp.py, _handle_stream)."""
+    """A listener that reports its handshakes, TLS's and Dask's; distributed sets them no limit (_handle_stream)."""
 
     handshakes: ClassVar[Handshakes]
 
     def _handle_stream(self, stream: Any, address: Any) -> Any:  # noqa: ANN401
-        # at once: the coroutine begins when up to 128 connections have been accepted
+        # here, at once: the coroutine begins only after up to 128 connections have been accepted
         self.handshakes.begin(stream, f"{self.prefix}{address[0]}")
         return super()._handle_stream(stream, address)
 
@@ -66,7 +66,7 @@ class _TcpListener(_Limited, TCPListener):
 
 
 class _TlsListener(_Limited, TLSListener):
-    """Of ``tls://``; distributed's own says a line of each handshake that fails."""
+    """Of ``tls://``; distributed's own logs a line for each handshake that fails."""
 
     async def _prepare_stream(self, stream: Any, address: Any) -> Any:  # noqa: ANN401
         try:
@@ -86,7 +86,7 @@ class _TlsBackend(TLSBackend):
 
 
 def limit_handshakes(handshakes: Handshakes) -> None:
-    """Have the listeners that this process opens from now on tell of their handshakes."""
+    """Make the listeners that this process opens from now on report their handshakes."""
     _Limited.handshakes = handshakes
     backends["tcp"], backends["tls"] = _TcpBackend(), _TlsBackend()
 
@@ -94,10 +94,9 @@ def limit_handshakes(handshakes: Handshakes) -> None:
 def guard_http(scheduler: Scheduler, secret: str) -> None:
     """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
 
-    A connection without such a request is one without a handshake.
-
-    distributed's own ``http_prefix`` is no secret: ``/`` redirects to it and ``/sitemap.json`` lists it.
-    Importing bokeh costs the scheduler 0.3 CPU s, which only those pay who look.
+    A connection without such a request counts as one without a handshake. distributed's own ``http_prefix`` is no
+    secret: ``/`` redirects to it and ``/sitemap.json`` lists it. Importing bokeh costs the scheduler 0.3 CPU s: only a
+    cluster whose dashboard is looked at pays it.
     """
     app, server = scheduler.http_application, scheduler.http_server
     inner, handle_stream = app.find_handler, server.handle_stream
@@ -139,7 +138,7 @@ class SilentWorker(Worker):
 
 
 class _NoServer:
-    """What Worker looks at of its HTTP server."""
+    """The members of an HTTP server that Worker uses."""
 
     port = 0
     address = ""
@@ -149,7 +148,7 @@ class _NoServer:
 
 
 class MemoryManager(NannyMemoryManager):
-    """The nanny's memory monitor, without simulated device memory, which is host memory to the kernel only."""
+    """The nanny's memory monitor without simulated device memory, which only the kernel takes for host memory."""
 
     def __init__(self, nanny: Nanny, *, memory_limit: int, simulated_bytes: Callable[[], int]) -> None:
         self._simulated_bytes = simulated_bytes
@@ -157,9 +156,9 @@ class MemoryManager(NannyMemoryManager):
         super().__init__(nanny, memory_limit=memory_limit)
 
     def memory_monitor(self, nanny: Nanny) -> None:
-        """Terminate the worker only when its memory is over the limit without what is simulated.
+        """Terminate the worker only if its memory without the simulated part is over the limit.
 
-        Called all the time, whatever it raises: tornado would say it each time.
+        It is called again whatever it raises, and tornado would log each error: here it is said once.
         """
         try:
             self._look(nanny)
@@ -187,7 +186,7 @@ def exclude_simulated(worker: Worker, simulated_bytes: Callable[[], int]) -> Non
 
 
 def above_target(worker: Worker) -> int:
-    """Return by how much the worker's process is above what spilling brings it down to, as its memory manager says."""
+    """Return by how much the worker's process is above the size to which its memory manager spills."""
     manager = worker.memory_manager
     part = manager.memory_target_fraction or manager.memory_spill_fraction
     return int(worker.monitor.get_process_memory() - (manager.memory_limit or 0) * part)
@@ -198,16 +197,16 @@ def read_with_handles(
 ) -> None:
     """Let the worker's event loop read its data in this context: before a task, and for a peer.
 
-    Keys in ``lost`` are not sent: one value that cannot be read would keep all that are asked for with it.
+    Keys in ``lost`` are not sent: one unreadable value would keep back all others of the same request.
 
-    ``who`` is the address of a worker that asks for its own store, and None for clients and what they gather
-    (distributed 2026.8.0: worker.py:1246, 1965; client.py:2467).
+    ``who`` is the address of the worker that asks, and None for clients, also when they gather (distributed 2026.8.0:
+    worker.py:1246, 1965; client.py:2467).
     """
     execute, get_data = worker.execute, worker.handlers["get_data"]
 
     @functools.wraps(execute)
     async def execute_with_handles(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with context(to_worker=False):  # but to a process, perhaps, of an executor of the user's
+        with context(to_worker=False):  # perhaps to a process of a user's executor
             return await execute(*args, **kwargs)
 
     @functools.wraps(get_data)
@@ -224,8 +223,8 @@ def read_with_handles(
 def measure_device_shards() -> None:
     """Let P2P rechunking work for arrays of a device, in this process.
 
-    distributed asks a memoryview for the size of each piece that it sends, which CuPy's arrays do not give either
-    (shuffle/_core.py, _mean_shard_size).
+    distributed takes a memoryview for the size of each piece that it sends (shuffle/_core.py, _mean_shard_size). Arrays
+    of a device have none, CuPy's neither.
     """
     measure = shuffle._mean_shard_size
 
@@ -245,9 +244,9 @@ def on_worker_exit(nanny: Nanny, code: int) -> None:
 
 
 def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = False) -> None:
-    """Let every future that a client holds end with this error; or those alone whose tasks have not ended.
+    """End every future that a client holds with this error; if ``waiting``, only those whose tasks have not ended.
 
-    A client that only loses its connection says "Client lost the connection to the scheduler", and not why.
+    A client that just loses its connection says "Client lost the connection to the scheduler", and not why.
     """
     facts = error_message(error)
     for task in list(scheduler.tasks.values()):
@@ -257,27 +256,27 @@ def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = 
 
 
 def bound_hosts(scheduler: Scheduler) -> list[str]:
-    """Return where a scheduler listens; ``0.0.0.0`` and ``::`` are all addresses of a family. Empty for UCX."""
+    """Return the hosts at which a scheduler listens; ``0.0.0.0`` and ``::`` are a family's all. Empty for UCX."""
     (listener,) = scheduler.listeners
     server = getattr(listener, "tcp_server", None)
     return [sock.getsockname()[0] for sock in server._sockets.values()] if server else []
 
 
 def forgive_silence(scheduler: Scheduler) -> None:
-    """Let no worker count as silent for the time in which the scheduler could not have heard it (worker-ttl)."""
+    """Count no worker as silent for the time in which the scheduler could not hear it (worker-ttl)."""
     for worker in scheduler.workers.values():
         worker.last_seen = time.time()
 
 
 def original_local_directory(nanny: Nanny) -> str | None:
-    """Return the ``local_directory`` given to the nanny, before it made a folder in it."""
+    """Return the ``local_directory`` that the nanny was given, in which it has made its own folder."""
     directory: str | None = nanny._original_local_dir
     return directory
 
 
 def release_loop(client: Client) -> None:
-    """Let a client be no user of its loop any more: an asynchronous one stays one after its end (2026.8).
+    """Make a closed client leave its loop: an asynchronous one stays registered with it (2026.8).
 
-    A loop that has users is not stopped with its cluster: its thread would stay.
+    A loop with registered users is not stopped with its cluster: its thread would stay.
     """
     client._loop_runner.stop()

@@ -1,4 +1,4 @@
-"""What ``hpcgpu demo`` runs as its script: two singular value decompositions that do not fit on the GPUs."""
+"""The script of ``hpcgpu demo``: two singular value decompositions that do not fit on the GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main() -> int:
         limit = report.workers(client)[0].spec.memory_limit_bytes
         print(f"memory_limit of each worker: {format_bytes(limit) if limit else 'none'}\n", flush=True)
         agree = [_tall_and_skinny(client)]
-        gc.collect()  # collections hold cycles: without it the workers would keep 3.2 GB for nobody
+        gc.collect()  # Dask's collections hold cycles: without this the workers would keep 3.2 GB
         agree.append(_low_rank(client))
         moved = report.spilled(report.workers(client))
         print(f"spilled: {report.spill_line(moved)}")
@@ -83,7 +83,7 @@ def _low_rank(client: Client) -> bool:
 
 
 def _follow(client: Client, collections: list[Any], every_s: float = 3.0) -> None:
-    """Say how far it is, every few seconds, until all is there."""
+    """Print the progress every few seconds until all blocks are there."""
     futures = list({f.key: f for f in futures_of(collections)}.values())
     waiting = futures
     while waiting:

@@ -1,6 +1,6 @@
 """``dask worker --preload hpcgpu.deploy.preload``: the spill store in any distributed worker, moves off its event loop.
 
-The worker itself must have the store, which the command line of ``dask worker`` cannot say; a class can::
+The worker itself must have the store. The command line of ``dask worker`` cannot give it one; a class can::
 
     # spilling.py, where the workers' Python finds it
     from distributed import Worker
@@ -14,7 +14,7 @@ The worker itself must have the store, which the command line of ``dask worker``
 
     $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.preload
 
-``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too, and needs no preload.
+``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too. It needs no preload.
 
 A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 from distributed import Worker
 
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import parents
 
@@ -36,18 +36,18 @@ logger = logging.getLogger("distributed.worker.memory")
 
 
 async def dask_setup(worker: Worker) -> None:
-    """Called by distributed before the worker registers: install what moves data in tasks' threads.
+    """Install the plugin that moves data in tasks' threads; called by distributed before the worker registers.
 
-    Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read, which for a task's
-    arguments is the event loop: the worker answers nobody meanwhile.
+    Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
+    on the event loop: the worker answers nobody meanwhile.
     """
-    if who := parents.changed_by(Path(worker.local_directory)):
+    if intruder := parents.changed_by(Path(worker.local_directory)):
         logger.warning(
             "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
             "--local-directory below a folder that is yours alone",
             worker.name,
             worker.local_directory,
-            who,
+            intruder,
         )
     if not isinstance(worker.data, GpuSpillBuffer):
         logger.warning(
@@ -57,5 +57,5 @@ async def dask_setup(worker: Worker) -> None:
             worker.name,
             type(worker.data).__name__,
         )
-    elif Unspilling.name not in worker.plugins:
-        await worker.plugin_add(plugin=Unspilling(_NO_PLAN), catch_errors=False)
+    elif SpillPlugin.name not in worker.plugins:
+        await worker.plugin_add(plugin=SpillPlugin(_NO_PLAN), catch_errors=False)

@@ -1,4 +1,4 @@
-"""The user's settings from all the places where they may stand, on this machine."""
+"""The user's settings, from all places on this machine where they may stand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 import site as python_site
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,21 +16,27 @@ from typing import Any, cast
 
 from hpcgpu.config.doors import check_door
 from hpcgpu.config.layers import chosen_site, read_settings
-from hpcgpu.deploy import dask_memory
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.host.home import expanded
 from hpcgpu.host.sites import find_site
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings, Site
+from hpcgpu.model.limit import read_disk_limit, read_part
+from hpcgpu.model.plain import read_option
 from hpcgpu.model.settings import options, user_name
 
+_MEMORY_SECTION = "distributed.worker.memory"
+_MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
+    **dict.fromkeys(("target", "spill", "pause", "terminate"), read_part),
+    "max-spill": read_disk_limit,
+}
 _said: set[str] = set()  # of dask-jobqueue's section, in this process
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user wants, and the site it is wanted of."""
+    """The settings that the user wants, and the site that they are for."""
 
     settings: Settings
     site: Site | None
@@ -44,11 +50,11 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None,
     given : mapping
         Keywords or flags, by the users' names.
     given_from : str
-        How to name the place of a given value: ``"option --{flag}"``.
+        How messages name the place of a given value: ``"option --{flag}"``.
     batch : str, optional
-        The batch system to which a job is submitted, empty for the site's: dask-jobqueue's section for it counts, too.
+        The batch system to which a job is submitted; empty for the site's. dask-jobqueue's section for it counts, too.
     door : str
-        One of :data:`hpcgpu.config.doors.DOORS`, or one that has a use for all options.
+        One of :data:`hpcgpu.config.doors.DOORS`, or any other that has a use for all options.
 
     Raises
     ------
@@ -75,13 +81,29 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None,
     )
     check_door(door, settings, given, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
-    if "dask" in sys.modules:  # else nobody of this process has a worker, and ranks look when they have imported it
-        dask_memory.check()
+    if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
+        check_dask_memory()
     return Wanted(_expanded(settings), site)
 
 
+def check_dask_memory() -> None:
+    """Read the options of Dask's configuration that the store and the memory monitors take.
+
+    Raises
+    ------
+    ConfigError
+        One of them is no limit.
+
+    """
+    import dask.config
+
+    said = dask.config.get(_MEMORY_SECTION, None) or {}
+    for name, read in _MEMORY_OPTIONS.items():
+        read_option(f"{_MEMORY_SECTION}.{name}", said.get(name), "Dask's configuration", read)
+
+
 def _check_ucx(settings: Settings) -> None:
-    """Raise ConfigError where UCX cannot be; nothing has been submitted yet."""
+    """Raise ConfigError if UCX cannot be used; nothing has been submitted yet."""
     if settings.protocol != "ucx":
         return
     from hpcgpu.deploy.network import protocols
@@ -97,14 +119,14 @@ def _check_ucx(settings: Settings) -> None:
 
 
 def _expanded(settings: Settings) -> Settings:
-    """Return the settings with ``~`` as it is here, which no shell and no batch system reads."""
+    """Return the settings with ``~`` replaced as on this machine: no shell and no batch system does it."""
     if not (folder := settings.log_directory or "").startswith("~"):
         return settings
     return replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
 
 
 def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
-    """Return the settings of a run in a job of ``batch``, where the site's own launcher starts the ranks."""
+    """Return the settings of a run in a job of ``batch``, with the site's own launcher if it has one."""
     words = site.dialect.get("launcher") if site and site.batch == batch else None
     if not site or not words or settings.launcher is not None:
         return settings
@@ -113,7 +135,7 @@ def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
 
 
 def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
-    """Return dask-jobqueue's section for a batch system, without its own defaults; say once what of it is ignored."""
+    """Return dask-jobqueue's section for a batch system without its own defaults; say once which part is ignored."""
     if "dask" not in sys.modules and not _is_mentioned(("jobqueue",)):
         return None
     import dask.config
@@ -136,8 +158,8 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
 def dask_section() -> Mapping[str, object]:
     """Return the section ``hpcgpu`` of the dask configuration.
 
-    Importing dask costs 0.1 CPU s, which each rank of ``srun hpcgpu run`` would pay: it is left out where no
-    variable and no file that dask would read (docs.dask.org, Configuration) has the word in it.
+    Importing dask costs 0.1 CPU s, which each rank of ``srun hpcgpu run`` would pay. Dask is not imported if the word
+    stands in no variable and no file that Dask would read (docs.dask.org, Configuration).
     """
     if "dask" not in sys.modules and not _is_mentioned():
         return {}
@@ -151,7 +173,8 @@ def dask_section() -> Mapping[str, object]:
 def dask_environ() -> dict[str, str]:
     """Return the variable that gives ranks on this machine Dask's configuration of this process.
 
-    Nannies of Dask's LocalCluster give it to their workers, too: what a script has set with ``dask.config.set`` counts.
+    Nannies of Dask's LocalCluster set it for their workers, too. So values that a script has set with
+    ``dask.config.set`` count.
     """
     import dask.config
 

@@ -1,4 +1,4 @@
-"""From words to ranks: what the commands and the cluster classes have in common."""
+"""From options to ranks: the way that commands, cluster classes and job templates have in common."""
 
 from __future__ import annotations
 
@@ -25,6 +25,33 @@ from hpcgpu.plan.launcher import Found, Launch, check_allocation, command_words,
 from hpcgpu.plan.memory import is_memory_asked
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+_COMMON = (
+    "# Change what stands above as your site wants it: partition or queue, account, time, nodes, GPUs.",
+    "# Python, hpcgpu and an MPI library must be found here: load modules or activate an environment, if need be.",
+)
+_LAUNCH = ("hpcgpu", "launch")
+_TEMPLATES = {
+    "slurm.sbatch": (
+        "slurm",
+        _LAUNCH,
+        '"$@"',
+        "sbatch jobscripts/slurm.sbatch [options of hpcgpu launch] my_script.py [arguments]",
+    ),
+    "pbs.sh": (
+        "pbs",
+        _LAUNCH,
+        '"${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}" ${ARGS-}',
+        "qsub -v SCRIPT=my_script.py,ARGS='its arguments, split at blanks' jobscripts/pbs.sh",
+    ),
+    "mpirun.sh": (
+        "local",
+        (*_LAUNCH, "--launcher", "mpirun"),
+        '"$@"',
+        "jobscripts/mpirun.sh [options of hpcgpu launch] my_script.py [arguments], in any allocation",
+    ),
+}
+TEMPLATES = tuple(_TEMPLATES)
 
 
 def agent_argv(run: RunDocument) -> tuple[str, ...]:
@@ -60,7 +87,7 @@ def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]
 
 
 def preload(wanted: Settings) -> str:
-    """Return the library to preload for the allocator that is wanted; say on the first rank when there is none."""
+    """Return the library to preload for the wanted allocator; the first rank says if there is none."""
     if wanted.allocator != "jemalloc":
         return ""
     from hpcgpu.host import allocator  # brings asyncio, 25 CPU ms, which each rank of srun hpcgpu run would pay
@@ -77,7 +104,7 @@ def launch_document(text: str) -> None:
 
 
 def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> str:
-    """Return the line that :func:`launch` runs, with ``hpcgpu run`` and the words ``typed`` for each rank."""
+    """Return the line that :func:`launch` runs, with ``hpcgpu run`` and the typed words for each rank."""
     wanted = _wanted(given, given_from)
     own = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
     planned = _plan((str(own), "run", *typed), wanted)
@@ -92,7 +119,7 @@ def _wanted(given: Mapping[str, object], given_from: str) -> Settings:
 
 
 def local_launch(run: RunDocument) -> Launch:
-    """Return what starts a run's ranks on this machine alone: one process, or mpirun if that is wanted."""
+    """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if it is wanted."""
     if run.shape == "head":  # a scheduler alone
         return Launch(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
@@ -100,7 +127,7 @@ def local_launch(run: RunDocument) -> Launch:
 
 
 def node_launch(argv: tuple[str, ...]) -> Launch:
-    """Return what runs ``argv`` once on each node of this job; it needs no MPI."""
+    """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
     return _plan(argv, Settings(ranks="node", rendezvous="file"))
 
 
@@ -124,12 +151,12 @@ def _execute(run: RunDocument) -> None:
 
 
 def _session_folder(wanted: Settings, beside: Path) -> str:
-    """Make a private folder for a launcher's files; it goes, and ``beside`` with it, when both processes have ended."""
+    """Make a private folder for a launcher's files; it and ``beside`` are removed when both processes have ended."""
     from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
     from hpcgpu.spill.storage.scratch import Scratch
 
     scratch = Scratch.make(wanted.local_directory, "launch", trusted=wanted.trust_local_directory)
-    os.set_inheritable(scratch.lock, True)  # the launcher has it, too, and what this process becomes
+    os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has the lock, too
     remover.start(str(scratch.lock_path), str(beside))
     return str(scratch.path)
 
@@ -141,7 +168,7 @@ def _plan(
     allocation: Allocation | None = None,
     shape: str = "",
 ) -> Launch:
-    """Return the launcher's command; mpirun does not bring variables to other nodes, so each rank is given them."""
+    """Return the launcher's command; each rank is given its variables: mpirun brings none to other nodes."""
     allocation = allocation or read_allocation(os.environ)
     hosts = _pbs_hosts(wanted, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:
@@ -160,7 +187,7 @@ def _plan(
 
 
 def memory_env(wanted: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
-    """Ask the batch system, where it has no variable for it, what it has granted; return it as one of ours."""
+    """Ask a batch system without a variable for it how much memory it has granted; return a variable of ours."""
     if not is_memory_asked(allocation, wanted, shape):
         return ()
     from hpcgpu.batch import pbs_memory  # all are imported here: each rank of srun hpcgpu run would pay
@@ -200,7 +227,7 @@ def _ranks_per_node(wanted: Settings, allocation: Allocation) -> int:
 
 
 def _find(wanted: Settings, allocation: Allocation) -> Found:
-    """Look for launchers, as far as somebody may want them."""
+    """Look for the launchers that may be used."""
     if wanted.launcher == "fork" or (wanted.launcher is None and allocation.batch == "local"):
         return Found()
     from hpcgpu.host import run as programs
@@ -229,7 +256,26 @@ def _library(says: Callable[..., str]) -> str:
 
 
 def _remote_shell() -> str:
-    """Return what reaches the other nodes of a job of PBS without ssh, unless the user has said what does."""
+    """Return a program that reaches a PBS job's other nodes without ssh; empty if the user has named one."""
     if any(name in os.environ for name in mpirun.REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
         return ""
     return str(Path(process.__file__).with_name("pbs_ssh.sh"))
+
+
+def render_template(name: str) -> str:
+    """Return the text of ``slurm.sbatch``, ``pbs.sh`` or ``mpirun.sh``."""
+    from hpcgpu.batch import get  # imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.model import JobSpec
+
+    system, argv, arguments, usage = _TEMPLATES[name]
+    gang = JobSpec(
+        name="hpcgpu",
+        argv=argv,
+        arguments=arguments,
+        nodes=2,
+        tasks_per_node=4,
+        gpus_per_node=4,
+        walltime_s=3600,
+        prologue=(f"# usage: {usage}", *(_COMMON if system != "local" else ())),
+    )
+    return get(system).script(gang)

@@ -1,18 +1,20 @@
-"""What would be planned on a machine: this one, or one that a file describes."""
+"""The plan of a machine: this one, or one that a file describes."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy import start
-from hpcgpu.deploy.topo_files import named, read_machine
+from hpcgpu.deploy.processes.node import facts_of
 from hpcgpu.errors import ConfigError, ParseError
-from hpcgpu.host import addresses, cgroup, discover
+from hpcgpu.host import cgroup, discover
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, NOT_TOLD
@@ -25,17 +27,20 @@ from hpcgpu.plan.memory import plan_host_memory
 from hpcgpu.plan.overview import Plan, render_overview
 from hpcgpu.plan.picture import render_svg
 from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.topology import document
+
+_STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What of a machine is planned for.
+class Selection:
+    """The part of a machine that is planned for.
 
     Attributes
     ----------
     file : str, optional
-        hwloc's or NCCL's XML of a machine elsewhere, as who wrote it might use it, ``-`` for stdin; None: this
-        machine, as this process may use it.
+        hwloc's or NCCL's XML of a machine elsewhere, with what the process that wrote it might use; ``-`` for stdin.
+        None: this machine, with what this process may use.
     cpuset : str, optional
         PUs as a list (``0-7,16``); all that may be used if not given.
     gpus : str, optional
@@ -52,8 +57,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A machine, the workers planned on it, and the file that describes it, if one does."""
+class MachinePlan:
+    """A machine, the workers planned on it, and the file that describes it, if there is one."""
 
     facts: NodeFacts
     specs: tuple[WorkerSpec, ...]
@@ -79,7 +84,7 @@ class Planned:
         return render_svg(self.facts.topology, [s.binding for s in self.specs], [s.name for s in self.specs])
 
 
-def plan(part: Part, given: Mapping[str, object], given_from: str) -> Planned:
+def plan(selection: Selection, given: Mapping[str, object], given_from: str) -> MachinePlan:
     """Plan the workers of a machine.
 
     Raises
@@ -89,39 +94,31 @@ def plan(part: Part, given: Mapping[str, object], given_from: str) -> Planned:
 
     """
     wanted = wanted_settings.read(given, given_from).settings
-    facts, file = (_this_machine(wanted), "") if part.file is None else (_machine_of(part.file), named(part.file))
+    facts, file = (
+        (_this_machine(wanted), "") if selection.file is None else (_machine_of(selection.file), named(selection.file))
+    )
     topology = facts.topology
-    if part.cpuset is not None:
-        facts = replace(facts, allowed=_cpuset(part.cpuset, facts))
-    gpus = _gpus(part.gpus or (wanted.gpus if part.file is None else None), topology)
+    if selection.cpuset is not None:
+        facts = replace(facts, allowed=_cpuset(selection.cpuset, facts))
+    gpus = _gpus(selection.gpus or (wanted.gpus if selection.file is None else None), topology)
     if not gpus:
-        return Planned(facts, (), wanted, file)
-    gpus, each = _for_workers(part.workers, gpus, wanted)
+        return MachinePlan(facts, (), wanted, file)
+    gpus, each = _for_workers(selection.workers, gpus, wanted)
     # a limit on memory would be refused where a GPU's size is unknown, and the plan shows none
     wanted = replace(wanted, workers_per_gpu=each, device_memory_limit=NO_LIMIT)
     count = len(gpus) * each + wanted.cpu_workers
     everyone = NodeLayout(0, (0,), (tuple(range(count)),), wanted.cpu_workers)
     node = replace(facts, name="worker", gpus=gpus)
-    return Planned(facts, tuple(s for _, s in plan_workers(wanted, node, everyone)), wanted, file)
+    return MachinePlan(facts, tuple(s for _, s in plan_workers(wanted, node, everyone)), wanted, file)
 
 
 def _this_machine(wanted: Settings) -> NodeFacts:
     host, allocation = socket.gethostname(), read_allocation(os.environ)
-    # one of several nodes is told by who starts it there, and the batch system is asked once for all
+    # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(wanted, allocation)
     allocation = read_allocation({**os.environ, **dict(more)}, host)
-    return NodeFacts(
-        name=host,
-        topology=discover.topology(),
-        gpus=(),
-        allowed=cgroup.granted_cpus(),
-        allowed_nodes=cgroup.granted_memory_nodes(),
-        memory=plan_host_memory(cgroup.memory_limit(), allocation),
-        environ=os.environ,
-        scratch="",
-        interfaces=addresses.usable_interfaces(),
-        in_job=allocation.batch != "local",
-    )
+    memory = plan_host_memory(cgroup.memory_limit(), allocation)
+    return facts_of(host, discover.topology(), memory, os.environ, in_job=allocation.batch != "local")
 
 
 def _machine_of(name: str) -> NodeFacts:
@@ -177,7 +174,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
 
 
 def _for_workers(count: int | None, gpus: tuple[Gpu, ...], wanted: Settings) -> tuple[tuple[Gpu, ...], int]:
-    """Return the GPUs and the workers on each that make so many workers."""
+    """Return GPUs, and the number of workers on each, that make so many workers."""
     if count is None:
         return gpus, wanted.workers_per_gpu
     if 1 <= count <= len(gpus):
@@ -188,3 +185,43 @@ def _for_workers(count: int | None, gpus: tuple[Gpu, ...], wanted: Settings) -> 
             "several on each"
         )
     return gpus, count // len(gpus)
+
+
+def read_machine(name: str) -> Topology:
+    """Return the machine of an XML file; ``-`` is stdin.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read.
+    ParseError
+        It is no topology; the message names the file and the place.
+
+    """
+    return parse_topology(read_text(name), named(name))
+
+
+def named(name: str) -> str:
+    """Return a file's name in messages."""
+    return "stdin" if name == _STDIN else name
+
+
+def parse_topology(text: str, where: str) -> Topology:
+    """Return the machine that an XML text describes; errors begin with ``where``."""
+    try:
+        return document.read(text)
+    except ParseError as e:
+        raise ParseError(f"{where}: {e}", evidence=e.evidence) from e
+
+
+def read_text(name: str) -> str:
+    """Return a file's text, or its beginning where it is longer than any topology."""
+    try:
+        if name == _STDIN:
+            return sys.stdin.buffer.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
+        with Path(name).open("rb") as file:
+            return file.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
+    except OSError as e:
+        raise ConfigError(
+            f"{name} cannot be read: {e.strerror}; give an XML file (lstopo --disallowed --of xml machine.xml)"
+        ) from e

@@ -1,7 +1,7 @@
-"""What a script's clients preload where the cluster speaks UCX: :mod:`hpcgpu.deploy.network.ucx`.
+"""A preload of a script's clients if the cluster speaks UCX, for :mod:`hpcgpu.deploy.network.ucx`.
 
-To be imported is all that it does: distributed imports a client's preloads before it connects, and calls their
-``dask_setup`` after it (2026.8.0, client.py).
+The import itself prepares the process. distributed imports a client's preloads before the client connects, and calls
+their ``dask_setup`` after it (2026.8.0, client.py).
 """
 
 from hpcgpu.deploy.network import protocols

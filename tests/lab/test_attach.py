@@ -221,7 +221,7 @@ def test_errors_for_people(slurm_lab: Lab, detached: str) -> None:
 
 TAMPER = """
     import json, pathlib
-    from hpcgpu.deploy.network.trust import Certificate
+    from hpcgpu.deploy.network.tls import Certificate
     from hpcgpu.errors import TrustError
     path, = pathlib.Path(".hpcgpu/runs").glob("*/contact")
     right = json.loads(path.read_text())

@@ -17,9 +17,9 @@ CLUSTER = """
     from distributed import Client
     from hpcgpu.batch import get
     from hpcgpu.config import document
-    from hpcgpu.deploy.network import contact, lease_file
+    from hpcgpu.deploy.network import scheduler_file, lease
     from hpcgpu.deploy.jobs.job_plan import plan_job
-    from hpcgpu.deploy.network.trust import security
+    from hpcgpu.deploy.network.tls import security
     from hpcgpu.model import RunDocument, Settings
 
     def wait(what):
@@ -37,8 +37,8 @@ CLUSTER = """
                              if w.startswith("JobState=") and w != "JobState=RUNNING" and "COMPLETING" not in w])
 
     home = Path.home() / "runs-of-members"
-    folder = contact.make_folder(home)
-    lease_file.detach(folder)
+    folder = scheduler_file.make_folder(home)
+    lease.detach(folder)
     settings = Settings(gpus="sim:2", walltime_s=3600)
     run = RunDocument(settings, "member", meeting=str(folder))
     spec, _, system = plan_job(run, None, "slurm")
@@ -46,7 +46,7 @@ CLUSTER = """
     head = subprocess.Popen([sys.executable, "-m", "hpcgpu.agent", document.render(replace(run, shape="head"))])
     array = subprocess.run(system.submit(script, spec).argv, input=script, capture_output=True, text=True).stdout
     array = array.strip()
-    found = wait(lambda: contact.read(folder))
+    found = wait(lambda: scheduler_file.read(folder))
     client = Client(found.addresses[0], security=security(found.certificate))
     wait(lambda: len(names()) == 4)
     joined = names()

@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.deploy.network.tls import Certificate, security
 
 
 def knock(scheduler: Certificate, how: Callable[[str], Any]) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from distributed import Worker
 from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
 
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 
 plain, given = Worker.__init__, inspect.signature(Worker.__init__)
@@ -24,7 +24,7 @@ def with_store(self: Worker, *args: Any, **kwargs: Any) -> None:
     if given.bind(self, *args, **kwargs).arguments.get("data") is None:
         limits = {"memory_limit": os.environ.get("LIMIT"), "jit_unspill": store == "jit", "quiet": True}
         kwargs["data"] = GpuSpillBuffer, limits
-        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), Unspilling(None))
+        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), SpillPlugin(None))
     plain(self, *args, **kwargs)
 
 

@@ -40,8 +40,8 @@ EXCEPTIONS = {
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
     ("deploy/cluster/connector.py", "Connector.reopen", "create_task"): "awaited in the same function",
     ("deploy/jobs/job.py", "SubmittedJob._answer", "create_task"): "awaited in the same function",
-    ("deploy/network/reach.py", "reach", "create_task"): "awaited in the same function",
-    ("deploy/processes/retire.py", "retire", "create_task"): "awaited in the same function",
+    ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
+    ("deploy/processes/controller.py", "retire", "create_task"): "awaited in the same function",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

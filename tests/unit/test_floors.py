@@ -39,7 +39,7 @@ DEPLOY: dict[str, set[str]] = {
     "distributed": set(),
     "processes": {"network", "distributed", "compat", "settings"},
     "jobs": {"network", "settings"},
-    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "memory"},
+    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
@@ -57,7 +57,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
-    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/rmm.py
+    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/devices.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
 }

@@ -16,7 +16,8 @@ import pytest
 
 from hpcgpu.config.foreign import read_local_cuda
 from hpcgpu.config.layers import read_settings
-from hpcgpu.deploy import dask_memory, settings
+from hpcgpu.deploy import settings
+from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import HostMemory, Settings
 from hpcgpu.model.allocation import NOT_TOLD
@@ -93,7 +94,7 @@ def test_dasks_configuration_is_read_as_the_stores_keywords(name: str, place: st
 
     def configured() -> int:
         with dask.config.set({f"distributed.worker.memory.{place}": value}):
-            dask_memory.check()
+            check_dask_memory()
         return 0
 
     said, configured_said = outcome(stored), outcome(configured)

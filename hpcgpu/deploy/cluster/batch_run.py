@@ -16,8 +16,7 @@ from hpcgpu.deploy.jobs.job import BatchJob, Job, SubmittedJob
 from hpcgpu.deploy.jobs.job_plan import plan_job
 from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob, Run
-from hpcgpu.deploy.network import contact as contacts
-from hpcgpu.deploy.network import lease_file
+from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import local_launch
 from hpcgpu.errors import LaunchError
@@ -102,7 +101,7 @@ class BatchRun:
         """
         if self._attached:
             return await self._take_up(self._attached, session, say)
-        folder = self._folder = contacts.make_folder(record.home())
+        folder = self._folder = scheduler_file.make_folder(record.home())
         session.begin(folder)
         run = RunDocument(settings=self.wanted.settings, shape="gang", meeting=str(folder))
         job = self.job = await asyncio.to_thread(self._make_job, run, say)  # it may look for launchers
@@ -152,7 +151,7 @@ class BatchRun:
             me = Process.here()
             self._written = replace(await asyncio.to_thread(record.read, self._folder), client=me)
             record.write(self._folder, self._written)
-            lease_file.take_up(self._folder)
+            lease.take_up(self._folder)
             self._guard, session.keeps_job = guard.start(self._folder, me), False
 
     def member_request(self) -> tuple[BatchSystem, JobSpec, Policy, int]:

@@ -27,8 +27,7 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.session import Hooks, Run, Session
 from hpcgpu.deploy.cluster.state import State, first_line, without_workers
-from hpcgpu.deploy.memory import memory, trim_memory
-from hpcgpu.deploy.report import bindings
+from hpcgpu.deploy.report import bindings, memory, trim_memory
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.phase import End, JobView, summary_line
@@ -233,7 +232,7 @@ class GPUCluster(Cluster):
 
         Returns
         -------
-        hpcgpu.deploy.memory.Memory
+        hpcgpu.deploy.report.Memory
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """

@@ -15,10 +15,10 @@ from distributed.security import Security
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.rows import today
-from hpcgpu.deploy.network import contact as contacts
-from hpcgpu.deploy.network.contact import Contact
-from hpcgpu.deploy.network.reach import reach
-from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.scheduler_file import SchedulerFile
+from hpcgpu.deploy.network.tls import security
 from hpcgpu.deploy.network.tunnel import Tunnel
 from hpcgpu.errors import JobError, LaunchError, TrustError
 from hpcgpu.host import process
@@ -55,7 +55,7 @@ class Connector:
 
     Attributes
     ----------
-    contact : Contact or None
+    contact : SchedulerFile or None
         The one that was reached last.
 
     """
@@ -63,7 +63,7 @@ class Connector:
     def __init__(
         self, folder: Path, job: Job, expected: int, progress: Progress, patience: Patience, python: str = ""
     ) -> None:
-        self.contact: Contact | None = None
+        self.contact: SchedulerFile | None = None
         self._expected, self._progress, self._patience = expected, progress, patience
         self._folder, self._job, self._python = folder, job, python
         self._tunnel: Tunnel | None = None
@@ -121,7 +121,7 @@ class Connector:
         """
         self._known_s, said = asyncio.get_running_loop().time(), False
         attempt: asyncio.Task[Any] | None = None
-        tried: Contact | None = None
+        tried: SchedulerFile | None = None
         try:
             while True:
                 found = await self._read() if await self._runs() else None
@@ -154,7 +154,7 @@ class Connector:
         self._show(JobFacts(id=self._job.id, submitted_s=now_s, expected=self._expected).listed(status, now_s))
         return status.state in (JobState.RUNNING, JobState.UNKNOWN)
 
-    async def connect(self, facts: Contact) -> Any:  # noqa: ANN401
+    async def connect(self, facts: SchedulerFile) -> Any:  # noqa: ANN401
         """Return a connection pool to the scheduler of a contact."""
         await self._close_tunnel()
         self.contact = facts
@@ -184,9 +184,9 @@ class Connector:
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _read(self) -> Contact | None:
+    async def _read(self) -> SchedulerFile | None:
         """Return the contact; in a thread, since a file server may be silent for a while."""
-        return await asyncio.to_thread(contacts.read, self._folder)
+        return await asyncio.to_thread(scheduler_file.read, self._folder)
 
     async def _has_just_ended(self) -> bool:
         """Tell whether the job seems to have ended a moment ago: the batch system is about to know it."""
@@ -197,7 +197,7 @@ class Connector:
             self._over_since_s = now_s
         return self._over_since_s is not None and now_s - self._over_since_s < _MOMENT_S
 
-    async def _wait_for_contact(self) -> Contact:
+    async def _wait_for_contact(self) -> SchedulerFile:
         """Look for the contact all the time, and ask the batch system seldom; show what the job is doing."""
         loop = asyncio.get_running_loop()
         asked_s, first = loop.time(), True
@@ -207,7 +207,7 @@ class Connector:
             if soon or ask_in_s(loop.time(), asked_s, [job], patience=self._patience) == 0:
                 asked_s, first = loop.time(), False
                 job = job.listed(await self._job.check(), loop.time())
-            there = await asyncio.to_thread(contacts.read_progress, self._folder)
+            there = await asyncio.to_thread(scheduler_file.read_progress, self._folder)
             self._show(job.registered(there, loop.time()))
             await asyncio.sleep(_POLL_S)
         return found
@@ -215,10 +215,10 @@ class Connector:
     def _show(self, job: JobFacts) -> None:
         self._progress.show(f"job {job.id}: {describe(job, today()).text}")
 
-    async def _find_address(self, facts: Contact) -> str:
+    async def _find_address(self, facts: SchedulerFile) -> str:
         """Return an address of the scheduler that answers: its own, or that of a tunnel through the batch system."""
         try:
-            return (await reach(facts.addresses, self.security, _REACH_S, "client")).address
+            return (await connect_first(facts.addresses, self.security, _REACH_S, "client")).address
         except TrustError:
             raise  # it would not be trusted through a tunnel either
         except LaunchError as e:
@@ -228,7 +228,9 @@ class Connector:
         argv = self._job.onto(facts.node, relay)
         self._tunnel = await Tunnel.open(argv)
         try:
-            return (await reach([f"{protocol}://{self._tunnel.address}"], self.security, _REACH_S, "client")).address
+            return (
+                await connect_first([f"{protocol}://{self._tunnel.address}"], self.security, _REACH_S, "client")
+            ).address
         except LaunchError as e:
             why = await self._tunnel.failure() or str(e)
             raise LaunchError(

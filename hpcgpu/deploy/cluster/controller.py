@@ -17,16 +17,16 @@ _AGAIN_S = 0.5
 
 
 class Controller:
-    """Holds a connection to the scheduler, which says who steers (processes.helm).
+    """Holds a connection to the scheduler, which says which object controls (processes.controller).
 
     Parameters
     ----------
     scheduler : callable
         Returns the connection pool to the scheduler of now.
     fleet : Fleet
-        Acts while this object steers. Without a scheduler nobody does.
+        Acts while this object controls. Without a scheduler nobody does.
     changed : callable
-        Called when it is not known any more who steers.
+        Called when it is not known any more which object controls.
 
     """
 
@@ -36,7 +36,7 @@ class Controller:
         self._is_told = False
         self._news = asyncio.Event()
         self._answers = tasks.Group()
-        what = "the connection that says who steers this cluster's jobs"
+        what = "the connection that says which object controls this cluster's jobs"
         self._holding = tasks.keep(self._hold, what, changed=self._lose)
 
     @property
@@ -47,11 +47,11 @@ class Controller:
 
     @property
     def _trouble(self) -> str:
-        """Why it cannot be known who steers; empty when it can."""
+        """Why it cannot be known which object controls; empty when it can."""
         return "" if self._is_told else self._holding.trouble
 
     async def started(self) -> None:
-        """Wait until it is known who steers.
+        """Wait until it is known which object controls.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Controller:
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
         """Want so many jobs, here or where the jobs are steered; what must be has been submitted on return."""
         await self.started()
-        if not self._fleet.steers:
+        if not self._fleet.controls:
             await self._scheduler().hpcgpu_scale(jobs=jobs, adapting=adapting)
             return
         try:
@@ -85,8 +85,8 @@ class Controller:
             self._comm.abort()
 
     def _lose(self) -> None:
-        """Know nobody who steers; the scheduler, too, is to count on this end no more."""
-        self._is_told = self._fleet.steers = False
+        """Know of no object that controls; the scheduler, too, is to count on this end no more."""
+        self._is_told = self._fleet.controls = False
         if self._comm:
             self._comm.abort()
         self._news.set()
@@ -96,7 +96,7 @@ class Controller:
         """Be told by a scheduler until the connection ends."""
         with contextlib.suppress(OSError):
             self._comm = await self._scheduler().live_comm()
-            await self._comm.write({"op": "hpcgpu_helm"})
+            await self._comm.write({"op": "hpcgpu_controller"})
             while True:
                 await self._hear(await self._comm.read())
         self._lose()
@@ -108,10 +108,10 @@ class Controller:
             # who asked waits for an answer: the scheduler gives one when the connection ends
             self._answers.start(answer, "the answer to who scales this cluster", lambda _: self._lose())
             return
-        await self._fleet.take(message["wanted"], steers=message["op"] == "steer")
+        await self._fleet.take(message["wanted"], controls=message["op"] == "steer")
         self._is_told = True
         self._news.set()
-        if self._fleet.steers and message["wanted"] is None:
+        if self._fleet.controls and message["wanted"] is None:
             await self._comm.write({"op": "wanted", "jobs": self._fleet.wanted})
 
     async def _answer(self, number: int, jobs: int, adapting: bool) -> None:

@@ -14,7 +14,7 @@ from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.cluster.session import Session
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.local import LocalJob
-from hpcgpu.deploy.network import contact as contacts
+from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import local_launch, preload
 from hpcgpu.errors import ConfigError
@@ -75,7 +75,7 @@ class LocalRun:
         wanted = self.wanted.settings
         self._scratch = Scratch.make(wanted.local_directory, "client", trusted=wanted.trust_local_directory)
         remover.start(str(self._scratch.lock_path))
-        return contacts.make_folder(self._scratch.path)
+        return scheduler_file.make_folder(self._scratch.path)
 
     async def connected(self, session: Session) -> None:
         """Do nothing: the processes are this object's."""

@@ -13,7 +13,7 @@ from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.hooks import ClusterHooks
 from hpcgpu.deploy.jobs.job_table import Member, Present
 from hpcgpu.deploy.jobs.record import Gone
-from hpcgpu.deploy.processes.silence import Listener
+from hpcgpu.deploy.processes.heartbeats import HeartbeatMonitor
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.plan.job_facts import JobFacts
 from hpcgpu.plan.member_name import read_member_name
@@ -69,7 +69,7 @@ class Scaler:
         )
         self._run = run
         self._fleet = Fleet(*run.member_request(), hooks)
-        self._listener = Listener(seen.scheduler, self._fleet.workers_changed)
+        self._listener = HeartbeatMonitor(seen.scheduler, self._fleet.workers_changed)
         self._controller = Controller(seen.scheduler, self._fleet, seen.changed)
 
     @property

@@ -14,10 +14,10 @@ from hpcgpu.deploy.cluster.connector import Connector
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.state import State
 from hpcgpu.deploy.jobs.job import Job
-from hpcgpu.deploy.network import lease_file
-from hpcgpu.deploy.network.contact import Contact
-from hpcgpu.deploy.network.lease import Holder, keep_touched
-from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network import lease
+from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
+from hpcgpu.deploy.network.scheduler_file import SchedulerFile
+from hpcgpu.deploy.network.tls import security
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError
 from hpcgpu.model import Patience, Settings
@@ -107,12 +107,12 @@ class Session:
         self.keeps_job = False
         self.security = security(None)
         self._connector: Connector | None = None
-        self._holder: Holder | None = None
+        self._holder: LeaseHolder | None = None
         self._touching: tasks.Loop | None = None
         self._returning: tasks.Loop | None = None
 
     @property
-    def contact(self) -> Contact | None:
+    def contact(self) -> SchedulerFile | None:
         """The scheduler's contact; None before the connection."""
         return self._connector.contact if self._connector else None
 
@@ -146,7 +146,7 @@ class Session:
 
     def begin(self, folder: Path) -> None:
         """Take the lease of a new run, before its submission: a job that finds no sign of life ends itself."""
-        lease_file.touch(folder)
+        lease.touch(folder)
         self.join(folder)
 
     def join(self, folder: Path) -> None:
@@ -184,8 +184,8 @@ class Session:
         self.security = self._connector.security
         if self._holder:
             self._holder.stop()
-        is_detached = functools.partial(lease_file.is_detached, self.folder)
-        self._holder = Holder(scheduler, self._settings.client_grace_s, self.lose, is_detached)
+        is_detached = functools.partial(lease.is_detached, self.folder)
+        self._holder = LeaseHolder(scheduler, self._settings.client_grace_s, self.lose, is_detached)
 
     def lose(self, reason: str) -> None:
         """Look for the scheduler again; called whenever it seems to be gone."""
@@ -197,7 +197,7 @@ class Session:
             what = "the search for this cluster's scheduler"
             self._returning = tasks.keep(return_, what, changed=self._hooks.changed)
 
-    async def _return(self, connector: Connector, reason: str, before: Contact, way_before: str) -> bool:
+    async def _return(self, connector: Connector, reason: str, before: SchedulerFile, way_before: str) -> bool:
         """Take the scheduler up again, that of the job's next life too; say so, or why the cluster is lost.
 
         Returns whether either is so; else it is to be tried again.
@@ -236,12 +236,12 @@ class Session:
 
         """
         assert self.folder
-        lease_file.detach(self.folder)
+        lease.detach(self.folder)
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            lease_file.take_up(self.folder)
+            lease.take_up(self.folder)
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 

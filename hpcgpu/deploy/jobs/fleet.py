@@ -46,7 +46,7 @@ class Fleet:
     ----------
     wanted : int
         Jobs.
-    steers : bool
+    controls : bool
         Whether it acts; else it follows what another object of the same cluster does.
     error : HpcGpuError or None
         Why no job is submitted any more, until somebody scales again.
@@ -57,7 +57,7 @@ class Fleet:
         self._system, self._spec, self._policy, self._hooks = system, spec, policy, hooks
         self._submitter = Submitter(system, spec, hooks, policy.patience)
         self._table = JobTable(expected)
-        self.expected, self.wanted, self.steers = expected, 0, False
+        self.expected, self.wanted, self.controls = expected, 0, False
         self.error: HpcGpuError | None = None
         self._adapting = self._unwritten = False
         self._failures = Failures()
@@ -94,20 +94,20 @@ class Fleet:
         """Whether there may be jobs that nobody was told of yet."""
         return self._submitter.unanswered
 
-    async def take(self, wanted: int | None, *, steers: bool) -> None:
+    async def take(self, wanted: int | None, *, controls: bool) -> None:
         """Go on from what is written down, as the one that acts or not.
 
         Parameters
         ----------
         wanted : int or None
             Jobs; None: nobody has said so yet.
-        steers : bool
+        controls : bool
             Whether to act.
 
         """
         await self._follow()
         self.wanted = max(self.wanted, len(self._table)) if wanted is None else wanted
-        self.steers = steers
+        self.controls = controls
         self._watch()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
@@ -160,7 +160,7 @@ class Fleet:
         """
         self.stop()
         async with self._acting:
-            if not self.steers:
+            if not self.controls:
                 await self._follow()
             try:
                 await self._add(await self._submitter.lost(self._table.known))
@@ -198,7 +198,7 @@ class Fleet:
         self._hooks.changed()
 
     async def _ask(self) -> None:
-        if self.steers:
+        if self.controls:
             await self._add(await self._submitter.lost(self._table.known))
         asked, self._asked_s = self._table.ids, self._alarm.now_s()
         listed = await proven(self._system, self._spec, await ask(self._system, asked))
@@ -212,14 +212,14 @@ class Fleet:
         """Have the facts of now decided upon, and do it."""
         async with self._acting:
             present, now_s = self._hooks.present(), self._alarm.now_s()
-            if self.steers:
+            if self.controls:
                 await self._add([self._submitter.record(job_id) for job_id in self._table.unknown(present)])
             else:
                 await self._follow()
             self._table.registered(present, now_s)
             actions = reconcile(self._facts(now_s), self._policy)
             self._alarm.set_in(actions.next_s, actions.wake_s)
-            if not self.steers:
+            if not self.controls:
                 self._hooks.changed()
                 return
             self._failures = actions.failures

@@ -18,7 +18,7 @@ from hpcgpu.deploy.jobs import record as records
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, end, look
 from hpcgpu.deploy.jobs.job_plan import mark_of
 from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
-from hpcgpu.deploy.network.lease_file import is_detached, is_held
+from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
@@ -127,7 +127,7 @@ async def see(home: Path) -> tuple[Seen, ...]:
 async def _with_workers(seen: Seen) -> Seen:
     if not any(status.state is JobState.RUNNING for status in seen.states.values()):
         return seen
-    from hpcgpu.deploy.network.word import count_workers
+    from hpcgpu.deploy.network.rpc import count_workers
 
     return replace(seen, workers=await count_workers(seen.run.folder))
 
@@ -208,7 +208,7 @@ async def stop(run: Run) -> None:
         Its jobs are still there after a minute.
 
     """
-    from hpcgpu.deploy.network.word import say_goodbye  # distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.rpc import say_goodbye  # distributed: 0.3 s, which no guard should pay
 
     record = run.record
     if await say_goodbye(run.folder):

@@ -1,1 +1,1 @@
-"""From the client to a scheduler: its addresses, certificate, tunnel, and the signs of life between the two."""
+"""From a client to its scheduler: addresses, certificate, connection, tunnel, and signs of life."""

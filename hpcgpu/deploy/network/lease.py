@@ -1,26 +1,33 @@
-"""The cluster object's side of the lease: signs of life to the scheduler, and a goodbye."""
+"""The client's side of the lease: signs of life to the scheduler, and before that by a file in the run's folder.
+
+The client touches the file until there is a scheduler. A job may start hours after its client and the guard have died:
+it looks at the file first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.deploy.network.lease_file import is_detached, renew
 from hpcgpu.host import log
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of
 
-# Several signs fit into the shortest grace that makes sense; each is one small message.
+_LEASE = "lease"
+_DETACHED = "detached"
+# So many signs of life fit into the grace; each is one small message.
 _SIGNS_PER_GRACE = 6
 _LONGEST_S = 5.0
 _ANSWER_S = 5.0
 
 
-class Holder:
+class LeaseHolder:
     """Renews the lease in the background until it is given up.
 
     Parameters
@@ -30,9 +37,9 @@ class Holder:
     grace_s : float
         How long the scheduler waits for a sign.
     lost : callable
-        Called with the reason, once, when the scheduler has not answered for ``grace_s``.
+        Called once, with the reason, when the scheduler has not answered for ``grace_s``.
     is_given_up : callable
-        True once somebody has detached the run: a sign of life would take the lease again.
+        Tells whether somebody has detached the run: a sign of life would take the lease again.
 
     """
 
@@ -50,7 +57,7 @@ class Holder:
         self._renewing = tasks.keep(self._renew, "the signs of life to the scheduler", backoff=every)
 
     def stop(self) -> None:
-        """Give no more signs: others may."""
+        """Give no more signs of life; other holders may."""
         self._renewing.cancel()
 
     async def goodbye(self) -> None:
@@ -61,7 +68,7 @@ class Holder:
                 await self._scheduler.hpcgpu_lease(goodbye=True)
 
     async def detach(self) -> None:
-        """Give the lease up on purpose: the job runs on, and nobody needs to be heard from.
+        """Give the lease up on purpose: the job runs on without a client.
 
         Raises
         ------
@@ -74,7 +81,7 @@ class Holder:
         self.stop()
 
     async def _renew(self) -> bool:
-        """Give a sign, and wait until the next is due; return whether there have been none for too long."""
+        """Give a sign, wait until the next is due, and return whether the scheduler has been silent for too long."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._heard_s >= self._grace_s:
             self._lost(self._reason)
@@ -113,3 +120,67 @@ def keep_touched(folder: Path, grace_s: float) -> tasks.Loop:
         return False
 
     return tasks.keep(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))
+
+
+def touch(folder: Path) -> None:
+    """Take the lease; called by the client before the submission.
+
+    Raises
+    ------
+    FileNotFoundError
+        The folder is gone.
+
+    """
+    (folder / _LEASE).touch(mode=0o600)
+
+
+def renew(folder: Path) -> None:
+    """Renew the lease; called every few seconds. No file is made: the folder may be going, and would stay for it.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no lease, or no folder any more.
+
+    """
+    os.utime(folder / _LEASE)
+
+
+def detach(folder: Path) -> None:
+    """Give the lease up on purpose: jobs of this run need no client."""
+    (folder / _DETACHED).touch(mode=0o600)
+
+
+def is_detached(folder: Path) -> bool:
+    """Tell whether the client has given the lease up on purpose."""
+    return (folder / _DETACHED).exists()
+
+
+def is_held(folder: Path, grace_s: float) -> bool:
+    """Tell whether a job of this run has a client to run for; called by its rank 0 before it starts anything.
+
+    True if the client has touched the lease within ``grace_s`` seconds, or has detached. True also without a lease
+    file: then the maker of the folder uses none, and the scheduler's lease has to do.
+    """
+    if is_detached(folder):
+        return True
+    try:
+        now = _server_time(folder)
+        # NFS's cache may answer a plain stat(); open() asks the server
+        with (folder / _LEASE).open() as f:
+            return now - os.fstat(f.fileno()).st_mtime <= grace_s
+    except FileNotFoundError:
+        return folder.is_dir()
+
+
+def _server_time(folder: Path) -> float:
+    """Return the time of the file server, which dates the lease: clocks of nodes differ."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as f:
+        os.utime(f.fileno())
+        return os.fstat(f.fileno()).st_mtime
+
+
+def take_up(folder: Path) -> None:
+    """Take the lease of a run that was detached: it ends with its new client."""
+    touch(folder)
+    (folder / _DETACHED).unlink(missing_ok=True)

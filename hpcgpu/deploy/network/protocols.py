@@ -1,4 +1,4 @@
-"""What a protocol needs in each process that speaks it."""
+"""Preparing a process for the protocol that it will speak."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_ucx_installed() -> bool:
 
 
 def ucx_missing() -> str:
-    """Return what to do where it has not."""
+    """Return what to do if it has not; the caller names the option or address before it."""
     return (
         f"needs distributed-ucxx, which {sys.executable} has not: pip install 'hpcgpu[ucx]'; or leave protocol out, "
         "which gives tls"
@@ -22,12 +22,12 @@ def ucx_missing() -> str:
 
 
 def prepare(address: str) -> None:
-    """Have connections of an address's protocol be as this package expects them; called before the first is made.
+    """Make connections of an address's protocol behave as this package expects; called before the first is made.
 
     Raises
     ------
     LaunchError
-        It is UCX's, which is not installed.
+        The protocol is UCX, which is not installed.
 
     """
     if not address.startswith(("ucx:", "ucxx:")):

@@ -21,7 +21,7 @@ class Tunnel:
     process
         The relay, started on the node.
     server
-        What listens here. Whoever reaches it still needs the cluster's certificate.
+        Listens here. Anybody who reaches it still needs the cluster's certificate.
 
     """
 
@@ -40,11 +40,11 @@ class Tunnel:
         assert process.stdout
         mux = Mux(process.stdout, process.stdin)
         server = await asyncio.start_server(mux.carry, _HOST, 0)
-        # it closes all connections when it ends, however: their users look for the scheduler again
+        # however it ends, it closes all connections: their users look for the scheduler again
         return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.say_only))
 
     async def failure(self) -> str:
-        """Return what the relay said when it has ended; empty while it runs."""
+        """Return what the relay said before it ended; empty while it runs."""
         if self._carrying.done():  # its end of the pipe is closed: it is ending, but may not have ended yet
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _ENDING_S)

@@ -23,24 +23,24 @@ from hpcgpu.supervise import tasks
 _CLOSE_S = 1.0
 # A message of which UCX gives no sign must not wait for the next one: ucxx, too, looks every second.
 _LOOK_S = 1.0
-# ucxx sets it when it is imported, and UCX warns in each process where there is no CUDA to which it is known.
+# ucxx sets it on import. In a process without CUDA, UCX then warns that it does not know the variable.
 _CUDAS = "UCX_MEMTYPE_CACHE"
 
 
 class Progress:
     """UCX's work on an event loop, which sleeps as long as nothing comes; ucxx makes one for each loop.
 
-    ucxx 0.52.0 asks for each message that is awaited in every turn of the event loop (``wait_yield``), so that each
-    process of a cluster keeps a core busy at rest, and does not arm UCX's descriptor again (its ``BlockingMode``).
-    Here who awaits a message is woken by the descriptor.
+    ucxx 0.52.0 polls each awaited message in every turn of the event loop (``wait_yield``): each process of a cluster
+    keeps a core busy at rest. Its ``BlockingMode`` does not arm UCX's descriptor again. Here the descriptor wakes the
+    tasks that await messages.
 
-    It frees the buffer of a message that somebody has stopped to wait for, though UCX may still write to it: memory of
-    others is lost, and the process may crash. Here such buffers are kept until UCX has done with them.
+    ucxx frees the buffer of a message that is awaited no more, though UCX may still write to it: other memory is
+    overwritten, and the process may crash. Here such buffers are kept until UCX has done with them.
 
     Parameters
     ----------
     worker : UCXWorker
-        Of this process.
+        This process's.
     loop : asyncio.AbstractEventLoop
         The loop.
 
@@ -59,7 +59,7 @@ class Progress:
         self.soon()
 
     async def until_completed(self, request: Any, buffer: object) -> None:  # noqa: ANN401 - UCXRequest
-        """Wait for a message that was asked for or sent; ``buffer`` is where it comes from or goes to."""
+        """Wait for a message to be received or sent; ``buffer`` holds it."""
         if not request.completed:
             done: asyncio.Future[None] = self._loop.create_future()
             self._awaited[done] = request
@@ -93,7 +93,7 @@ class Progress:
         self._look = self._loop.call_later(_LOOK_S, self._work) if self._awaited or self._kept else None
 
     def _fail(self, error: BaseException) -> None:
-        """Let those who await a message hear of it: their connections end."""
+        """Raise the error in the tasks that await a message: their connections end."""
         for done in self._awaited:
             if not done.done():
                 done.set_exception(error)
@@ -122,7 +122,7 @@ class _Endpoint:
 
     def close_blocking(self, **limits: int) -> None:
         self._endpoint.close_blocking(**limits)
-        self._progress.soon()  # those who await its messages hear that none will come
+        self._progress.soon()  # tasks that await its messages hear that none will come
 
 
 class _Request:
@@ -144,7 +144,7 @@ class UcxComm(UCXX):
         """Read a message.
 
         distributed-ucxx makes a CommClosedError of a cancellation (``except BaseException``): a task that was to end
-        takes it for the end of the connection and goes on, and nobody ends whoever waits for the task.
+        takes it for the end of the connection and goes on. Nothing ends those that wait for the task.
         """
         try:
             return await super().read(deserializers)
@@ -185,11 +185,11 @@ def _awaited_here(endpoint: Any) -> Any:  # noqa: ANN401 - UCXEndpoint
 
 @functools.cache
 def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
-    """Have ucxx use :class:`Progress` on event loops from now on; return those that it has made.
+    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made.
 
-    Not imported before it is needed: UCX must be loaded neither before a fork nor before its variables are set.
+    ucxx is imported as late as this: UCX must be loaded neither before a fork nor before its variables are set.
     """
-    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # else its warnings stand among a script's results
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # else its warnings stand among a script's results on stdout
     users = _CUDAS in os.environ
     from ucxx._lib_async import application_context, listener
 

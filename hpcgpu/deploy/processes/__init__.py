@@ -1,1 +1,1 @@
-"""The processes of a run that are distributed's: scheduler, nanny and worker, and what stands in them."""
+"""The processes of a run that are distributed's: scheduler, nanny and worker, and their parts."""

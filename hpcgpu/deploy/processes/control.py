@@ -1,4 +1,4 @@
-"""Lines of JSON over a control socket, between a rank and a process that it forked."""
+"""A child process of the rank program: the spawner that forks it, and lines of JSON over its control socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 class Control:
@@ -21,7 +22,7 @@ class Control:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, op: str, **fields: object) -> None:
-        """Send one message; a peer that is gone is noticed by who reads."""
+        """Send one message; readers notice a peer that is gone."""
         if not self._writer.is_closing():
             self._writer.write(encode(op, **fields))
 
@@ -45,3 +46,31 @@ class Control:
 def encode(op: str, **fields: object) -> bytes:
     """Return the bytes of one message."""
     return json.dumps({"op": op, **fields}).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class Child:
+    """A forked process.
+
+    Attributes
+    ----------
+    control : socket
+        A stream socket to it. An end of file says that the other side is gone.
+    exited : Future of int
+        Exit code, negative for a signal.
+
+    """
+
+    pid: int
+    control: socket.socket
+    exited: asyncio.Future[int]
+
+
+class Spawner(Protocol):
+    """Forks a child that calls ``entry`` ("module:function") with ``(spec, control socket)``."""
+
+    def spawn(self, entry: str, spec: object, rank: int) -> Child:
+        """Return at once; the child gets stdout and stderr of ``rank``."""
+
+    def kill(self) -> None:
+        """Kill the process that forks, and with it all children; each is then reported as ended."""

@@ -1,13 +1,30 @@
-"""The GPU of one worker, simulated or real: opened in the worker's process, measured from outside it."""
+"""The GPU of one worker, simulated or real: opened in the worker's process, with RMM if it is wanted.
+
+RMM and its users are set up after binding and before user code.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import wrapt
+
+from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
+from hpcgpu.model.worker import Rapids
+from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.storage import parents
+
+logger = logging.getLogger("distributed.worker.memory")
+# They observe allocations, and stand above the resources that may fail: below, they would count each retry.
+_OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
+_EXTRA = "pip install 'hpcgpu[rapids]'"
 
 
 def usage_file(spec: WorkerSpec) -> Path:
@@ -25,10 +42,7 @@ def usage_reader(spec: WorkerSpec) -> Callable[[], int]:
 
 
 def preload(simulated: bool) -> None:
-    """Import, in the image from which workers are forked, what opening a device will need.
-
-    dask.array alone takes 0.1 CPU s, which each worker would pay.
-    """
+    """Import, in the fork server, what opening a device will need; each worker would pay 0.1 CPU s for dask.array."""
     if simulated:
         import hpcgpu.sim.dask  # noqa: F401
 
@@ -36,13 +50,11 @@ def preload(simulated: bool) -> None:
 def open_device(spec: WorkerSpec) -> None:
     """Make the worker's GPU the current one of this process; called once, after binding."""
     if not spec.simulated:
-        # CUDA_VISIBLE_DEVICES names it first: it is device 0, opened by whoever uses it first
-        from hpcgpu.deploy.processes import rmm
-
+        # CUDA_VISIBLE_DEVICES names it first: it is device 0, and its first user opens it
         if spec.rapids is not None:
-            rmm.set_up(spec.rapids)
+            set_up_rmm(spec.rapids)
         else:
-            rmm.when_imported()
+            _evict_once_imported()
         return
     from hpcgpu import sim
     from hpcgpu.sim.dask import register
@@ -52,3 +64,110 @@ def open_device(spec: WorkerSpec) -> None:
     sim.set_current_gpu(
         sim.SimGpu(spec.device_memory_bytes, uuid=gpu.uuid, pci=gpu.pci, usage_file=os.fspath(usage_file(spec)))
     )
+
+
+def set_up_rmm(rapids: Rapids) -> None:
+    """Set up RMM and its users on the current CUDA device as the worker was planned.
+
+    Parameters
+    ----------
+    rapids : Rapids
+        The plan. cuDF reads its part from the environment when user code imports it.
+
+    Raises
+    ------
+    ConfigError
+        A library that an option needs is not installed here.
+    LaunchError
+        RMM refuses: the GPU has too little memory left, or the driver lacks a feature.
+
+    """
+    for module, asked in rapids.needs:
+        _check_installed(module, asked)
+    asked = next((asked for module, asked in rapids.needs if module == "rmm"), "")
+    try:
+        if asked:
+            _allocate_by(rapids)
+        else:
+            _evict_once_imported()
+        for library in rapids.libraries:
+            _SETTERS[library]()
+    except (MemoryError, RuntimeError, ValueError, ImportError) as e:
+        what = " on ".join(name for name, _ in reversed(rapids.resources)) or ", ".join(rapids.libraries)
+        raise LaunchError(f"{asked}: RMM does not set up {what} on this GPU: {e}") from e
+
+
+def _evict_once_imported() -> None:
+    """Let failing allocations of RMM make the store evict, from RMM's import on, though no option asks for RMM.
+
+    distributed imports RMM if it is installed (2026.8.0: ``worker.py``); else cuDF or user code does. Before that
+    import nothing of RMM's can be in the store. A resource that user code sets later evicts nothing.
+    """
+    wrapt.register_post_import_hook(_evict_by, "rmm")
+
+
+def _evict_by(rmm: Any) -> None:  # noqa: ANN401
+    try:
+        rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+    except RuntimeError as e:  # no option asks for it: a worker that does not use it works without
+        logger.warning("RMM is installed but fails on this GPU, and evicts nothing for what is allocated by it: %s", e)
+
+
+def _check_installed(module: str, asked: str) -> None:
+    if importlib.util.find_spec(module) is not None:
+        return
+    how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
+    raise ConfigError(
+        f"{asked} needs {module}, which is not installed for the workers' Python: {how}, or leave the option out"
+    )
+
+
+def _allocate_by(rapids: Rapids) -> None:
+    """Stack the resources; rmm.reinitialize has no asynchronous one and no limit (26.10)."""
+    import rmm
+
+    below: tuple[Any, ...] = ()
+    for name, arguments in rapids.resources:
+        if name in _OBSERVERS:
+            continue
+        below = (getattr(rmm.mr, name)(*below, **dict(arguments)),)
+    resource = evicting(below[0] if below else rmm.mr.get_current_device_resource())
+    for name, arguments in rapids.resources:
+        if name not in _OBSERVERS:
+            continue
+        given = dict(arguments)
+        if "log_file_name" in given:
+            parents.make(Path(str(given["log_file_name"])).parent)
+        resource = getattr(rmm.mr, name)(resource, **given)
+    rmm.mr.set_current_device_resource(resource)
+
+
+def evicting(resource: Any) -> Any:  # noqa: ANN401
+    """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried.
+
+    It serves all that allocate by RMM: cuDF, and CuPy and PyTorch if so planned. RMM calls the callback again after
+    each try that fails.
+    """
+    import rmm
+
+    # the worker's own device is the first that it sees
+    return rmm.mr.FailureCallbackResourceAdaptor(resource, lambda nbytes: allocation_failure.evict(0, nbytes))
+
+
+def _set_cupy() -> None:
+    import cupy
+    from rmm.allocators.cupy import rmm_cupy_allocator
+
+    cupy.cuda.set_allocator(rmm_cupy_allocator)
+
+
+def _set_torch() -> None:
+    import torch  # type: ignore[import-not-found] # of no extra of ours
+    from rmm.allocators.torch import rmm_torch_allocator
+
+    if rmm_torch_allocator is None:
+        raise RuntimeError("this PyTorch is built without CUDA, or sees no GPU")
+    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+
+_SETTERS = {"cupy": _set_cupy, "torch": _set_torch}

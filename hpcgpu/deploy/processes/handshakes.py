@@ -1,7 +1,7 @@
 """Connections whose peers have not shown yet who they are.
 
-Whoever reaches a port can open them without a certificate. They end at a deadline, there are never so many that a
-process has no descriptors left for its own, and what becomes of them is said once a minute.
+Anybody who reaches a port can open them without a certificate. They end at a deadline. Their number is limited: the
+process keeps descriptors for its own connections. The log says once a minute what became of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 _DEADLINE = "distributed.comm.timeouts.handshake"
 _DEADLINE_S = 10.0
-# When a look comes this much late, this process was stopped or busy, and the peers were not read either.
+# When a timer fires this much late, this process was stopped or busy, and did not read from the peers either.
 _LATE_S = 1.0
 _SAY_S = 60.0
-# Each takes 70 KiB of the process at most; a peer that is turned away tries again (distributed.comm.core.connect).
+# Each takes at most 70 KiB of the process. A peer that is turned away tries again (distributed.comm.core.connect).
 _MOST = 1024
 _RESET = struct.pack("ii", 1, 0)
 
 
 def limit() -> None:
-    """Let this process, and what it forks, have the descriptors it may have, and limit its listeners to come."""
+    """Give this process and its forks all descriptors that they may have; limit the listeners that it will open."""
     process.allow_open_files()
     deadline_s = parse_timedelta(dask.config.get(_DEADLINE, _DEADLINE_S))
-    compat.limit_handshakes(Handshakes(deadline_s, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)))
+    compat.limit_handshakes(
+        HandshakeLimiter(deadline_s, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+    )
 
 
 class _Peer(NamedTuple):
@@ -46,15 +48,15 @@ class _Peer(NamedTuple):
     timer: asyncio.TimerHandle
 
 
-class Handshakes:
-    """Those of one process.
+class HandshakeLimiter:
+    """Limits the time and the number of one process's handshakes.
 
     Parameters
     ----------
     deadline_s : float
         How long a peer has.
     most : int
-        How many may be under way; the oldest is turned away for one more.
+        How many may be under way; one more turns the oldest away.
 
     """
 
@@ -68,7 +70,7 @@ class Handshakes:
         """Take note of a connection that was accepted."""
         if len(self._peers) >= self._most:
             oldest = next(iter(self._peers))
-            with contextlib.suppress(OSError):  # with a reset, after which a peer that means well tries again
+            with contextlib.suppress(OSError):  # it ends with a reset, after which an honest peer tries again
                 oldest.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._end(oldest, "turned away for newer ones")
         self._await(stream, address)
@@ -79,7 +81,7 @@ class Handshakes:
             peer.timer.cancel()
 
     def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
-        """Take note of one that came to nothing; nothing is new of one that was ended here."""
+        """Take note of one that came to nothing; it is known already of one that was ended here."""
         if peer := self._peers.get(stream):
             self.done(stream)
             self._failed += 1
@@ -89,7 +91,7 @@ class Handshakes:
 
     def _await(self, stream: Any, address: str) -> None:  # noqa: ANN401
         loop = asyncio.get_running_loop()
-        expire = tasks.guarded(self._expire, "the end of a handshake", tasks.say_only)  # else its place is taken
+        expire = tasks.guarded(self._expire, "the end of a handshake", tasks.say_only)  # else its place stays taken
         timer = loop.call_later(self._deadline_s, expire, stream)
         self._peers[stream] = _Peer(address, loop.time() + self._deadline_s, timer)
 
@@ -107,7 +109,7 @@ class Handshakes:
         stream.close()
 
     def _say(self) -> None:
-        """Say what came to nothing since the last time, and then nothing for a minute."""
+        """Say how many came to nothing since the last time, then say nothing for a minute."""
         self._quiet = self._failed > 0
         if self._quiet:
             logger.warning("connections without a handshake: %d; the last one from %s", self._failed, self._last)

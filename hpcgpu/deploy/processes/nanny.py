@@ -1,7 +1,7 @@
-"""distributed's Nanny, with the process start alone replaced: a fork of the zygote instead of a spawn.
+"""distributed's Nanny; only the start of the worker's process is replaced: a fork server forks it.
 
-So ``client.restart()``, ``restart_workers``, retire, lifetime, memory terminate, plugins and
-``run(nanny=True)`` work as everywhere, and a worker that died is back in 60 ms instead of 600.
+``client.restart()``, ``restart_workers``, retire, lifetime, memory terminate, plugins and ``run(nanny=True)`` work as
+everywhere. A worker that died is back in 60 ms, not in 600.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from distributed.core import Status
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.processes import devices
-from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.spawn import Child, Spawner
+from hpcgpu.deploy.processes.control import Child, Control, Spawner
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
@@ -34,7 +33,7 @@ logger = logging.getLogger("distributed.nanny")
 
 
 class ForkNanny(Nanny):
-    """A Nanny whose worker is forked from the rank's image.
+    """A Nanny whose worker is forked by a fork server.
 
     Parameters
     ----------
@@ -45,21 +44,28 @@ class ForkNanny(Nanny):
     rank : int
         The rank whose output the worker writes to.
     **kwargs
-        As of distributed's Nanny.
+        As of distributed's Nanny. Name, threads, memory limit, resources and folder are the spec's if not given.
 
     Attributes
     ----------
     farewell : str
-        Why its worker leaves for good; empty as long as it would be started again.
+        Why its worker leaves for good; empty while it would be started again.
     ended : str
-        Why it has ended though nobody let its worker go; empty: it has not.
+        Why the nanny has ended though nobody let its worker go; empty: it has not.
 
     """
 
     def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, rank: int, **kwargs: Any) -> None:  # noqa: ANN401
         self.spawner, self.spec, self.rank = spawner, spec, rank
         self.farewell = self.ended = ""
-        super().__init__(*args, **kwargs)
+        planned = {
+            "name": spec.name,
+            "nthreads": spec.nthreads,
+            "memory_limit": spec.memory_limit_bytes or 0,
+            "resources": dict(spec.resources),
+            "local_directory": spec.local_directory,
+        }
+        super().__init__(*args, **{**planned, **kwargs})
         self.periodic_callbacks.pop("memory_monitor", None)
         self.memory_manager = compat.MemoryManager(
             self, memory_limit=spec.memory_limit_bytes or 0, simulated_bytes=devices.usage_reader(spec)
@@ -83,7 +89,7 @@ class ForkNanny(Nanny):
 
 
 class ForkedWorker:
-    """What Nanny expects of its WorkerProcess, over a forked child."""
+    """A forked child, as Nanny expects its WorkerProcess."""
 
     def __init__(self, nanny: ForkNanny) -> None:
         self.nanny = nanny
@@ -116,7 +122,7 @@ class ForkedWorker:
                 self._take_report(message)
                 break
             else:
-                await self._stopped.wait()  # it died before it could say anything
+                await self._stopped.wait()  # the worker died before it could say anything
         except BaseException:
             if self.status == Status.starting:
                 self.status = Status.failed
@@ -130,7 +136,7 @@ class ForkedWorker:
         try:
             return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec(), nanny.rank)
         except Exception as e:  # no descriptor, no memory
-            if nanny.status == Status.running:  # distributed's would stay, without a worker, for ever
+            if nanny.status == Status.running:  # distributed's would stay for ever, without a worker
                 self._give_up(e)
             raise
 
@@ -143,7 +149,7 @@ class ForkedWorker:
 
     def _take_report(self, message: dict[str, Any]) -> None:
         if message["op"] == "error":
-            # the reason last, where who reads a log looks first: the traceback of the other process stands above
+            # the reason comes last, where readers of a log look first; the other process's traceback stands above it
             text, reason = message["text"], message["reason"]
             raise LaunchError(f"the worker {self.nanny.name} did not start: {reason}", evidence=text)
         self.worker_address, self.worker_dir = message["address"], message["dir"]
@@ -156,7 +162,7 @@ class ForkedWorker:
             await self._running.wait()
         if self.status == Status.stopped or self.process is None:
             return
-        child, stopped = self.process, self._stopped  # the nanny restarts it at once, with others
+        child, stopped = self.process, self._stopped  # the nanny restarts the worker at once, and they are replaced
         if self.status != Status.stopping:
             self.status = Status.stopping
             grace_s = timeout * 0.8
@@ -164,16 +170,16 @@ class ForkedWorker:
                 self._control.send("stop", timeout=grace_s, executor_wait=executor_wait, reason=reason)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), grace_s)
-            if not stopped.is_set():  # it may have ended in the moment in which the time was over
+            if not stopped.is_set():  # it may have ended when the time was over
                 logger.warning("Worker process still alive after %.1f seconds, killing", grace_s)
                 child.kill()
                 await self._reaped(child.pid, stopped, timeout)
         await stopped.wait()
 
     async def _reaped(self, pid: int, stopped: asyncio.Event, look_s: float) -> None:
-        """Wait until the zygote has reported a worker's end; end a zygote that does not, for somebody has stopped it.
+        """Wait until the fork server has reported a worker's end; kill one that does not: somebody has stopped it.
 
-        Twice must the worker be seen dead: of a job that was stopped as a whole the zygote goes on a moment later.
+        The worker must be seen dead twice: when a whole job was stopped, the fork server goes on a moment later.
         """
         dead = 0
         while dead < 2:
@@ -181,7 +187,7 @@ class ForkedWorker:
                 await asyncio.wait_for(stopped.wait(), look_s)
                 return
             dead += not process.alive(pid)
-        logger.error("The zygote does not report the end of worker process %d; it is killed", pid)
+        logger.error("The fork server does not report the end of worker process %d; it is killed", pid)
         self.nanny.spawner.kill()
 
     def is_alive(self) -> bool:
@@ -235,7 +241,7 @@ class ForkedWorker:
 
 
 class ProcessHandle:
-    """The three things that distributed's NannyMemoryManager wants of a process."""
+    """The members of a process that distributed's NannyMemoryManager uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -246,5 +252,5 @@ class ProcessHandle:
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):  # it has just ended, which its zygote reports
+        with contextlib.suppress(ProcessLookupError):  # it has just ended, which the fork server reports
             os.kill(self.pid, signal.SIGKILL)

@@ -1,12 +1,10 @@
-"""A node's workers, planned by one process that meets nobody: under dask-jobqueue, dask-mpi, dask worker."""
+"""A node's workers, planned by one process that is no rank of a run: under dask-jobqueue, dask-mpi, dask worker."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import dask.config
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, cgroup, discover, log
@@ -19,8 +17,6 @@ from hpcgpu.plan.binding import place_simulated
 from hpcgpu.plan.explain import others_words
 from hpcgpu.plan.memory import plan_host_memory, share_of
 from hpcgpu.plan.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.spill.storage import mounts
-from hpcgpu.spill.storage.scratch import trust_note
 from hpcgpu.units import format_bytes
 
 
@@ -43,20 +39,26 @@ class Machine:
 
         """
         host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
-        if settings.gpus is not None:
-            wanted = parse_simulated(settings.gpus)
-            return cls(host, topology, place_simulated(topology, wanted.per_node, wanted.memory_bytes, host))
-        log.say_of(host, topology.warnings)
-        devices = environ.get("CUDA_VISIBLE_DEVICES")
-        visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], devices)}
-        found = tuple(g for g in topology.gpus if g.uuid in visible)
+        if settings.gpus is None:
+            log.say_of(host, topology.warnings)
+        found = gpus_of(settings, topology, environ, host)
         if not found:
+            devices = environ.get("CUDA_VISIBLE_DEVICES")
             why = (f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else "", others_words(topology))
             given = f" ({'; '.join(filter(None, why))})" if any(why) else ""
             raise LaunchError(
                 f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: gpus=sim:4"
             )
         return cls(host, topology, found)
+
+
+def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of a node that this process may use: real ones, or simulated ones if the settings say so."""
+    if settings.gpus is not None:
+        wanted = parse_simulated(settings.gpus)
+        return place_simulated(topology, wanted.per_node, wanted.memory_bytes, host)
+    visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], environ.get("CUDA_VISIBLE_DEVICES"))}
+    return tuple(g for g in topology.gpus if g.uuid in visible)
 
 
 def plan_here(
@@ -71,9 +73,9 @@ def plan_here(
 ) -> tuple[WorkerSpec, ...]:
     """Return so many workers, one after the other on the machine's GPUs.
 
-    ``memory_limit`` in bytes is what somebody without a view of the node asked for (dask-jobqueue: the job's memory
-    by processes): it is lowered to the worker's share, and that is said. Otherwise the kernel would end the job
-    before a worker spills.
+    A ``memory_limit`` in bytes comes from a caller that does not see the node (dask-jobqueue: the job's memory divided
+    by processes). It is lowered to the worker's share, which :func:`lowered` says. Otherwise the kernel would end the
+    job before a worker spills.
 
     Parameters
     ----------
@@ -102,20 +104,29 @@ def plan_here(
     allocation = read_allocation(environ, machine.name)
     memory = plan_host_memory(cgroup.memory_limit(), allocation)
     room = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), 1, sharers)
-    facts = _facts(machine, scratch, environ, room, in_job=allocation.batch != "local")
+    in_job = allocation.batch != "local"
+    facts = facts_of(machine.name, machine.topology, room, environ, gpus=machine.gpus, scratch=scratch, in_job=in_job)
     planned = replace(settings, memory_limit=SHARE) if asked else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
     specs = tuple(spec for _, spec in plan_workers(planned, facts, layout))
     return tuple(_limited(spec, asked) for spec in specs) if asked else specs
 
 
-def _facts(
-    machine: Machine, scratch: str, environ: Mapping[str, str], memory: HostMemory, *, in_job: bool
+def facts_of(
+    host: str,
+    topology: Topology,
+    memory: HostMemory,
+    environ: Mapping[str, str],
+    *,
+    gpus: tuple[Gpu, ...] = (),
+    scratch: str = "",
+    in_job: bool,
 ) -> NodeFacts:
+    """Return the facts of this node, with the cores, memory nodes and interfaces that this process may use."""
     return NodeFacts(
-        name=machine.name,
-        topology=machine.topology,
-        gpus=machine.gpus,
+        name=host,
+        topology=topology,
+        gpus=gpus,
         allowed=CpuSet(cgroup.granted_cpus()),
         allowed_nodes=cgroup.granted_memory_nodes(),
         memory=memory,
@@ -128,6 +139,11 @@ def _facts(
 
 def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
     """Return what to say, once on a node, of the folder to which so many workers spill."""
+    import dask.config  # imported here: hpcgpu topo needs neither Dask nor the store
+
+    from hpcgpu.spill.storage import mounts
+    from hpcgpu.spill.storage.scratch import trust_note
+
     folder = settings.local_directory
     each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))
     trusted = trust_note(folder) if settings.trust_local_directory else ()

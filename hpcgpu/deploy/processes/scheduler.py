@@ -1,38 +1,42 @@
-"""The scheduler process: distributed's Scheduler, its guarded dashboard, the client's lease."""
+"""The scheduler process: distributed's Scheduler, its guarded dashboard, the client's lease, and the leaders."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import signal
 import socket
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Scheduler
+from distributed.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network import protocols
-from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes import handshakes
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.helm import Helm
-from hpcgpu.deploy.processes.leaders import Watchers
-from hpcgpu.deploy.processes.retire import retire
-from hpcgpu.deploy.processes.silence import silent
-from hpcgpu.deploy.processes.stalls import Stalls
-from hpcgpu.deploy.processes.watch import Lease
+from hpcgpu.deploy.processes.controller import ControllerElection, retire
+from hpcgpu.deploy.processes.heartbeats import silent_workers
+from hpcgpu.deploy.processes.lease_server import LeaseServer
+from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, process
+from hpcgpu.supervise import tasks
 
-# Before rank 0 gives up waiting (agent.image): the log shows where it hangs.
+# Less than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0
-# A client's gather() must have looked at the errors before it hears that the connection is lost.
+# A client's gather() must look at the errors before it hears that the connection is lost.
 _TELL_S = 0.3
+_DISMISS_S = 4.0
+# When a leader has died, another rank of its node has this long to lead in its place.
+_SUCCESSOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,9 @@ class SchedulerSpec:
     Attributes
     ----------
     local_directory : str
-        A private folder: distributed puts one of its own into it, and that first into ``sys.path``.
+        A private folder. distributed makes one of its own in it, and puts that first into ``sys.path``.
     host : str
-        Where it listens; empty when ranks of other nodes or a client outside must reach it: on all addresses.
+        Where it listens. Empty: on all addresses, for ranks of other nodes or for a client outside.
     rank_pid : int
         The process that started it, rank 0.
     dashboard_secret : str
@@ -67,7 +71,7 @@ class SchedulerSpec:
 
 def main(spec: SchedulerSpec, control: socket.socket) -> int:
     """Run until told to close; the entry of the forked process."""
-    # A batch system that cancels a job signals every process of it: rank 0 is to end the run, and say why.
+    # A batch system that cancels a job signals all of its processes. Rank 0 ends the run, and says why.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process.hide_gpus(spec.protocol)
     handshakes.limit()
@@ -87,26 +91,26 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         return 1
     finally:
         faulthandler.cancel_dump_traceback_later()
-    scheduler.add_plugin(Report(scheduler, control), name="hpcgpu-report")
-    watchers = Watchers(control, grows=spec.grows)
-    scheduler.handlers["hpcgpu_watch"] = watchers.serve
-    scheduler.handlers["hpcgpu_notes"] = watchers.notes
+    scheduler.add_plugin(WorkerCount(scheduler, control), name="hpcgpu-report")
+    leaders = LeaderConnections(control, grows=spec.grows)
+    scheduler.handlers["hpcgpu_watch"] = leaders.serve
+    scheduler.handlers["hpcgpu_notes"] = leaders.notes
     scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
-    lease = Lease(
+    lease = LeaseServer(
         spec.client_grace_s, control, lambda: compat.forgive_silence(scheduler), lambda: _kill_rank(spec.rank_pid)
     )
     scheduler.handlers["hpcgpu_lease"] = lease.renew
-    helm = Helm()
-    scheduler.handlers["hpcgpu_helm"] = helm.serve
-    scheduler.handlers["hpcgpu_scale"] = helm.scale
-    scheduler.handlers["hpcgpu_silent"] = lambda: silent(scheduler)
+    election = ControllerElection()
+    scheduler.handlers["hpcgpu_controller"] = election.serve
+    scheduler.handlers["hpcgpu_scale"] = election.scale
+    scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
     scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
 
     def stalled(what: str, reason: str) -> None:
         control.send("stalled", why=what, text=reason)
         tell(scheduler, reason)
 
-    stalls = Stalls(scheduler, spec.stalled_s, stalled, lambda: watchers.none_come)
+    stalls = StallDetector(scheduler, spec.stalled_s, stalled, lambda: leaders.none_come)
     scheduler.handlers["subscribe_worker_status"] = lambda comm: subscribe(scheduler, comm, stalls.reason)
     ports = {"port": scheduler.port, "dashboard_port": scheduler.http_server.port}
     control.send("started", address=scheduler.address, hosts=compat.bound_hosts(scheduler) or [spec.host], **ports)
@@ -121,7 +125,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
             if message["failed"]:
                 compat.fail_futures(scheduler, JobError(f"the job ended: {message['reason']}"))
                 await asyncio.sleep(_TELL_S)
-            await watchers.dismiss()
+            await leaders.dismiss()
             await scheduler.close(reason=message["reason"])
             return 0
     os._exit(1)  # the rank is gone: nobody is left to close for
@@ -148,49 +152,125 @@ def _kill_rank(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-class Sight(WorkerStatusPlugin):
-    """Tells one cluster object which workers are there.
-
-    distributed's have one name, so that the second object takes the first one's place (2026.8.0).
-    """
-
-    def __init__(self, scheduler: Scheduler, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
-        self.name = f"{WorkerStatusPlugin.name}-{id(comm)}"
-        super().__init__(scheduler, comm)
-
-
-def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:  # noqa: ANN401
-    """Handle a cluster object's ``subscribe_worker_status`` as distributed's scheduler does, for any number of them.
-
-    ``stalled``: why nothing goes on at present.
-    """
-    Sight(scheduler, comm)
-    facts: dict[str, Any] = {**scheduler.identity(), "stalled": stalled}
-    for worker in facts["workers"].values():
-        del worker["metrics"], worker["last_seen"]
-    return facts
-
-
-def tell(scheduler: Scheduler, stalled: str) -> None:
-    """Tell all cluster objects why nothing goes on; empty: something does."""
-    for plugin in scheduler.plugins.values():
-        if isinstance(plugin, Sight):
-            plugin.bcomm.send(["stalled", stalled])
-
-
-class Report(SchedulerPlugin):
-    """Tells rank 0 which workers are there."""
+class WorkerCount(SchedulerPlugin):
+    """Tells rank 0 how many workers are there."""
 
     def __init__(self, scheduler: Scheduler, control: Control) -> None:
         self.scheduler, self.control = scheduler, control
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Called by distributed when a worker has registered."""
+        """Tell; called by distributed when a worker has registered."""
         self._tell()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """Called by distributed when a worker is gone."""
+        """Tell; called by distributed when a worker is gone."""
         self._tell()
 
     def _tell(self) -> None:
         self.control.send("workers", count=len(self.scheduler.workers))
+
+
+class LeaderConnections:
+    """The leaders' connections: which leaders live, and which have workers.
+
+    An end of file, at either end, says that the other side is gone.
+
+    Parameters
+    ----------
+    control : Control
+        To rank 0, which is told of leaders that are lost, and of how many have workers.
+    grows : bool
+        More leaders may come, whatever becomes of these.
+    successor_s : float
+        How long another leader may take to come in the place of one that is lost.
+
+    """
+
+    def __init__(self, control: Control, *, grows: bool = False, successor_s: float = _SUCCESSOR_S) -> None:
+        self._control, self._grows, self._successor_s = control, grows, successor_s
+        self._comms: dict[Any, str] = {}  # of each the place, which a node's leaders have one after another
+        self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
+        self._working: set[Any] = set()  # those with workers that are there, or started anew
+        self._awaited = 0
+        self._died: list[str] = []
+        self._had_workers = False
+        self._left = asyncio.Event()
+        self._dismissed = False
+
+    @property
+    def none_come(self) -> bool:
+        """Whether there were workers, and none will be there again."""
+        return self._had_workers and not self._grows and not self._working and not self._awaited
+
+    def notes(self) -> list[tuple[str, str]]:
+        """Return node and text of what the leaders say of their nodes (``hpcgpu_notes``)."""
+        return [(node, text) for node, said in self._notes.values() for text in said]
+
+    async def serve(
+        self,
+        comm: Any,  # noqa: ANN401 - distributed has no types
+        node: str = "",
+        place: str = "",
+        notes: Sequence[str] = (),
+        workers: int = 0,
+    ) -> None:
+        """Hold a leader's connection (``hpcgpu_watch``) until it ends."""
+        self._comms[comm], self._notes[comm] = place, (node, notes)
+        if workers:
+            self._had_workers = True
+            self._working.add(comm)
+            self._tell()
+        lost = True
+        try:
+            with contextlib.suppress(CommClosedError):
+                await comm.write("watching")
+                while (said := await comm.read()) != "bye":
+                    self._end_of_workers(comm, said["died"])
+                lost = False
+        finally:
+            del self._comms[comm], self._notes[comm]
+            self._left.set()
+            if lost:
+                self._await_successor(node, place, had_workers=comm in self._working)
+            self._working.discard(comm)
+            self._tell()
+
+    def _end_of_workers(self, comm: Any, died: str) -> None:  # noqa: ANN401
+        """Know that none of a leader's workers will be there again; ``died`` names those that left badly."""
+        self._working.discard(comm)
+        self._died += [died] if died else []
+        self._tell()
+
+    def _await_successor(self, node: str, place: str, *, had_workers: bool) -> None:
+        self._awaited += had_workers
+        report = tasks.guarded(self._report, "the report of a lost leader", tasks.say_only)
+        asyncio.get_running_loop().call_later(self._successor_s, report, node, place, had_workers)
+
+    def _report(self, node: str, place: str, had_workers: bool) -> None:
+        self._awaited -= had_workers
+        if self._dismissed:
+            return
+        if place not in self._comms.values():
+            self._control.send("leader_lost", node=node)
+            self._died += [f"node {node} lost its leader"] if had_workers else []
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._had_workers and not self._grows and not self._dismissed:
+            left = len(self._working) + self._awaited
+            self._control.send("leaders", working=left, died="; ".join(self._died))
+
+    async def dismiss(self) -> None:
+        """Tell the leaders that the run ends, and wait until they have ended their workers.
+
+        A nanny whose scheduler is gone takes 1.6 s to close.
+        """
+        self._dismissed = True
+        for comm in tuple(self._comms):
+            with contextlib.suppress(CommClosedError):
+                await comm.write("end")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISMISS_S):
+                while self._comms:
+                    self._left.clear()
+                    await self._left.wait()

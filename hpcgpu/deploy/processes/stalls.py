@@ -1,6 +1,7 @@
-"""Tasks that wait in vain: all workers have paused, for neither memory nor disk has room, or none is left.
+"""Tasks that wait in vain, and how cluster objects hear of it.
 
-distributed lets them wait, without a word to the client, for ever (2026.8.0).
+All workers have paused, because neither memory nor disk has room, or no worker is left. distributed lets such tasks
+wait for ever and tells the client nothing (2026.8.0).
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from distributed import Scheduler
 from distributed.core import Status
+from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
@@ -23,26 +26,25 @@ TROUBLE = "spill_trouble"
 _LOOKS = 12
 
 
-class Stalls:
-    """Looks after the workers, as long as the scheduler lives.
+class StallDetector:
+    """Looks whether tasks go on, as long as the scheduler lives.
 
     Parameters
     ----------
     scheduler : Scheduler
-        Theirs.
+        The scheduler of the tasks.
     patience_s : float
         How long nothing may go on.
     report : callable
-        Takes what is the matter, and that with the reason and what to do, once for each time that nothing goes on; the
-        futures that are waited for have failed then. Both are empty when something goes on again.
+        Takes what is the matter, and the same with its reason and what to do. It is called once when nothing goes on;
+        the futures that are waited for have failed by then. Both are empty when something goes on again.
     none_come : callable
-        Tells whether no workers will come where none is.
-
+        Tells, while there are no workers, whether none will come.
 
     Attributes
     ----------
     reason : str
-        What it was told last.
+        What ``report`` was told last.
 
     """
 
@@ -111,3 +113,33 @@ def _shown(scheduler: Scheduler) -> str:
         out.append(f"{worker.name} has {used}{most}, {format_bytes(spilled)} spilled{trouble}")
     more = f", and {len(out) - 4} more" if len(out) > 4 else ""
     return "; ".join(out[:4]) + more
+
+
+class ObjectStatusPlugin(WorkerStatusPlugin):
+    """Tells one cluster object which workers are there.
+
+    distributed's plugins for it all have one name: a second object would take the place of the first (2026.8.0).
+    """
+
+    def __init__(self, scheduler: Scheduler, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
+        self.name = f"{WorkerStatusPlugin.name}-{id(comm)}"
+        super().__init__(scheduler, comm)
+
+
+def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:  # noqa: ANN401
+    """Handle a cluster object's ``subscribe_worker_status`` as distributed's scheduler does, for any number of them.
+
+    ``stalled`` says why nothing goes on at present.
+    """
+    ObjectStatusPlugin(scheduler, comm)
+    facts: dict[str, Any] = {**scheduler.identity(), "stalled": stalled}
+    for worker in facts["workers"].values():
+        del worker["metrics"], worker["last_seen"]
+    return facts
+
+
+def tell(scheduler: Scheduler, stalled: str) -> None:
+    """Tell all cluster objects why nothing goes on; empty: something does."""
+    for plugin in scheduler.plugins.values():
+        if isinstance(plugin, ObjectStatusPlugin):
+            plugin.bcomm.send(["stalled", stalled])

@@ -22,7 +22,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, log, process
 from hpcgpu.model import WorkerSpec
@@ -31,7 +31,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
-# Of the store. Its few lines are to be seen where a run's logs begin at warnings (agent.image).
+# The store's logger. Its few lines are shown although a run's logs begin at warnings.
 _SPILL_LOGGER = logging.getLogger("distributed.worker.memory")
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
@@ -46,7 +46,7 @@ class WorkerStart:
     kwargs : mapping
         Arguments of distributed's Worker.
     sys_path : tuple of str
-        The nanny's: UploadDirectory(update_path=True) changes it there.
+        The nanny's ``sys.path``: UploadDirectory(update_path=True) changes it there.
 
     """
 
@@ -68,7 +68,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         allocator.set_trim_threshold(wanted)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
-    if not dask.config.get("temporary-directory", None):  # of what tasks start, by names that can be guessed
+    if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it
         dask.config.set({"temporary-directory": start.spec.local_directory})
     if start.spec.gpu is None:  # distributed would show the first GPU's load as this worker's (2026.8.0, nvml.py)
         dask.config.set({"distributed.diagnostics.nvml": False})
@@ -89,7 +89,7 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
         await control.drained()
         if words:
-            return 1  # they say all, and the nanny has them
+            return 1  # the nanny has the reason, and it says all
         raise
     control.send("started", address=worker.address, dir=worker.local_directory)
     stopping = stop_when_told(worker, control)
@@ -107,7 +107,7 @@ async def make_worker(start: WorkerStart) -> Worker:
         **start.kwargs,
         data=store_of(spec),
         dashboard=False,
-        plugins=(Unspilling(spec),),
+        plugins=(SpillPlugin(spec),),
     )
     compat.exclude_simulated(worker, devices.usage_reader(spec))
     if _SPILL_LOGGER.getEffectiveLevel() == logging.WARNING:
@@ -117,7 +117,7 @@ async def make_worker(start: WorkerStart) -> Worker:
 
 
 def check_room(spec: WorkerSpec) -> None:
-    """Refuse a limit above which this process is before it has any data: Dask would pause or end it for ever.
+    """Refuse a limit that this process is above before it has any data: Dask would pause it or end it for ever.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def check_room(spec: WorkerSpec) -> None:
 
 
 def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
-    """Return the spill store as Worker's argument ``data`` takes it; of its folder the node's planner has spoken."""
+    """Return the spill store as Worker's argument ``data``; the node's planner has warned of its folder."""
     memory = dask.config.get("distributed.worker.memory")
     return (
         GpuSpillBuffer,
@@ -148,13 +148,13 @@ def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
             "target": memory["target"],
             "max_spill": memory["max-spill"],
             "quiet": True,
-            "trust_local_directory": True,  # what stands above it was looked at when the run's folder was made
+            "trust_local_directory": True,  # the folders above it were checked when the run's folder was made
         },
     )
 
 
 def stop_when_told(worker: Worker, control: Control) -> asyncio.Task[None]:
-    """Close the worker on the nanny's word; one that cannot close so, or whose nanny is gone, ends at once."""
+    """Close the worker when the nanny tells it to; end it at once if it cannot close, or if the nanny is gone."""
     told = functools.partial(_stop_when_told, worker, control)
     return tasks.start(told, "the end of the worker", lambda _: os._exit(1))
 

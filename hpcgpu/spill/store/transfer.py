@@ -7,7 +7,7 @@ A worker must neither copy on its event loop nor show handles to user code. For 
 - calls :func:`keep_packed`, and ``hpcgpu.spill.store.dask.register``, when it starts;
 - sets ``store.on_fault``, and calls ``store.close()`` at its end.
 
-``hpcgpu.deploy.processes.unspill`` does all this. Without it the store returns values themselves everywhere.
+``hpcgpu.deploy.processes.worker_plugin`` does all this. Without it the store returns values themselves everywhere.
 """
 
 from __future__ import annotations

@@ -45,13 +45,13 @@ def rmm() -> Any:
 )
 def test_rmm_allocates_as_planned(rmm: Any, given: dict[str, object], tmp_path: object) -> None:
 
-    from hpcgpu.deploy.processes.rmm import set_up
+    from hpcgpu.deploy.processes.devices import set_up_rmm
 
     plan = planned({**given, "rmm_log_directory": f"{tmp_path}/logs"}, 8 * GIB)
     assert plan is not None
     before = rmm.mr.get_current_device_resource()
     try:
-        set_up(plan)
+        set_up_rmm(plan)
         stack = [rmm.mr.get_current_device_resource()]
         while hasattr(stack[0], "upstream_mr"):
             stack.insert(0, stack[0].upstream_mr)
@@ -78,7 +78,7 @@ def test_an_allocation_of_rmm_that_fails_makes_the_store_evict(tmp_path: Path) -
     """RMM's own adaptor over an allocator that has as much memory as the simulated GPU has left; no driver is asked."""
     rmm = pytest.importorskip("rmm", reason="no RMM here")
 
-    from hpcgpu.deploy.processes.rmm import evicting
+    from hpcgpu.deploy.processes.devices import evicting
 
     gpu = SimGpu(100_000)
     room = np.empty(100_000, "u1")

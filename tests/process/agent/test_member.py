@@ -25,10 +25,10 @@ from distributed.security import Security
 from waiting import until
 
 from hpcgpu.config import document
-from hpcgpu.deploy.network import contact, lease_file
-from hpcgpu.deploy.network.contact import Contact
-from hpcgpu.deploy.network.reach import reach
-from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.deploy.network import lease, scheduler_file
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.scheduler_file import SchedulerFile
+from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import pids
 from hpcgpu.model import RunDocument, Settings
@@ -58,8 +58,8 @@ class Ranks:
     def member(self, job_id: str = "7", **settings: Any) -> subprocess.Popen[str]:
         return self.start("member", env={"HPCGPU_JOB_ID": job_id}, **settings)
 
-    def contact(self, after: int = -1) -> Contact:
-        return until(lambda: contact.read(self.folder, after), "the contact", limit_s=DEADLINE_S)
+    def contact(self, after: int = -1) -> SchedulerFile:
+        return until(lambda: scheduler_file.read(self.folder, after), "the contact", limit_s=DEADLINE_S)
 
     def client(self) -> Client:
         found = self.contact()
@@ -82,7 +82,7 @@ def wait_workers(client: Client, *names: str) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    out = Ranks(contact.make_folder(tmp_path / "runs"))
+    out = Ranks(scheduler_file.make_folder(tmp_path / "runs"))
     yield out
     out.end()
 
@@ -274,7 +274,7 @@ def test_both_sides_refuse_a_certificate_that_is_not_the_clusters(who: str) -> N
             host="127.0.0.1", port=0, protocol="tls", security=security(right), dashboard=False
         ) as there:
             closed = f"tls://127.0.0.1:{unused_port()}"  # tried until the deadline, which nobody waits for
-            await reach([closed, there.address], stranger, 3600)
+            await connect_first([closed, there.address], stranger, 3600)
 
     with pytest.raises(LaunchError, match=r"the certificates do not belong together|it closed the connection"):
         asyncio.run(knock())
@@ -329,7 +329,7 @@ def signal_job(process: subprocess.Popen[str], sig: signal.Signals) -> None:
 
 
 def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks) -> None:
-    lease_file.detach(cluster.folder)
+    lease.detach(cluster.folder)
     head = cluster.start("head", client_grace_s=1.0)
     with cluster.client() as client:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -340,7 +340,7 @@ def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks)
 
 @pytest.mark.parametrize("shape", ["head", "member", "gang"])
 def test_a_job_whose_client_is_long_gone_starts_nothing(cluster: Ranks, shape: str) -> None:
-    lease_file.touch(cluster.folder)
+    lease.touch(cluster.folder)
     hour_ago = time.time() - 3600
     os.utime(cluster.folder / "lease", (hour_ago, hour_ago))
     process = cluster.start(shape)
@@ -350,17 +350,17 @@ def test_a_job_whose_client_is_long_gone_starts_nothing(cluster: Ranks, shape: s
 
 
 def test_the_lease_is_held_by_touching_it(tmp_path: Path) -> None:
-    assert lease_file.is_held(tmp_path, 1)  # nobody uses one here
+    assert lease.is_held(tmp_path, 1)  # nobody uses one here
     with pytest.raises(FileNotFoundError):
-        lease_file.renew(tmp_path)
+        lease.renew(tmp_path)
     assert list(tmp_path.iterdir()) == [], "a folder that is being removed stays without new files"
-    lease_file.touch(tmp_path)
-    assert lease_file.is_held(tmp_path, 5)
+    lease.touch(tmp_path)
+    assert lease.is_held(tmp_path, 5)
     os.utime(tmp_path / "lease", (1, 1))
-    assert not lease_file.is_held(tmp_path, 5)
-    lease_file.detach(tmp_path)
-    assert lease_file.is_held(tmp_path, 5)
-    assert not lease_file.is_held(tmp_path / "gone", 5)
+    assert not lease.is_held(tmp_path, 5)
+    lease.detach(tmp_path)
+    assert lease.is_held(tmp_path, 5)
+    assert not lease.is_held(tmp_path / "gone", 5)
     assert {p.name for p in tmp_path.iterdir()} == {"lease", "detached"}
 
 
@@ -370,6 +370,6 @@ def test_a_job_that_is_requeued_publishes_again(cluster: Ranks) -> None:
     assert cluster.contact().restart_count == 0
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM
-    assert contact.read(cluster.folder) is None
+    assert scheduler_file.read(cluster.folder) is None
     cluster.start("head", env=job)
     assert cluster.contact(after=0).restart_count == 1

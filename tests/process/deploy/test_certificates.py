@@ -9,7 +9,7 @@ from pathlib import Path
 import ranks
 from knocking import knock
 
-from hpcgpu.deploy.network.trust import Certificate
+from hpcgpu.deploy.network.tls import Certificate
 
 # Nobody waits for it: what is tested is said at once, or the test never ends.
 NEVER_S = 3600

@@ -156,7 +156,7 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
             seen.extend(describe(member.facts, date.today()).text for member in fleet.members)
 
         fleet = Fleet(Pbs(), spec, policy, 1, cluster_hooks(written_down=lambda: ((), ()), changed=look))
-        await fleet.take(0, steers=True)
+        await fleet.take(0, controls=True)
         await fleet.scale(1)
         (lost,) = pbs.ids()
         await asyncio.to_thread(until, lambda: pbs.processes(lost), "the job runs")
@@ -177,7 +177,7 @@ def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_pat
     async def run() -> None:
         spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
         fleet = Fleet(Pbs(), spec, Policy(), 1, cluster_hooks(written_down=lambda: ((), ()), say=said.append))
-        await fleet.take(0, steers=True)
+        await fleet.take(0, controls=True)
         await fleet.scale(1)
         refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
         await fleet.scale(0)
@@ -205,7 +205,7 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
 
     async def run() -> HpcGpuError:
         fleet = Fleet(Pbs(), spec, policy, 1, cluster_hooks(written_down=lambda: ((), ())))
-        await fleet.take(0, steers=True)
+        await fleet.take(0, controls=True)
         await fleet.scale(2)
         await asyncio.to_thread(until, lambda: pbs.over(first) and pbs.processes("1021[1].login01"), "the first failed")
         await fleet.scale(1)

@@ -22,7 +22,7 @@ from hpcgpu.batch import Local
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
-from hpcgpu.deploy.network import contact, lease, lease_file
+from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
 
@@ -31,12 +31,12 @@ DEAD = Process("another-host", 1, 1)
 
 
 def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
-    folder = contact.make_folder(home / ".hpcgpu" / "runs")
+    folder = scheduler_file.make_folder(home / ".hpcgpu" / "runs")
     settings = Settings(job_name="mine", client_grace_s=grace_s)
     text = document.render(RunDocument(settings=settings, shape="gang", meeting=str(folder)))
     facts = Record(name="mine", batch=batch, dialect={}, document=text, client=client, created=record.now(), jobs=jobs)
     record.write(folder, facts)
-    lease_file.touch(folder)
+    lease.touch(folder)
     return Run(folder, facts)
 
 
@@ -84,7 +84,7 @@ def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path,
 
 def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: RecordedJob) -> None:
     run = make_run(tmp_path, job, grace_s=600)
-    lease_file.detach(run.folder)
+    lease.detach(run.folder)
     asyncio.run(runs.abandon(run.folder))
     assert state(job) is JobState.RUNNING
     assert run.folder.exists()
@@ -103,7 +103,7 @@ def test_what_is_over_is_cleaned_up_and_nothing_else(
     over = submit(tmp_path, "true")
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
     detached = make_run(tmp_path, job)
-    lease_file.detach(detached.folder)
+    lease.detach(detached.folder)
     waiting = make_run(tmp_path, over, client=Process.here())  # its client will want to know how it ended
     held = make_run(tmp_path, over, grace_s=600)  # by a client on another host
     dead, empty = make_run(tmp_path, over, grace_s=0), make_run(tmp_path, grace_s=0)

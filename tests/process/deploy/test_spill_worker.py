@@ -22,7 +22,7 @@ from distributed import Client, Scheduler, Worker, get_client, get_worker, wait
 from distributed.utils import DequeHandler
 
 from hpcgpu import sim
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
@@ -57,7 +57,7 @@ async def cluster(
         )
         workers = []
         for name in "ab":
-            plugins = [Unspilling(None)] if plugin else []
+            plugins = [SpillPlugin(None)] if plugin else []
             worker = Worker(
                 scheduler.address,
                 name=name,

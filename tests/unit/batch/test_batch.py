@@ -20,7 +20,7 @@ from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_nodes
 from hpcgpu.cli.commands import jobscript
 from hpcgpu.config import site
-from hpcgpu.deploy import templates
+from hpcgpu.deploy import start
 from hpcgpu.deploy.cluster import batch as clusters
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Result
@@ -149,7 +149,7 @@ def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     assert site.read_site(f"version: 1\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in jobscript.params if p.name == "batch").type.choices
-    assert any(name == system for system, *_ in templates._TEMPLATES.values()), "no template"
+    assert any(name == system for system, *_ in start._TEMPLATES.values()), "no template"
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

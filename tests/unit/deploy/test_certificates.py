@@ -12,8 +12,8 @@ from distributed import Client
 from distributed.comm.core import FatalCommClosedError
 from knocking import knock
 
-from hpcgpu.deploy.network.reach import reach
-from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.errors import TrustError
 
 DAY = datetime.timedelta(days=1)
@@ -26,7 +26,7 @@ def made(ago: datetime.timedelta) -> Certificate:
 
 
 def knock_as_we_do(scheduler: Certificate, comes_with: Certificate) -> Any:
-    return knock(scheduler, lambda address: reach([address], security(comes_with), NEVER_S, "client"))
+    return knock(scheduler, lambda address: connect_first([address], security(comes_with), NEVER_S, "client"))
 
 
 @pytest.mark.parametrize("age", [0 * DAY, 3640 * DAY, -DAY / 2], ids=["new", "of ten years ago", "of a clock ahead"])

@@ -13,8 +13,8 @@ from background import said
 from distributed.comm import connect, listen, registry
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.network.trust import Certificate, security
-from hpcgpu.deploy.processes.handshakes import Handshakes
+from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.processes.handshakes import HandshakeLimiter
 
 SECURE = security(Certificate.make())
 BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])
@@ -26,7 +26,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.WARNING)
     for name in ("tcp", "tls"):
         monkeypatch.setitem(registry.backends, name, registry.backends[name])
-    return lambda deadline_s, most: compat.limit_handshakes(Handshakes(deadline_s, most))
+    return lambda deadline_s, most: compat.limit_handshakes(HandshakeLimiter(deadline_s, most))
 
 
 async def echo(comm: Any) -> None:

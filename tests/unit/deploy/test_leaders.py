@@ -8,7 +8,7 @@ from typing import Any
 from comms import Comm
 from waiting import run, when
 
-from hpcgpu.deploy.processes.leaders import Watchers
+from hpcgpu.deploy.processes.scheduler import LeaderConnections
 
 
 class Told:
@@ -28,18 +28,18 @@ class Told:
 def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ended() -> None:
     async def body() -> None:
         told = Told()
-        watchers = Watchers(told)
+        leaders = LeaderConnections(told)
         retired, none, broken = Comm({"died": ""}), Comm(), Comm()
         async with asyncio.TaskGroup() as serving:
-            serving.create_task(watchers.serve(none, node="n0"))
-            serving.create_task(watchers.serve(retired, node="n1", place="n1/1", workers=2))
+            serving.create_task(leaders.serve(none, node="n0"))
+            serving.create_task(leaders.serve(retired, node="n1", place="n1/1", workers=2))
             await when(lambda: told.workers(0))
-            assert watchers.none_come
-            late = serving.create_task(watchers.serve(broken, node="n2", place="n2/2", workers=2))
+            assert leaders.none_come
+            late = serving.create_task(leaders.serve(broken, node="n2", place="n2/2", workers=2))
             await when(lambda: told.workers(1))
             broken.abort()
             await late
-            assert not watchers.none_come  # another may take its place
+            assert not leaders.none_come  # another may take its place
             retired.abort()
             none.abort()
 
@@ -49,7 +49,7 @@ def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ende
 def test_how_workers_died_is_told() -> None:
     async def body() -> None:
         told, comm = Told(), Comm({"died": "worker b: nanny-instantiate-timeout"})
-        serving = asyncio.create_task(Watchers(told).serve(comm, node="n1", place="n1/1", workers=2))
+        serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", place="n1/1", workers=2))
         await when(lambda: told.workers(0, "worker b: nanny-instantiate-timeout"))
         comm.abort()
         await serving
@@ -60,16 +60,16 @@ def test_how_workers_died_is_told() -> None:
 def test_workers_of_a_lost_leader_are_awaited_until_nobody_has_taken_its_place() -> None:
     async def body() -> None:
         told, lost, heir = Told(), Comm(), Comm()
-        watchers = Watchers(told, successor_s=0.1)
+        leaders = LeaderConnections(told, successor_s=0.1)
         lost.abort()
-        await watchers.serve(lost, node="n1", place="n1/1", workers=2)
+        await leaders.serve(lost, node="n1", place="n1/1", workers=2)
         assert told.workers(1)
-        assert not watchers.none_come
+        assert not leaders.none_come
         await when(lambda: told.workers(0, "node n1 lost its leader"))
         assert {"op": "leader_lost", "node": "n1"} in told.all
-        assert watchers.none_come
-        leading = asyncio.create_task(watchers.serve(heir, node="n1", place="n1/1", workers=2))
-        await when(lambda: not watchers.none_come)
+        assert leaders.none_come
+        leading = asyncio.create_task(leaders.serve(heir, node="n1", place="n1/1", workers=2))
+        await when(lambda: not leaders.none_come)
         heir.abort()
         await leading
 
@@ -79,12 +79,12 @@ def test_workers_of_a_lost_leader_are_awaited_until_nobody_has_taken_its_place()
 def test_where_more_may_come_nobody_is_told() -> None:
     async def body() -> None:
         told, comm = Told(), Comm({"died": "worker a: nanny-close"})
-        watchers = Watchers(told, grows=True)
-        serving = asyncio.create_task(watchers.serve(comm, node="n1", place="n1/1", workers=2))
+        leaders = LeaderConnections(told, grows=True)
+        serving = asyncio.create_task(leaders.serve(comm, node="n1", place="n1/1", workers=2))
         await when(lambda: not comm.messages)
         comm.abort()
         await serving
-        assert not watchers.none_come
+        assert not leaders.none_come
         assert told.all == []
 
     run(body)

@@ -102,7 +102,7 @@ def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn:
         policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
         spec = JobSpec(name="x", argv=("true",))
         fleet = Fleet(Slurm(), spec, policy, 1, cluster_hooks(written_down=lambda: (recorded, ()), changed=look))
-        await fleet.take(1, steers=False)
+        await fleet.take(1, controls=False)
         for moment, text in shown.items():
             turn(moment)
             await asyncio.to_thread(until, lambda text=text: text in seen, text)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import hpcgpu
 from hpcgpu import sim
-from hpcgpu.deploy.processes.unspill import Unspilling
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, process
 from hpcgpu.plan.memory_table import Moved, WorkerMemory, render, total
@@ -146,7 +146,7 @@ async def one_worker(folder: Path, *, store: bool = True) -> AsyncIterator[tuple
             local_directory=str(folder),
             memory_limit="1GB",
             dashboard=False,
-            **({"data": (GpuSpillBuffer, limits), "plugins": [Unspilling(None)]} if store else {}),
+            **({"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin(None)]} if store else {}),
         )
         await stack.enter_async_context(worker)
         yield await stack.enter_async_context(Client(scheduler.address, asynchronous=True)), scheduler, worker

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import record, runs
 from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob
-from hpcgpu.deploy.network import contact
+from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import RunDocument, Settings
 
@@ -56,7 +56,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, writt
 
 
 def folder_of(home: Path, written: Record) -> Path:
-    folder = contact.make_folder(home)
+    folder = scheduler_file.make_folder(home)
     record.write(folder, written)
     return folder
 
@@ -146,7 +146,11 @@ def test_several_of_a_name_and_none_are_errors_that_list_what_there_is(tmp_path:
 
 
 def test_a_run_that_was_never_written_down_goes_when_it_is_old(tmp_path: Path) -> None:
-    written, unwritten, young = folder_of(tmp_path, FACTS), contact.make_folder(tmp_path), contact.make_folder(tmp_path)
+    written, unwritten, young = (
+        folder_of(tmp_path, FACTS),
+        scheduler_file.make_folder(tmp_path),
+        scheduler_file.make_folder(tmp_path),
+    )
     for folder in (written, unwritten):
         for path in (*folder.iterdir(), folder):
             os.utime(path, (0, 0))

@@ -9,7 +9,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 from waiting import when
 
-from hpcgpu.deploy.processes.stalls import TROUBLE, Stalls
+from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
 from hpcgpu.errors import JobError
 
 
@@ -22,7 +22,7 @@ def test_workers_that_have_all_paused_are_an_error_once_and_their_tasks_go_on_wh
             Client(scheduler.address, asynchronous=True) as client,
         ):
             there = await client.scatter(1)
-            stalls = Stalls(scheduler, 0.5, lambda *words: said.put_nowait(words))
+            stalls = StallDetector(scheduler, 0.5, lambda *words: said.put_nowait(words))
             worker.metrics[TROUBLE] = lambda _: "no space left on device"
             worker.status = Status.paused
             await worker.heartbeat()
@@ -61,7 +61,7 @@ def test_tasks_without_a_worker_are_an_error_where_none_comes_and_wait_where_one
             Scheduler(port=0, dashboard=False) as scheduler,
             Client(scheduler.address, asynchronous=True) as client,
         ):
-            stalls = Stalls(scheduler, 0.1, lambda *words: said.put_nowait(words), ask)
+            stalls = StallDetector(scheduler, 0.1, lambda *words: said.put_nowait(words), ask)
             waiting = client.submit(lambda: 1)
             await asyncio.wait_for(when(lambda: asked > 30), 30)  # two and a half times as long
             assert (waiting.status, said.empty()) == ("pending", True)

@@ -32,15 +32,14 @@ from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.hooks import SchedulerRequests
 from hpcgpu.deploy.jobs.record import Process, Record
 from hpcgpu.deploy.jobs.submitter import Submitter
-from hpcgpu.deploy.network.lease import Holder, keep_touched
-from hpcgpu.deploy.network.lease_file import touch
-from hpcgpu.deploy.processes.helm import Helm
-from hpcgpu.deploy.processes.leaders import Watchers
+from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
+from hpcgpu.deploy.processes.control import Child
+from hpcgpu.deploy.processes.controller import ControllerElection
+from hpcgpu.deploy.processes.heartbeats import HeartbeatMonitor
+from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
-from hpcgpu.deploy.processes.silence import Listener
-from hpcgpu.deploy.processes.spawn import Child
-from hpcgpu.deploy.processes.unspill import Unspilling
-from hpcgpu.deploy.processes.watch import Lease
+from hpcgpu.deploy.processes.scheduler import LeaderConnections
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
 from hpcgpu.plan.reconcile import Policy
@@ -82,7 +81,7 @@ def test_the_loop_of_an_elastic_cluster_goes_on_and_says_why_no_workers_come(
             1,
             cluster_hooks(**{part: flaky}, changed=lambda: troubles.append(fleet.trouble)),
         )
-        await fleet.take(0, steers=True)
+        await fleet.take(0, controls=True)
         await when(lambda: troubles and troubles[-1])
         assert "No space left on device" in fleet.trouble
         calls, flaky.left = flaky.calls, 0
@@ -123,7 +122,7 @@ def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: py
     assert len(failures(log)) == tracebacks
 
 
-# --- who steers
+# --- which object controls
 
 
 class SchedulerOf:
@@ -137,10 +136,10 @@ class SchedulerOf:
 
 
 class FleetOf:
-    steers, wanted, error, trouble = False, 0, None, ""
+    controls, wanted, error, trouble = False, 0, None, ""
 
-    async def take(self, wanted: int | None, *, steers: bool) -> None:
-        self.steers, self.wanted = steers, wanted or 0
+    async def take(self, wanted: int | None, *, controls: bool) -> None:
+        self.controls, self.wanted = controls, wanted or 0
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
         self.wanted = jobs
@@ -156,12 +155,14 @@ def test_a_connection_that_is_not_understood_is_made_anew_and_meanwhile_nobody_s
         steering = Controller(lambda: scheduler, fleet, lambda: changes.append(steering.given_up))
         await when(lambda: changes and changes[-1])
         assert isinstance(changes[-1], JobError)
-        assert "who steers this cluster's jobs has failed 3 times in a row: KeyError: 'op'" in str(changes[-1])
-        assert not fleet.steers
+        assert "which object controls this cluster's jobs has failed 3 times in a row: KeyError: 'op'" in str(
+            changes[-1]
+        )
+        assert not fleet.controls
         assert all(comm.aborted.is_set() for comm in bad)
         with pytest.raises(JobError, match="has failed 3 times"):
             await steering.scale(1)
-        await when(lambda: fleet.steers)
+        await when(lambda: fleet.controls)
         await steering.started()
         assert steering.given_up is None
         assert fleet.wanted == 4
@@ -190,32 +191,32 @@ def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptu
 
 def test_an_object_whose_words_are_not_understood_steers_no_more() -> None:
     async def body() -> None:
-        helm = Helm()
+        election = ControllerElection()
         bad, good = Comm({"op": "scaled", "number": 99, "error": b""}), Comm()
         with pytest.raises(KeyError):
-            await helm.serve(bad)
-        serving = asyncio.create_task(helm.serve(good))
+            await election.serve(bad)
+        serving = asyncio.create_task(election.serve(good))
         await when(lambda: good.written)
         assert good.written == [{"op": "steer", "wanted": None}]
-        asking = asyncio.create_task(helm.scale(2, False))
+        asking = asyncio.create_task(election.scale(2, False))
         await when(lambda: len(good.written) == 2)
         good.abort()
-        with pytest.raises(JobError, match="no process steers this cluster's jobs"):
+        with pytest.raises(JobError, match="no process controls this cluster's jobs"):
             await asking
         await serving
-        with pytest.raises(JobError, match="no process steers this cluster's jobs"):
-            await helm.scale(2, False)
+        with pytest.raises(JobError, match="no process controls this cluster's jobs"):
+            await election.scale(2, False)
 
     run(body)
 
 
 def test_what_is_asked_of_one_that_ends_is_asked_of_the_next() -> None:
     async def body() -> None:
-        helm = Helm()
+        election = ControllerElection()
         first, second = Comm(), Comm()
-        serving = [asyncio.create_task(helm.serve(comm)) for comm in (first, second)]
+        serving = [asyncio.create_task(election.serve(comm)) for comm in (first, second)]
         await when(lambda: second.written)
-        asking = asyncio.create_task(helm.scale(6, False))
+        asking = asyncio.create_task(election.scale(6, False))
         await when(lambda: len(first.written) == 2)
         first.abort()
         await when(lambda: len(second.written) == 3)
@@ -232,10 +233,10 @@ def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> N
     async def body() -> None:
         scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
         changed = asyncio.Event()
-        listener = Listener(lambda: scheduler, changed.set, every_s=0.01)
+        monitor = HeartbeatMonitor(lambda: scheduler, changed.set, every_s=0.01)
         await changed.wait()
-        assert listener.silent == {"a"}
-        listener.stop()
+        assert monitor.silent == {"a"}
+        monitor.stop()
 
     run(body)
     (said,) = failures(log)
@@ -279,7 +280,7 @@ def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureFixture
 
     async def body() -> None:
         flaky = Flaky(ValueError("not understood"), times=2)
-        holder = Holder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
+        holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
         await when(lambda: flaky.calls > 4)
         holder.stop()
 
@@ -294,7 +295,7 @@ def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptu
 
     async def body() -> None:
         flaky = Flaky(ValueError("not understood"))
-        holder = Holder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
+        holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
         await when(lambda: lost)
         calls = flaky.calls
         await asyncio.sleep(0.2)
@@ -333,7 +334,7 @@ def test_the_lease_from_before_the_submission_ends_with_its_folder(tmp_path: Pat
 def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         sends = Flaky(RuntimeError("no"), times=part == "send")
-        lease = Lease(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
+        lease = LeaseServer(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
         lease.watch(detached=False)
         if part == "woken":
             lease._looked -= 100  # as if this process had been stopped
@@ -351,12 +352,12 @@ def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, l
 
 def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
     async def body() -> None:
-        watchers = Watchers(SimpleNamespace(send=lambda *_, **__: None))
+        leaders = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
         with pytest.raises(ValueError, match="garbage"):
-            await watchers.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
-        assert watchers.notes() == []
+            await leaders.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
+        assert leaders.notes() == []
         async with asyncio.timeout(1):  # dismiss() alone would wait for 4 s
-            await watchers.dismiss()
+            await leaders.dismiss()
 
     run(body)
 
@@ -449,7 +450,7 @@ def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytes
             closed.set()
 
         loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
-        plugin = Unspilling(None)  # type: ignore[arg-type]
+        plugin = SpillPlugin(None)  # type: ignore[arg-type]
         plugin.worker = SimpleNamespace(loop=loop, data=Data(), close=close)
         plugin._on_fault(SpillError("k cannot be read back"))
         await closed.wait()

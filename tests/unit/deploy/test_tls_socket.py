@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.deploy.network import tls_socket
-from hpcgpu.deploy.network.trust import Certificate, security
+from hpcgpu.deploy.network import tls
+from hpcgpu.deploy.network.tls import Certificate, security
 
 _ERR_LIB_SYS = 2  # openssl/err.h
 
@@ -57,14 +57,14 @@ def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
 def test_the_queue_is_emptied(crypto: ctypes.CDLL) -> None:
     leave_error(crypto)
     assert crypto.ERR_peek_error() != 0
-    tls_socket.forget_errors()
+    tls.forget_errors()
     assert crypto.ERR_peek_error() == 0
 
 
 def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
     server, client = pair
-    assert isinstance(server, tls_socket.TlsSocket)
-    assert isinstance(client, tls_socket.TlsSocket)
+    assert isinstance(server, tls.TlsSocket)
+    assert isinstance(client, tls.TlsSocket)
     client.send(b"last words")
     assert server.recv(100) == b"last words"
     with pytest.raises(ssl.SSLWantReadError):

@@ -31,7 +31,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.agent import node
 from hpcgpu.deploy.processes.node import Machine
-from hpcgpu.deploy.topo import Part, Planned, plan
+from hpcgpu.deploy.topo import MachinePlan, Selection, plan
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings
 from hpcgpu.plan.binding import plan_bindings
@@ -58,13 +58,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("machines")
 
 
-def planned(folder: Path, text: str, *, cpuset: str | None = None, gpus: str | None = None, **wanted: Any) -> Planned:
+def planned(
+    folder: Path, text: str, *, cpuset: str | None = None, gpus: str | None = None, **wanted: Any
+) -> MachinePlan:
     path = folder / "machine.xml"
     path.write_text(text)
-    return plan(Part(file=str(path), cpuset=cpuset, gpus=gpus), wanted, "option --{flag}")
+    return plan(Selection(file=str(path), cpuset=cpuset, gpus=gpus), wanted, "option --{flag}")
 
 
-def bindings(result: Planned) -> list[Binding]:
+def bindings(result: MachinePlan) -> list[Binding]:
     return [s.binding for s in result.specs]
 
 
@@ -113,7 +115,7 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     fakesys.build("epyc-corona", tmp_path)
     for variable, value in fakesys.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
-    live = plan(Part(), {}, "option --{flag}")
+    live = plan(Selection(), {}, "option --{flag}")
     assert live.specs == ()
     assert "seen, not NVIDIA: no worker: 0000:13:00.0 AMD; 0000:23:00.0 AMD;" in live.table()
     assert not any("even share" in warning for warning in live.facts.topology.warnings)

@@ -12,8 +12,8 @@ from distributed import Scheduler, Worker
 from distributed.comm.addressing import get_address_host
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.network.reach import reach
-from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import LaunchError
 from hpcgpu.host.addresses import own_addresses
 
@@ -72,7 +72,7 @@ def test_workers_come_to_a_scheduler_by_each_address_on_which_it_listens() -> No
             loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
             joined = {}
             for bound in compat.bound_hosts(scheduler):
-                reached = await reach([f"tcp://{loopback[bound]}:{scheduler.port}"], security(None), 10.0)
+                reached = await connect_first([f"tcp://{loopback[bound]}:{scheduler.port}"], security(None), 10.0)
                 async with Worker(reached.address, host=reached.own_host, dashboard_address="127.0.0.1:0") as worker:
                     joined[bound] = get_address_host(worker.address)
             return joined

@@ -11,7 +11,7 @@ from pathlib import Path
 import leaks
 import pytest
 
-from hpcgpu.deploy.network import contact
+from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
 from hpcgpu.host import private
 from hpcgpu.spill.storage.scratch import Scratch, expanded, sweep
@@ -76,33 +76,33 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HpcGpuError, match=r"cannot be written to .*/runs: Not a directory\. They need"):
-        contact.make_folder(tmp_path / "file" / ".hpcgpu" / "runs")
+        scheduler_file.make_folder(tmp_path / "file" / ".hpcgpu" / "runs")
 
 
 def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
-    folder = contact.make_folder(tmp_path / "runs")
-    facts = contact.Contact(addresses=("tls://10.0.0.1:1",), node="n1", job_id="7", cert="C", key="K")
-    assert contact.read(folder) is None
-    contact.publish(folder, facts)
-    found = contact.read(folder)
+    folder = scheduler_file.make_folder(tmp_path / "runs")
+    facts = scheduler_file.SchedulerFile(addresses=("tls://10.0.0.1:1",), node="n1", job_id="7", cert="C", key="K")
+    assert scheduler_file.read(folder) is None
+    scheduler_file.publish(folder, facts)
+    found = scheduler_file.read(folder)
     assert found is not None
     assert (found.addresses, found.node, found.job_id, found.key) == (facts.addresses, "n1", "7", "K")
     private.write(folder / "nonce", "another life's")
     with pytest.raises(TrustError, match="contact was not written by the scheduler of this run"):
-        contact.read(folder)
+        scheduler_file.read(folder)
 
 
 @pytest.mark.parametrize("text", ['{"addresses": ["tls://10', "[]", '{"key": "KEY"}', '{"addresses": [], "colour": 1}'])
 def test_a_damaged_contact_is_an_error_without_its_key(tmp_path: Path, text: str) -> None:
-    folder = contact.make_folder(tmp_path / "runs")
+    folder = scheduler_file.make_folder(tmp_path / "runs")
     private.write(folder / "contact", text)
     with pytest.raises(TrustError, match="contact is damaged, or of another version of hpcgpu") as caught:
-        contact.read(folder)
+        scheduler_file.read(folder)
     assert "KEY" not in str(caught.value)
 
 
 def test_no_secret_in_a_repr() -> None:
-    facts = contact.Contact(addresses=(), node="", key="KEY", nonce="NONCE", dashboard_secret="SECRET")
+    facts = scheduler_file.SchedulerFile(addresses=(), node="", key="KEY", nonce="NONCE", dashboard_secret="SECRET")
     assert not any(word in repr(facts) for word in ("KEY", "NONCE", "SECRET"))
 
 

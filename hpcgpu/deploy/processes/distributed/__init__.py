@@ -1,1 +1,1 @@
-"""What stands between distributed's frames and users' code."""
+"""Frames between distributed's and users' code."""

@@ -1,8 +1,8 @@
 """A task's last step before users' code.
 
-distributed leaves its own frames out of tracebacks and profiles by their files' paths: what has ``distributed/worker``
-in it, and what ends with ``distributed/worker.py`` (2026.8.0: utils.get_traceback, Worker.trigger_profile). This module
-has its name for that: users see the frames that they see without hpcgpu.
+distributed leaves its own frames out of tracebacks and profiles by the paths of their files: those that contain
+``distributed/worker`` or end with ``distributed/worker.py`` (2026.8.0: utils.get_traceback, Worker.trigger_profile).
+This module is named for that: users see the same frames as without hpcgpu.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hpcgpu.spill.store.transfer import Handle
 
 
 class Unspill:
-    """A task whose arguments are brought up in the thread in which it runs."""
+    """A task that unspills its arguments in the thread in which it runs."""
 
     def __init__(self, spec: Any, store: GpuSpillBuffer) -> None:  # noqa: ANN401 - distributed has no types
         self.spec, self.store = spec, store
 
     def __call__(self, data: Mapping[Any, Any]) -> Any:  # noqa: ANN401
-        """Called by distributed in place of the task."""
+        """Unspill the arguments and run the task; called by distributed in place of the task."""
         if self.spec.is_coro:
             return self._call_coroutine(data)
         with self.store.using(data):
@@ -34,7 +34,7 @@ class Unspill:
             return await self.spec(await asyncio.to_thread(_resolved, data))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        # a process of a user's executor has no store: it gets the task itself, and values
+        # a process of a user's executor has no store: it gets the task itself, with values
         return operator.getitem, ((self.spec,), 0)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

@@ -1,6 +1,6 @@
-"""A Worker class for those who start workers themselves: ``dask-mpi --worker-class hpcgpu.GPUWorker``.
+"""A Worker class for programs that start workers themselves: ``dask-mpi --worker-class hpcgpu.GPUWorker``.
 
-It binds the process in which it is made and takes the next free GPU of the node. Nobody watches it: a worker that
+It binds the process in which it is made, and takes the next free GPU of the node. No nanny watches it: a worker that
 dies stays dead (``hpcgpu run`` and ``python -m hpcgpu.worker`` have nannies).
 """
 
@@ -19,8 +19,8 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes, node
-from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.deploy.processes.worker import check_room, store_of
+from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import bind, log, remover, secret
 from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
@@ -31,7 +31,7 @@ from hpcgpu.spill.storage.scratch import Scratch
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).
 _OTHERS_BYTES = 256 << 20
-_places: list[socket.socket] = []  # held until this process ends
+_marks: list[socket.socket] = []  # held until this process ends
 
 
 class GPUWorker(compat.SilentWorker):
@@ -83,7 +83,7 @@ class GPUWorker(compat.SilentWorker):
             "memory_limit": spec.memory_limit_bytes or 0,
             "local_directory": spec.local_directory,
             "data": store_of(spec),
-            "plugins": (*plugins, Unspilling(spec)),
+            "plugins": (*plugins, SpillPlugin(spec)),
             "dashboard": False,
         }
         handshakes.limit()
@@ -95,21 +95,21 @@ class GPUWorker(compat.SilentWorker):
 
 
 def _settings(kwargs: dict[str, Any]) -> Settings:
-    """Return the settings; what distributed's Worker does not know is taken out of its arguments."""
+    """Return the settings; options that distributed's Worker does not know are taken out of its arguments."""
     given = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
-    # protocol, interface and resources are the Worker's business, and death_timeout is
+    # the Worker itself takes protocol, interface, resources and death_timeout
     shared = ("nthreads", "memory_limit", "local_directory")
     given |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
     return wanted_settings.read(given, "keyword {name} of GPUWorker").settings
 
 
 def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
-    """Return this process's worker: planned as one of all that this node has, so that no two have the same cores."""
+    """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
     rank, each = read_rank(environ), settings.workers_per_gpu
     machine = node.Machine.read(settings, environ)
     places = [gpu for gpu in machine.gpus for _ in range(each)]
     ranks = _ranks_here(rank, environ)
-    # the scheduler's rank is one of the node's, too, but ranks are not told which it is
+    # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(places), ranks or len(places))
     together += -together % each
     number = _take_place(places[:together], each, environ)
@@ -128,9 +128,9 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
 def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
     """Return the number of the first place that no other process of this launch on this node has taken.
 
-    An abstract socket is the mark: the kernel gives a name to one process only, and takes it back when that ends.
+    The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
     """
-    # of MPICH's mpiexec, and of dask worker, nothing but the job is known, or what started the ranks of this node
+    # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(places):
         name = secret.hidden_name(launch, gpu.uuid or gpu.pci, number % each)
@@ -140,7 +140,7 @@ def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
         except OSError:
             mark.close()
             continue
-        _places.append(mark)
+        _marks.append(mark)
         return number
     raise LaunchError(
         f"each of the {len(places) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
@@ -149,22 +149,22 @@ def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
 
 
 def _is_tied(settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Tell whether this rank's mask is its own share of the node, and nobody else's."""
+    """Tell whether this rank's mask is its own share of the node, and no other rank's."""
     return settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
 
 
 def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
-    """Return how many ranks this node has, about; None: no launcher says it."""
+    """Return about how many ranks this node has; None: no launcher says it."""
     if rank.local_size or rank.launcher == "none":
         return rank.local_size
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "1")  # srun tells no rank how many its node has
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "1")  # srun does not tell a rank how many its node has
     return math.ceil(rank.size / int(nodes))
 
 
 def _widen(rank: RankFacts, host: str) -> None:
-    """Take back that mpirun ties each rank to a core: what its daemon, our parent, may use is the job's.
+    """Undo mpirun's binding of each rank to a core: the job's cores are those that its daemon, our parent, may use.
 
-    Not under srun: its daemon is root's, and may use the whole node.
+    srun's binding stays: its daemon is root's, and may use the whole node.
     """
     own, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
     if rank.launcher in ("none", "srun") or Path(f"/proc/{parent}").stat().st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""TLS for one cluster: a certificate made for it, and distributed's Security that uses it."""
+"""TLS for one cluster: a certificate made for it, distributed's Security that uses it, and sockets for it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import secrets
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.security import Security
 
-from hpcgpu.deploy.network.tls_socket import TlsSocket
 from hpcgpu.errors import TrustError
 
 _NAME = "hpcgpu cluster"
@@ -25,12 +24,12 @@ _CLOCK_SKEW = datetime.timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One self-signed certificate for all processes of a cluster: who holds the key is a member.
+    """One self-signed certificate for all processes of a cluster: a process that holds the key is a member.
 
-    It ends with the scheduler that it was made for, and each life of a requeued job has another. Its dates only have
-    to outlast every cluster, so that nothing is to be renewed while processes run: workers run the user's code and
-    hold the key, so a short-lived certificate of each process would need a signing key that lies beside it, and
-    whoever gets that makes himself new ones. The key is never shown by ``repr``.
+    It ends with the scheduler that it was made for; each life of a requeued job has another one. Its dates only have to
+    outlast every cluster: nothing is renewed while processes run. Workers run the user's code and hold the key.
+    Short-lived certificates, one for each process, would need a signing key beside them, with which a thief makes new
+    ones. ``repr`` never shows the key.
     """
 
     cert_pem: str
@@ -70,7 +69,7 @@ class Certificate:
 
 
 def security(certificate: Certificate | None) -> Security:
-    """Return distributed's Security: TLS both ways, encryption required; none without a certificate."""
+    """Return distributed's Security: TLS both ways, encryption required; no TLS without a certificate."""
     if certificate is None:
         return Security()
     roles = {f"tls_{role}_{part}": getattr(certificate, f"{part}_pem") for role in _ROLES for part in ("cert", "key")}
@@ -78,10 +77,10 @@ def security(certificate: Certificate | None) -> Security:
 
 
 class ClusterSecurity(Security):
-    """distributed's Security, with the TLS contexts made once in a process, and with sockets of :mod:`tls_socket`.
+    """distributed's Security, with the TLS contexts made once in a process, and with :class:`TlsSocket`.
 
-    Each takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files, and
-    distributed's (2026.8.0) lie in a temporary folder, which stays when the process is killed just then. Ours are in
+    A context takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files.
+    distributed's (2026.8.0) lie in a temporary folder, which stays if the process is killed just then. Ours are in
     memory alone.
     """
 
@@ -110,7 +109,7 @@ class ClusterSecurity(Security):
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[str]:
-    """Give the path of a file that lies in no folder."""
+    """Yield the path of a file with this text that lies in no folder."""
     with os.fdopen(os.memfd_create("hpcgpu-tls"), "w") as f:
         f.write(text)
         f.flush()
@@ -124,3 +123,51 @@ _ROLES = ("client", "scheduler", "worker")
 def secret() -> str:
     """Return a token that cannot be guessed, fit for a URL."""
     return secrets.token_urlsafe(24)
+
+
+class TlsSocket(ssl.SSLSocket):
+    """An SSLSocket that leaves no error behind, for ``SSLContext.sslsocket_class``: one that breaks breaks no other.
+
+    OpenSSL keeps a queue of errors for each thread. The next read or write takes an error that still stands there for
+    its own. From OpenSSL 3.4 on a peer that has gone leaves one (a last alert that cannot be sent). CPython 3.12 to
+    3.14 raises it as BrokenPipeError and does not remove it (github.com/python/cpython, issues 127257 and 148594). The
+    next connection of the event loop that has nothing to read is then closed, too. With Python 3.13.5 and OpenSSL 3.5
+    three workers of four were lost so when they registered.
+    """
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Perform the handshake; tickets that could not be sent after it are no error, but leave one."""
+        super().do_handshake(block)
+        forget_errors()
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401 - as there
+        """Read; ``recv`` and ``recv_into`` come here."""
+        try:
+            got = super().read(len, buffer)
+        except ssl.SSLError:
+            raise  # CPython forgets after its own
+        except OSError:
+            forget_errors()
+            raise
+        if not got:
+            forget_errors()  # the peer has gone, and may have been sent an alert
+        return got
+
+    def send(self, data: Any, flags: int = 0) -> int:  # noqa: ANN401 - as there
+        """Write."""
+        try:
+            return super().send(data, flags)
+        except ssl.SSLError:
+            raise
+        except OSError:
+            forget_errors()
+            raise
+
+
+def forget_errors() -> None:
+    """Empty this thread's queue of OpenSSL errors: ``set_ciphers`` does when it fails (_ssl.c), and nothing else."""
+    with suppress(ssl.SSLError):
+        _NOBODYS.set_ciphers("no cipher of this name")
+
+
+_NOBODYS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,6 +1,6 @@
-"""Workers that say nothing though their connections are open: a frozen node, a suspended job, a task with the GIL.
+"""Workers without heartbeats whose connections are open: a frozen node, a suspended job, a task that holds the GIL.
 
-The kernel of a node acknowledges for processes that are stopped, so nothing breaks; distributed gives such a worker up
+A node's kernel acknowledges for stopped processes, so that no connection breaks. distributed gives such a worker up
 after 5 minutes (worker-ttl, 2026.8.0). The batch system may know more, and earlier: it is asked about their jobs.
 """
 
@@ -15,28 +15,28 @@ from distributed import Scheduler
 
 from hpcgpu.supervise import tasks
 
-# Workers give a sign each 0.5 s, of a thousand each 6 s (distributed 2026.8.0).
+# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0).
 _SILENT_S = 20.0
 _LOOK_S = 5.0
 
 
-def silent(scheduler: Scheduler) -> list[str]:
+def silent_workers(scheduler: Scheduler) -> list[str]:
     """Return the addresses of workers that have not been heard from for long (``hpcgpu_silent``)."""
     now = time()
     return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
 
 
-class Listener:
-    """Asks the scheduler who is silent, as long as it lives.
+class HeartbeatMonitor:
+    """Asks the scheduler which workers are silent, until it is stopped.
 
     Parameters
     ----------
     scheduler : callable
-        Returns the connection to the scheduler of now.
+        Returns the connection to the present scheduler.
     changed : callable
-        Called when somebody has fallen silent or is heard again.
+        Called when a worker has fallen silent or is heard again.
     every_s : float
-        How often it is asked.
+        Seconds between two questions.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Listener:
         try:
             found = frozenset(await self._scheduler().hpcgpu_silent())
         except OSError:
-            return  # the cluster looks for its scheduler
+            return  # the cluster object looks for its scheduler
         if found != self.silent:
             self.silent = found
             self._changed()

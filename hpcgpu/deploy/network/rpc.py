@@ -1,4 +1,4 @@
-"""A word with the scheduler of a run that is not this process's own."""
+"""One-shot RPCs to the scheduler of another process's run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from distributed.core import rpc
 
-from hpcgpu.deploy.network import contact as contacts
-from hpcgpu.deploy.network.reach import reach
-from hpcgpu.deploy.network.trust import security
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import LaunchError
 
 _ANSWER_S = 3.0
@@ -30,12 +30,12 @@ async def count_workers(folder: Path) -> int | None:
 
 async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:  # noqa: ANN401
     """Return the scheduler's answer; None when there is no scheduler yet, or it does not answer."""
-    contact = contacts.read(folder)
-    if contact is None:
+    content = scheduler_file.read(folder)
+    if content is None:
         return None
-    trust = security(contact.certificate)
+    trust = security(content.certificate)
     try:
-        address = (await reach(contact.addresses, trust, _ANSWER_S, "client")).address
+        address = (await connect_first(content.addresses, trust, _ANSWER_S, "client")).address
         async with rpc(address, connection_args=trust.get_connection_args("client")) as scheduler:
             return await asyncio.wait_for(question(scheduler), _ANSWER_S)
     except (OSError, TimeoutError, LaunchError):

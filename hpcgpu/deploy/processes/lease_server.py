@@ -1,4 +1,4 @@
-"""The client's lease, on the scheduler's side."""
+"""The scheduler's side of the client's lease."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.supervise import tasks
 
-# The lease is looked at so often: when a look comes this much late, this process itself has been stopped
-# (Slurm and PBS suspend jobs with SIGSTOP), and the signs of life of client and workers were stopped with it. With a
-# short grace a short stop counts: the client would be silent for too long by the next look.
+# How often the lease is looked at, and how late a look may come. When it comes later, this process itself has been
+# stopped (Slurm and PBS suspend jobs with SIGSTOP), and has read no sign of life of client and workers. With a short
+# grace a short stop counts: by the next look the client would be silent for too long.
 _LOOK_S = 1.0
 _LATE_S = 3.0
-# Then the client asks the batch system only every 5 s whether the job goes on, and connects anew. No more: of a dead
-# client nothing is to be left after its grace and 10 s.
+# After a stop the client has at least this long: it asks the batch system every 5 s whether the job goes on, and
+# connects anew. Not longer: nothing of a dead client's run may be left after its grace and 10 s.
 _FIND_S = 10.0
-# Rank 0, which ends the run, answers at once; somebody has stopped one that does not.
+# Rank 0 ends the run, and answers at once. One that does not answer has been stopped.
 _OBEY_S = 10.0
 
 
-class Lease:
-    """The client outside must be heard from within ``grace_s``; a goodbye ends the job at once.
+class LeaseServer:
+    """Ends the job when the client outside is silent for ``grace_s``, or at once when it says goodbye.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Lease:
     woken : callable
         Called when this process has been stopped and goes on.
     overdue : callable
-        Called when rank 0 does not end the run that is to end, after twice the grace or 10 s.
+        Called when rank 0 was told to end the run and has not, after twice the grace or 10 s.
 
     """
 
@@ -42,8 +42,8 @@ class Lease:
         self._grace_s, self._control, self._woken, self._overdue = grace_s, control, woken, overdue
         self._heard = self._looked = time.monotonic()
         self._watched = self._detached = False
-        # A plain timer, not a task: it must come before whatever else is late, above all the scheduler's own look
-        # for workers that were silent (worker-ttl).
+        # A plain timer, not a task: after a stop it must run before all else that is late, above all before the
+        # scheduler's own look for silent workers (worker-ttl).
         self._timer = tasks.repeat(self._look, _LOOK_S, "the look for the client's signs of life")
 
     def renew(self, goodbye: bool = False, detach: bool = False) -> str:
@@ -54,10 +54,10 @@ class Lease:
         goodbye : bool
             The job is to end.
         detach : bool
-            Nobody need be heard from, until somebody is.
+            The client may be silent until its next sign of life.
 
         """
-        # not earlier than what a stopped process was given: a sign from before the stop is read after it
+        # _look may have set a later time after a stop, and a sign from before the stop is read only now
         self._heard = max(self._heard, time.monotonic())
         self._detached = detach
         if goodbye:

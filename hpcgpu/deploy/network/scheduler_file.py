@@ -1,4 +1,7 @@
-"""How the cluster object outside finds the scheduler: a file in a private folder on the shared file system."""
+"""The scheduler file, by which a cluster object outside finds the scheduler.
+
+It lies in a private folder of the run, on the shared file system.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hpcgpu.deploy.network.trust import Certificate, secret
+from hpcgpu.deploy.network.tls import Certificate, secret
 from hpcgpu.errors import HpcGpuError, TrustError
 from hpcgpu.host import private
 
@@ -18,15 +21,15 @@ _LIFE = "life"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contact:
-    """What rank 0 writes once the workers are there, or the scheduler where it is alone.
+class SchedulerFile:
+    """The content of the file. Rank 0 writes it when the workers are there, without workers when the scheduler is.
 
     Attributes
     ----------
     restart_count : int
-        Which life of the job it is: a job that is requeued keeps its id.
+        Which life of the job it is: a requeued job keeps its id.
     nonce : str
-        Written to the folder by the object that submitted the job: a file of another life has another one.
+        The submitting object has written it to the folder: the file of another run has another one.
 
     """
 
@@ -67,28 +70,28 @@ def make_folder(home: Path) -> Path:
     return folder
 
 
-def publish(folder: Path, contact: Contact) -> None:
-    """Write the contact with the nonce that lies in the folder; called by rank 0.
+def publish(folder: Path, content: SchedulerFile) -> None:
+    """Write the file with the nonce that lies in the folder; called by rank 0.
 
-    Its ``restart_count`` is one more than that of the life before, also where the batch system does not count
-    (PBS reruns a job under its id, and no variable says so).
+    Its ``restart_count`` is at least one more than that of the life before: PBS reruns a job under its id, and no
+    variable says so.
     """
     life = folder / _LIFE
-    count = max(contact.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
+    count = max(content.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
     private.write(life, str(count))
-    facts = asdict(contact) | {"nonce": private.read(folder / _NONCE), "restart_count": count}
+    facts = asdict(content) | {"nonce": private.read(folder / _NONCE), "restart_count": count}
     private.write(folder / _CONTACT, json.dumps(facts))
 
 
 def retract(folder: Path, *, forever: bool) -> None:
-    """Remove what is secret, at the end of the job: a client that was killed cannot do it.
+    """Remove secrets at the end of the job: a client that was killed cannot do it.
 
     Parameters
     ----------
     folder : Path
-        Of the run.
+        The run's.
     forever : bool
-        The client is gone. Otherwise the nonce stays: a job that is requeued publishes again.
+        The client is gone. Otherwise the nonce stays: a requeued job publishes again.
 
     """
     for name in (_CONTACT, _NONCE) if forever else (_CONTACT,):
@@ -96,42 +99,42 @@ def retract(folder: Path, *, forever: bool) -> None:
 
 
 def report_progress(folder: Path, workers: int) -> None:
-    """Write how many workers have registered, for who waits for the contact; called by rank 0."""
+    """Write how many workers have registered, for a client that waits for the file; called by rank 0."""
     private.write(folder / _PROGRESS, str(workers))
 
 
 def read_progress(folder: Path) -> int:
-    """Return how many workers have registered; 0 as long as nobody has said it."""
+    """Return how many workers have registered; 0 before rank 0 has written it."""
     try:
         return int((folder / _PROGRESS).read_text())
     except FileNotFoundError:
         return 0
 
 
-def read(folder: Path, after: int = -1) -> Contact | None:
-    """Return the contact; None as long as there is none, or none of a life later than ``after``.
+def read(folder: Path, after: int = -1) -> SchedulerFile | None:
+    """Return the file's content; None while there is no file, or none of a life later than ``after``.
 
     Parameters
     ----------
     folder : Path
-        Of the run.
+        The run's.
     after : int
-        ``restart_count`` of the life that the reader has seen end.
+        ``restart_count`` of the life whose end the reader has seen.
 
     Raises
     ------
     OSError
         The folder is gone.
     HpcGpuError
-        The file is not ours alone. A TrustError when it was not written by this run.
+        Others may change the file. A TrustError if this run has not written it.
 
     """
-    # listing the folder makes NFS look again, where asking for one name may be answered from its cache
+    # a listing makes NFS ask the server; its cache may answer for a single name
     if _CONTACT not in {p.name for p in folder.iterdir()}:
         return None
     try:
         facts = json.loads(private.read(folder / _CONTACT))
-        found = Contact(**{**facts, "addresses": tuple(facts["addresses"])})
+        found = SchedulerFile(**{**facts, "addresses": tuple(facts["addresses"])})
     except (ValueError, TypeError, KeyError) as e:
         raise TrustError(f"{folder / _CONTACT} is damaged, or of another version of hpcgpu: {e}") from e
     if found.nonce != private.read(folder / _NONCE):

@@ -1,4 +1,7 @@
-"""The first of a scheduler's addresses that answers, from where we are."""
+"""The first of a scheduler's addresses that answers.
+
+The attempts begin one after the other, in the order of preference, and overlap (RFC 8305, Happy Eyeballs).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from distributed.security import Security
 from hpcgpu.deploy.network import protocols
 from hpcgpu.errors import LaunchError, TrustError
 
-# connect() tries a refused port again until its time is up: a dead address must not delay the next one.
+# connect() retries a refused port until its time is over: a dead address must not delay the next one.
 _STAGGER_S = 0.25
-# One that refuses our certificate is most likely the scheduler, unless another one answers soon: nodes have private
-# addresses (of container bridges) that are the same everywhere.
+# An address that refuses our certificate is most likely the scheduler's, unless another one answers soon: nodes have
+# private addresses (of container bridges) that are the same everywhere.
 _REFUSED_S = 1.0
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 _DATES = (9, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """An address that answered, and the address of this host on the way to it, as distributed takes it: ``[::1]``."""
+class Route:
+    """An address that answered, and this host's address on the way to it, as distributed takes it: ``[::1]``."""
 
     address: str
     own_host: str
@@ -40,7 +43,7 @@ class _Failure:
     foreign: bool = False
 
 
-async def reach(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Reached:
+async def connect_first(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Route:
     """Return the first address that answers and takes our certificate.
 
     Parameters
@@ -48,7 +51,7 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
     addresses : sequence of str
         ``tls://10.0.0.1:45873``, in order of preference.
     security : Security
-        Of this cluster.
+        The cluster's.
     deadline_s : float
         How long to try, in seconds.
     role : str
@@ -57,9 +60,9 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
     Raises
     ------
     LaunchError
-        None answered; the message has each address with its reason. It comes at once when one refuses the
-        certificate (a Worker alone would try until its death timeout and not say why): a TrustError when its own
-        is the wrong one.
+        None answered; the message has each address with its reason. When an address refuses the certificate, the
+        error comes soon: a Worker alone would try until its death timeout and not say why. It is a TrustError when
+        the address has a certificate of another cluster.
 
     """
     began = time.monotonic()
@@ -76,7 +79,7 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
             done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 answer = task.result()
-                if isinstance(answer, Reached):
+                if isinstance(answer, Route):
                     return answer
                 failures[task.get_name()] = answer
             if not done:
@@ -91,7 +94,7 @@ async def reach(addresses: Sequence[str], security: Security, deadline_s: float,
     raise kind(f"the scheduler could not be reached ({said}); tried for {waited_s:.1f} s")
 
 
-async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Reached | _Failure:
+async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Route | _Failure:
     await asyncio.sleep(delay_s)
     protocols.prepare(address)
     try:
@@ -101,14 +104,13 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
     except FatalCommClosedError as e:
         return _refusal(e.__cause__ or e)
     except CommClosedError as e:
-        # TLS 1.3: the other side looks at our certificate when the handshake is over for us, and its alert may
-        # be lost when the connection is reset
+        # TLS 1.3: the peer checks our certificate when the handshake is over for us. A reset may lose its alert.
         return _Failure(f"it closed the connection, as it does to a certificate that it does not know: {e}", True)
     except OSError as e:
         return _Failure(str(e.__cause__ or e) or f"no answer within {deadline_s:g} s")
     own_host = _own_host(comm.local_address, address)
     await comm.close()
-    return Reached(address, own_host)
+    return Route(address, own_host)
 
 
 def _own_host(local: str, peer: str) -> str:
@@ -120,7 +122,7 @@ def _own_host(local: str, peer: str) -> str:
 
 
 def _refusal(error: BaseException) -> _Failure:
-    # Only our own look at a certificate is certain: what is no TLS at all may stand between us and the scheduler.
+    # Only our own check of a certificate is certain: a middlebox without TLS may stand between us and the scheduler.
     foreign = isinstance(error, ssl.SSLCertVerificationError)
     why = f"the certificates do not belong together: {error}"
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:

@@ -1,4 +1,4 @@
-"""What connects the spill store to distributed's worker: real values in tasks, no copies on the event loop."""
+"""The worker plugin that connects the spill store to distributed: real values in tasks, no copies on the event loop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hpcgpu.spill.store.transfer import Handle, keep_packed
 from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.worker.memory")
-# above what distributed's nanny leaves (terminate, 0.95), though of the cgroup, which other processes fill as well
+# More than distributed's nanny leaves (terminate, 0.95), but of the cgroup, which other processes fill as well.
 _LEFT = 0.1
 _HAND_OVER_S = 10.0
 _SOON, _RUNNING = ("ready", "constrained"), ("executing", "long-running")
 _LOST = "hpcgpu-spilled-data-lost"
 
 
-class Unspilling(WorkerPlugin):
+class SpillPlugin(WorkerPlugin):
     """The worker's own plugin: it knows the worker's spec, and closes the store at the end."""
 
     name = "hpcgpu"
@@ -40,7 +40,7 @@ class Unspilling(WorkerPlugin):
         self._lost: set[Any] = set()
 
     def setup(self, worker: Worker) -> None:
-        """Called by distributed when the worker starts."""
+        """Connect the store; called by distributed when the worker starts."""
         self.worker = worker
         register()
         keep_packed()
@@ -52,7 +52,7 @@ class Unspilling(WorkerPlugin):
         worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:  # noqa: ANN401
-        """Called by distributed when a task gets ready, before it runs, and when it is over."""
+        """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""
         if finish in _SOON or finish in _RUNNING:
             task = self.worker.state.tasks[key]
             needs = [d.key for d in task.dependencies]
@@ -63,12 +63,12 @@ class Unspilling(WorkerPlugin):
             self.worker.data.expect_no_more(key)
 
     def teardown(self, worker: Worker) -> None:
-        """Called by distributed when the worker closes: nobody else closes the store, whose keys stay in it."""
+        """Close the store, with its keys in it; called by distributed when the worker closes."""
         self._lost.update(worker.data)  # peers still ask
         worker.data.close()
 
     def _on_fault(self, error: SpillError) -> None:
-        """Close the worker: what it has lost is computed again elsewhere, where a failing read would hang."""
+        """Close the worker: other workers compute again what it has lost. Without that, a failing read would hang."""
         if not self._leaving:
             self._leaving = True
             logger.error("%s; the worker hands over what else it has, closes, and is started anew", error)
@@ -79,7 +79,7 @@ class Unspilling(WorkerPlugin):
 
     async def _leave(self) -> None:
         """Take no more tasks, copy sole replicas to other workers for a while, then close."""
-        # what cannot be read cannot be copied either: the retirement would wait for it without end
+        # an unreadable value cannot be copied either: the retirement would wait for it without end
         try:
             async with asyncio.timeout(_HAND_OVER_S):
                 await asyncio.to_thread(self._find_lost)

@@ -1,0 +1,125 @@
+"""The jobs that come and go: which cluster object controls them, and how their workers leave.
+
+Several objects may hold one cluster. The first of them is the controller; when it is gone, the next one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from distributed import Scheduler
+
+from hpcgpu.errors import JobError
+
+_NOBODY = "no process controls this cluster's jobs: the last one has ended, or has lost its connection; try again"
+_LOOK_S = 0.1
+
+
+class ControllerElection:
+    """The scheduler's side: it holds the cluster objects' connections, and tells each whether it is the controller.
+
+    To an object goes ``steer`` or ``follow`` with the number of jobs that are wanted, and to the controller ``scale``.
+    From the controller come ``wanted``, after each change, and ``scaled`` with what went wrong.
+    """
+
+    def __init__(self) -> None:
+        self._comms: list[Any] = []  # the controller's first
+        self._wanted: int | None = None
+        self._numbers = itertools.count()
+        self._asked: dict[int, tuple[Any, asyncio.Future[bytes | None]]] = {}
+
+    async def serve(self, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
+        """Hold an object's connection (``hpcgpu_controller``) until it ends."""
+        self._comms.append(comm)
+        try:
+            with contextlib.suppress(OSError):
+                await self._tell(comm)
+                while True:
+                    await self._hear(comm, await comm.read())
+        finally:  # whatever ended it: the others must not wait for this one
+            await self._leave(comm)
+
+    async def scale(self, jobs: int, adapting: bool) -> None:
+        """Have the controller want so many jobs (``hpcgpu_scale``); if it ends meanwhile, the next one is asked.
+
+        Raises
+        ------
+        HpcGpuError
+            What the controller raised; or no object is left, not even the caller.
+
+        """
+        while self._comms:
+            number, controller = next(self._numbers), self._comms[0]
+            answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+            self._asked[number] = controller, answer
+            with contextlib.suppress(OSError):  # its end is noticed where it is served
+                await controller.write({"op": "scale", "number": number, "jobs": jobs, "adapting": adapting})
+            if (error := await answer) is not None:
+                if error:
+                    raise pickle.loads(error)
+                return
+        raise JobError(_NOBODY)
+
+    async def _hear(self, comm: Any, message: dict[str, Any]) -> None:  # noqa: ANN401
+        if message["op"] == "scaled":
+            self._asked.pop(message["number"])[1].set_result(message["error"])
+        elif comm is self._comms[0]:
+            self._wanted = message["jobs"]
+            for other in self._comms[1:]:
+                with contextlib.suppress(OSError):
+                    await self._tell(other)
+
+    async def _leave(self, comm: Any) -> None:  # noqa: ANN401
+        was_controller = self._comms[0] is comm
+        self._comms.remove(comm)
+        if was_controller and self._comms:
+            with contextlib.suppress(OSError):
+                await self._tell(self._comms[0])
+        for number, (asked, answer) in list(self._asked.items()):  # the next controller has been told that it is one
+            if asked is comm:
+                del self._asked[number]
+                answer.set_result(None)
+
+    async def _tell(self, comm: Any) -> None:  # noqa: ANN401
+        await comm.write({"op": "steer" if comm is self._comms[0] else "follow", "wanted": self._wanted})
+
+
+async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:
+    """Retire workers (``hpcgpu_retire``): no new tasks, sole replicas moved elsewhere, then they close.
+
+    distributed's ``retire_workers`` does the same, but asks only every 2 s whether the data has been moved (its active
+    memory manager, 2026.8.0). A batch system may leave a cancelled job 5 s.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Given by the handler.
+    workers : sequence of str
+        Addresses.
+
+    Returns
+    -------
+    list of str
+        Those that are not in the cluster any more; the others hold data that nobody can take.
+
+    """
+    leaving = asyncio.create_task(scheduler.retire_workers(workers=list(workers), close_workers=True, remove=True))
+    pushed = False
+    while not (await asyncio.wait([leaving], timeout=_LOOK_S))[0]:
+        amm = scheduler.extensions.get("amm")
+        # once only: until the data has arrived, each run asks for it again
+        if not pushed and amm and amm.running and _is_copied(scheduler, workers):
+            pushed = True
+            amm.run_once()
+    await leaving
+    return [address for address in workers if address not in scheduler.workers]
+
+
+def _is_copied(scheduler: Scheduler, workers: Sequence[str]) -> bool:
+    going = {scheduler.workers[address] for address in workers if address in scheduler.workers}
+    return all(set(ts.who_has or ()) - going for ws in going for ts in ws.has_what)
