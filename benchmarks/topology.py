@@ -36,7 +36,7 @@ from statistics import fmean, median
 from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_order, local_cores, usable_ports
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology
-from hpcgpu.plan.binding import place_simulated, plan_bindings
+from hpcgpu.plan.binding.bindings import place_simulated, plan_bindings
 from hpcgpu.topology import document
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "topology"
@@ -50,7 +50,7 @@ LIVE = """
 import os, time
 from hpcgpu.host import discover
 from hpcgpu.model import CpuSet
-from hpcgpu.plan.binding import place_simulated, plan_bindings
+from hpcgpu.plan.binding.bindings import place_simulated, plan_bindings
 start = time.perf_counter()
 topology = discover.topology()
 found = time.perf_counter()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcgpu.agent.missing import Absence
     from hpcgpu.agent.scheduling import Scheduling
     from hpcgpu.model import Layout, RunDocument
-    from hpcgpu.model.terms import Terms
+    from hpcgpu.model.bootstrap import Terms
 
 Records = list[dict[str, Any]]
 # A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
@@ -44,7 +44,7 @@ class Rank:
     """
 
     def __init__(self, document: str, environ: Mapping[str, str]) -> None:
-        from hpcgpu.config.terms import read_terms
+        from hpcgpu.config.bootstrap import read_terms
 
         self._document, self._environ = document, environ
         self._terms = read_terms(document)
@@ -68,7 +68,7 @@ class Rank:
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
         from hpcgpu.model import Layout
-        from hpcgpu.plan.layout import plan_layout
+        from hpcgpu.plan.binding.layout import plan_layout
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

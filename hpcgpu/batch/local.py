@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.offers import NotAsked
-from hpcgpu.batch.text import body
-from hpcgpu.batch.unasked import Unasked
+from hpcgpu.batch.defaults import NoNotes, NoOffers
+from hpcgpu.batch.script import body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
@@ -46,7 +45,7 @@ _ENDED = frozenset(("gone", "Z", "X"))
 
 
 @dataclass(frozen=True, slots=True)
-class Local(NotAsked, Unasked):
+class Local(NoOffers, NoNotes):
     """The machine itself; there is nothing to say about it."""
 
     def script(self, spec: JobSpec) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch import arrays, pbs_answers, pbs_options
-from hpcgpu.batch.offers import NotAsked
-from hpcgpu.batch.text import body, exit_file
+from hpcgpu.batch.defaults import NoOffers
+from hpcgpu.batch.script import body, exit_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobSpec, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
@@ -19,7 +19,7 @@ _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pbs(NotAsked):
+class Pbs(NoOffers):
     """How this site's PBS is spoken to.
 
     Attributes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpcgpu.batch.qstat import hosts, listed
+from hpcgpu.batch.pbs_answers import hosts, listed
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, Result
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from hpcgpu.batch.text import Directive, merge, options_in, refuse_control
+from hpcgpu.batch.script import Directive, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 

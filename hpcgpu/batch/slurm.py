@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hpcgpu.batch import arrays, slurm_nodes, squeue
-from hpcgpu.batch.offers import read_sinfo, sinfo
-from hpcgpu.batch.text import Directive, body, merge, options_in, refuse_control
-from hpcgpu.batch.unasked import Unasked
+from hpcgpu.batch import arrays, slurm_answers
+from hpcgpu.batch.defaults import NoNotes
+from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.units import format_duration
@@ -49,7 +48,7 @@ _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm(Unasked):
+class Slurm(NoNotes):
     """How this site's Slurm is spoken to.
 
     Attributes
@@ -120,12 +119,12 @@ class Slurm(Unasked):
 
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
-        columns = f"--Format={squeue.COLUMNS}"
+        columns = f"--Format={slurm_answers.COLUMNS}"
         return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), columns))
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
-        columns = f"--format={squeue.SACCT_COLUMNS}"
+        columns = f"--format={slurm_answers.SACCT_COLUMNS}"
         return Command(("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
@@ -135,7 +134,7 @@ class Slurm(Unasked):
         array, sacct may not know yet that some run.
         """
         live = result.argv[:1] == ("squeue",)
-        out = dict(squeue.statuses(result.stdout, live=live))
+        out = dict(slurm_answers.statuses(result.stdout, live=live))
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{_program(result)} did not answer", result)
         if live and result.returncode == 0:
@@ -147,11 +146,15 @@ class Slurm(Unasked):
     def offers(self, spec: JobSpec) -> Command | None:
         """Return the sinfo for the job's partition; None where the user's own options say what is asked for."""
         own = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
-        return None if own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own) else sinfo(spec.queue)
+        return (
+            None
+            if own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own)
+            else slurm_answers.ask_offers(spec.queue)
+        )
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
         """Return what sinfo lists, as far as this site's jobs ask for it."""
-        found = read_sinfo(result, self.gpu_type)
+        found = slurm_answers.read_offers(result, self.gpu_type)
         return tuple(
             replace(
                 offer,
@@ -164,11 +167,11 @@ class Slurm(Unasked):
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the sinfo for nodes: until SlurmdTimeout (300 s), a job on one that does not answer is RUNNING."""
-        return slurm_nodes.sinfo(hosts)
+        return slurm_answers.ask_nodes(hosts)
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
         """Return what sinfo says of those that are down or do not answer."""
-        return slurm_nodes.read_lost(result)
+        return slurm_answers.read_lost_nodes(result)
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return an srun that shares the job's resources with what runs there; its output is bytes, not lines."""

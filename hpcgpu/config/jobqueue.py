@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hpcgpu.config.foreign import FOREIGN
+from hpcgpu.config.migration import FOREIGN
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.plain import plain_number
 

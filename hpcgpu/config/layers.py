@@ -11,8 +11,8 @@ from dataclasses import Field
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.config.check import check_settings
-from hpcgpu.config.foreign import FOREIGN
+from hpcgpu.config.migration import FOREIGN
+from hpcgpu.config.validation import check_settings
 from hpcgpu.config.values import nearest, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name

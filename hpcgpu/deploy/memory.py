@@ -14,8 +14,8 @@ from distributed.diagnostics import nvml
 from hpcgpu.deploy.report import by_number
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator
-from hpcgpu.plan import memory_table
-from hpcgpu.plan.memory_table import Moved, WorkerMemory
+from hpcgpu.plan.views import memory_table
+from hpcgpu.plan.views.memory_table import Moved, WorkerMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from distributed import Client, Worker
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import bind
 from hpcgpu.model import ActualBinding, WorkerSpec
-from hpcgpu.plan import explain
+from hpcgpu.plan.views import explain
 from hpcgpu.units import format_bytes
 
 

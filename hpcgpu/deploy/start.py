@@ -21,8 +21,8 @@ from hpcgpu.model import Allocation, Command, RunDocument, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, Launch, check_allocation, command_words, is_mpirun, plan_launch
-from hpcgpu.plan.memory import is_memory_asked
+from hpcgpu.plan.binding.memory import is_memory_asked
+from hpcgpu.plan.jobs.launcher import Found, Launch, check_allocation, command_words, is_mpirun, plan_launch
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 

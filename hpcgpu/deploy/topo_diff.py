@@ -11,7 +11,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import process
 from hpcgpu.host import run as programs
 from hpcgpu.model import Command
-from hpcgpu.plan.describe import differences
+from hpcgpu.plan.views.describe import differences
 
 _NODES_TIMEOUT_S = 120.0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import Topology
-from hpcgpu.plan.describe import describe, differences
+from hpcgpu.plan.views.describe import describe, differences
 from hpcgpu.topology import document
 
 _STDIN = "-"

@@ -1,4 +1,4 @@
-"""What we ask of a batch system (:class:`JobSpec`) and what it tells us (:class:`JobStatus`)."""
+"""A job as it is asked for (:class:`JobSpec`), as it is (:class:`JobStatus`), and what there is (:class:`Offer`)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class JobState(enum.Enum):
     SUSPENDED = "suspended"
     ENDED = "ended"
     UNKNOWN = "unknown"
+
+
+WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
+"""States of a job that has not started, or is to be started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +133,31 @@ class JobSpec:
         for value in (*values, *more):
             if value and (found := _NO_BYTES.search(value)):
                 raise ConfigError(f"{value!r} has the character {found[0]!r}, which no command can carry; take it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Nodes of one kind in a queue. None: not known, or without a limit.
+
+    Attributes
+    ----------
+    nodes : int
+        How many there are, also those that are down.
+    gpus, cpus : int or None
+        Of each.
+    memory_bytes : int or None
+        Of each.
+    most_nodes : int or None
+        That the queue gives to one job.
+    walltime_s : int or None
+        The queue's time limit.
+
+    """
+
+    queue: str
+    nodes: int
+    gpus: int | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    most_nodes: int | None = None
+    walltime_s: int | None = None

@@ -13,7 +13,7 @@ import pytest
 from paths import TOPOLOGIES
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology
-from hpcgpu.plan.binding import place_simulated
+from hpcgpu.plan.binding.bindings import place_simulated
 from hpcgpu.topology import document
 
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))

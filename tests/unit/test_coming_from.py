@@ -13,9 +13,9 @@ from pages import PAGES, blocks
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.config.foreign import DASK_CUDA, FOREIGN
 from hpcgpu.config.jobqueue import ignored, translate
 from hpcgpu.config.layers import BY_NAME
+from hpcgpu.config.migration import DASK_CUDA, FOREIGN
 from hpcgpu.model.settings import options, user_name
 
 OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)

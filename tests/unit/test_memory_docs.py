@@ -10,8 +10,8 @@ import pytest
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.config.foreign import FOREIGN
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.migration import FOREIGN
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 

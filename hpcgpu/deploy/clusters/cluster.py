@@ -27,7 +27,7 @@ from hpcgpu.deploy.report import bindings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import RunDocument
-from hpcgpu.plan.phase import End
+from hpcgpu.plan.jobs.phase import End
 from hpcgpu.supervise import tasks
 
 

@@ -20,7 +20,7 @@ from hpcgpu.deploy.network.lease import Holder
 from hpcgpu.deploy.network.lease_file import is_detached
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.model import Patience, Settings
-from hpcgpu.plan.phase import End, JobView, note_lines, summary_line
+from hpcgpu.plan.jobs.phase import End, JobView, note_lines, summary_line
 from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of

@@ -27,11 +27,11 @@ from hpcgpu.deploy.processes.silence import Listener
 from hpcgpu.deploy.start import local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model import RunDocument
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.member_name import read_member_name
-from hpcgpu.plan.phase import JobView, Phase, describe, describe_after, describe_gone
-from hpcgpu.plan.reconcile import Policy
-from hpcgpu.plan.request import workers_per_node
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import JobView, Phase, describe, describe_after, describe_gone
+from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs.request import workers_per_node
+from hpcgpu.plan.jobs.worker_names import read_member_name
 
 
 class ElasticCluster(BatchGPUCluster):

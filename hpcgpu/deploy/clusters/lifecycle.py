@@ -16,7 +16,7 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.deploy.network.trust import security
 from hpcgpu.errors import ConfigError, JobError
-from hpcgpu.plan.phase import End
+from hpcgpu.plan.jobs.phase import End
 
 _COUNTS = ("n_workers", "total_threads", "total_memory")
 

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
-from hpcgpu.plan.request import workers_for
+from hpcgpu.plan.jobs.request import workers_for
 from hpcgpu.units import parse_bytes
 
 _ALLOWED = "give one of them, 0 or more: n workers, jobs, or cores and memory of all workers together"

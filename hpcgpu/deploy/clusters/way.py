@@ -23,9 +23,9 @@ from hpcgpu.deploy.network.tunnel import Tunnel
 from hpcgpu.errors import JobError, LaunchError, TrustError
 from hpcgpu.host import process
 from hpcgpu.model import JobState, Patience
-from hpcgpu.plan.asking import ask_in_s
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.phase import describe
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.plan.jobs.polling import ask_in_s
 from hpcgpu.supervise import tasks
 
 # The batch system is asked seldom, the files of the job are looked at all the time.

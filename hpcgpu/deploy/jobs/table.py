@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 from datetime import date
 
-from hpcgpu.plan.phase import JobView
+from hpcgpu.plan.jobs.phase import JobView
 
 
 @dataclass(frozen=True, slots=True)

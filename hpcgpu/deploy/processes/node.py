@@ -15,10 +15,10 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.limit import SHARE, read_disk_limit
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.plan.binding import place_simulated
-from hpcgpu.plan.explain import others_words
-from hpcgpu.plan.memory import plan_host_memory, share_of
-from hpcgpu.plan.workers import NodeFacts, device_limits_lowered, plan_workers
+from hpcgpu.plan.binding.bindings import place_simulated
+from hpcgpu.plan.binding.memory import plan_host_memory, share_of
+from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
+from hpcgpu.plan.views.explain import others_words
 from hpcgpu.spill.storage import places
 from hpcgpu.spill.storage.scratch import trust_note
 from hpcgpu.units import format_bytes

@@ -14,7 +14,7 @@ from distributed.core import Status
 
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
-from hpcgpu.plan.stall import Stall, look
+from hpcgpu.plan.jobs.stall import Stall, look
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 

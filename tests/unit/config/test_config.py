@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from hpcgpu.config.check import check_submission
-from hpcgpu.config.foreign import DASK_CUDA, FOREIGN, JOBQUEUE, read_local_cuda
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
+from hpcgpu.config.migration import DASK_CUDA, FOREIGN, JOBQUEUE, read_local_cuda
+from hpcgpu.config.validation import check_submission
 from hpcgpu.config.values import READERS, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site

@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcgpu.config import document
+from hpcgpu.config.bootstrap import read_terms
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.terms import read_terms
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.bootstrap import WRITTEN
 from hpcgpu.model.settings import CUDF, RMM, options, user_name
-from hpcgpu.model.terms import WRITTEN
 
 # What a command line carries: no NUL, no half of a surrogate pair. Names and values of options are one line.
 WORD = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
@@ -168,7 +168,7 @@ FOLLOWER = """
 import sys
 from hpcgpu.agent import node, rank
 from hpcgpu.agent.follower import follow
-from hpcgpu.plan.layout import plan_layout
+from hpcgpu.plan.binding.layout import plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
 me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([node.rank_record(me._record(None))])

@@ -43,7 +43,7 @@ from hpcgpu.deploy.processes.unspill import Unspilling
 from hpcgpu.deploy.processes.watch import Lease
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
-from hpcgpu.plan.reconcile import Policy
+from hpcgpu.plan.jobs.reconcile import Policy
 
 
 class Flaky:

@@ -13,7 +13,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, Launch, plan_launch
+from hpcgpu.plan.jobs.launcher import Found, Launch, plan_launch
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")

@@ -18,7 +18,7 @@ from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.site import Site
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, plan_launch
+from hpcgpu.plan.jobs.launcher import Found, plan_launch
 
 VERSIONS = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")

@@ -14,11 +14,11 @@ from paths import TOPOLOGIES
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan import network
-from hpcgpu.plan.binding import place_simulated, plan_bindings
-from hpcgpu.plan.memory import plan_memory_limit_bytes, plan_memory_nodes
-from hpcgpu.plan.overview import render_workers
-from hpcgpu.plan.ports import Ports
+from hpcgpu.plan.binding import network
+from hpcgpu.plan.binding.bindings import place_simulated, plan_bindings
+from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
+from hpcgpu.plan.binding.ports import Ports
+from hpcgpu.plan.views.overview import render_workers
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -17,11 +17,11 @@ from scipy.optimize import linear_sum_assignment
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan.binding import place_simulated, plan_bindings
-from hpcgpu.plan.cores import split_cores, usable_cores
-from hpcgpu.plan.network import plan_nics
-from hpcgpu.plan.ports import NODE, Ports
-from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.plan.binding.bindings import place_simulated, plan_bindings
+from hpcgpu.plan.binding.cores import split_cores, usable_cores
+from hpcgpu.plan.binding.network import plan_nics
+from hpcgpu.plan.binding.ports import NODE, Ports
+from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 
 
 def symmetric(packages: int, nodes: int, cores: int, gpus: int) -> Topology:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
-from hpcgpu.plan.binding import place_of
-from hpcgpu.plan.explain import worker_reasons
-from hpcgpu.plan.ports import DISTANCES, SPARE, Ports
+from hpcgpu.plan.binding.bindings import place_of
+from hpcgpu.plan.binding.ports import DISTANCES, SPARE, Ports
+from hpcgpu.plan.views.explain import worker_reasons
 
 Described = Mapping[str, Any]
 

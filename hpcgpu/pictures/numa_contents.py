@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.explain import MAKERS
+from hpcgpu.plan.views.explain import MAKERS
 from hpcgpu.units import format_bytes
 
 _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
-from hpcgpu.plan.binding import plan_bindings
-from hpcgpu.plan.member_name import member_worker_name
-from hpcgpu.plan.memory import (
+from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.binding.memory import (
     memory_reason,
     plan_memory_limit_bytes,
     strict_room_bytes,
 )
-from hpcgpu.plan.network import nccl_env, ucx_env
-from hpcgpu.plan.rapids import cudf_env, plan_rapids
+from hpcgpu.plan.binding.network import nccl_env, ucx_env
+from hpcgpu.plan.binding.rapids import cudf_env, plan_rapids
+from hpcgpu.plan.jobs.worker_names import member_worker_name
 from hpcgpu.units import format_bytes
 
 # Variables that no launcher and no batch system sets: when they are there, the user wants them so.

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.model import JobState, Patience
-from hpcgpu.plan.asking import ask_in_s
-from hpcgpu.plan.job_facts import WAITING, JobFacts
-from hpcgpu.plan.phase import words
+from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import words
+from hpcgpu.plan.jobs.polling import ask_in_s
 
 _NEVER_S = float("-inf")
 

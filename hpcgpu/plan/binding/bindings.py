@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
-from hpcgpu.plan.cores import split_cores_beside, usable_cores
-from hpcgpu.plan.memory import plan_memory_nodes, plan_memory_nodes_beside
-from hpcgpu.plan.network import plan_nics
+from hpcgpu.plan.binding.cores import split_cores_beside, usable_cores
+from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_beside
+from hpcgpu.plan.binding.network import plan_nics
 
 _DEFAULTS = Settings()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.terms import OWN, WRITTEN, Terms
+from hpcgpu.model.bootstrap import OWN, WRITTEN, Terms
 
 
 def read_terms(text: str) -> Terms:

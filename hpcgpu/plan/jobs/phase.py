@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.job_facts import WAITING, JobFacts
+from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.job_facts import JobFacts
 
 _MOST_NODES = 4
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from hpcgpu.model import JobState, JobStatus
-
-WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
+from hpcgpu.model.job import WAITING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
-from hpcgpu.plan.picture_facts import Node, Things, counted, gib, gpu_name, port_name, worker_words
-from hpcgpu.plan.picture_parts import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
+from hpcgpu.pictures.numa_contents import Node, Things, counted, gib, gpu_name, port_name, worker_words
+from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
 
 WIDTH = 1200
 MARGIN = 24

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpcgpu.model import Binding, Gpu, Nic, Topology
-from hpcgpu.plan.assignment import assign
-from hpcgpu.plan.ports import NODE, UNKNOWN, Distance, Ports, label
+from hpcgpu.plan.binding.assignment import assign
+from hpcgpu.plan.binding.ports import NODE, UNKNOWN, Distance, Ports, label
 
 _UCX_KINDS = ("infiniband", "roce")
 # What counts more is out of reach of any sum of what counts less, up to 100 workers and 100 ports: slots that must

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from hpcgpu.model import Binding, Topology
-from hpcgpu.plan.picture_facts import node_of
-from hpcgpu.plan.picture_layout import WIDTH, lay_out
-from hpcgpu.plan.picture_parts import Box, Text, Tile
+from hpcgpu.pictures.layout import WIDTH, lay_out
+from hpcgpu.pictures.numa_contents import node_of
+from hpcgpu.pictures.shapes import Box, Text, Tile
 
 # Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
 # then eight that keep the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from hpcgpu.model import JobState, Patience
-from hpcgpu.plan.job_facts import JobFacts
+from hpcgpu.plan.jobs.job_facts import JobFacts
 
 # The longest between two questions; it comes to that when nothing has changed for so many times as long.
 _OLD_S, _OLDER = 60.0, 6.0
