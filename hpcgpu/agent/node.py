@@ -13,7 +13,7 @@ from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
     from hpcgpu.model import Allocation, Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
-    from hpcgpu.model.bootstrap import Terms
+    from hpcgpu.model.bootstrap import BootstrapSettings
     from hpcgpu.plan.binding.layout import RankRecord
 
 Records = Sequence[Mapping[str, Any]]
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
     notes: tuple[str, ...]
 
 
-def granted(terms: Terms, environ: Mapping[str, str]) -> dict[str, Any]:
+def granted(terms: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what this rank may use, for its record in the meeting."""
     if terms.gpus is not None:
         from hpcgpu.model.simulated import parse_simulated
@@ -103,12 +103,12 @@ def plan(
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a node that its workers may use, simulated or real."""
     from hpcgpu.model.simulated import parse_simulated
-    from hpcgpu.plan.binding.bindings import place_simulated
+    from hpcgpu.plan.binding.bindings import simulated_gpus
     from hpcgpu.plan.views.explain import others_words
 
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
-        gpus = place_simulated(topology, simulated.per_node, simulated.memory_bytes, host)
+        gpus = simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
     else:
         visible = {g.uuid for g in _real_gpus(environ)}
         gpus = tuple(g for g in topology.gpus if g.uuid in visible)

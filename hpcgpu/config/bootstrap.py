@@ -1,6 +1,6 @@
-"""What every rank reads of the run document before the meeting; leaders check and read the rest.
+"""The part of the run document that each rank reads before the rendezvous; leaders check and read the rest.
 
-A rank that only waits would pay 20 CPU ms for making and checking all settings (Python 3.11).
+Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.bootstrap import OWN, WRITTEN, Terms
+from hpcgpu.model.bootstrap import OWN, WRITTEN, BootstrapSettings
 
 
-def read_terms(text: str) -> Terms:
-    """Return the terms of a document that was rendered by :mod:`hpcgpu.config.document`.
+def read_bootstrap_settings(text: str) -> BootstrapSettings:
+    """Return the bootstrap settings of a document that :mod:`hpcgpu.config.document` has rendered.
 
     Raises
     ------
@@ -24,7 +24,7 @@ def read_terms(text: str) -> Terms:
         raw = json.loads(text)
         there = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
         own = {name: raw[name] for name in OWN}
-        return Terms(**own, **there)
+        return BootstrapSettings(**own, **there)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from hpcgpu.config import document
 

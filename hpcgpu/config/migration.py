@@ -1,7 +1,7 @@
-"""Option names of dask-jobqueue, dask-cuda and distributed that mean something else here, or nothing yet.
+"""Migration hints: options of dask-jobqueue, dask-cuda and distributed that mean something else here, or nothing.
 
-Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`. Everything else stands in
-this table, so that whoever switches is told what to write instead, and nothing is dropped silently.
+Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`. All others are in these tables:
+users are told what to write instead, and nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hpcgpu.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """What to write instead of a foreign option, and the values that ask for what happens here anyway."""
+class Hint:
+    """What to write instead of another package's option, and the values for which the default behaviour is right."""
 
     instead: str
     harmless: tuple[object, ...] = ()
 
     def is_harmless(self, value: object) -> bool:
-        """Return whether the value, or its text from the environment, can be passed over."""
+        """Return whether the value, or its text from the environment, can be ignored."""
         # By text, since True == 1 and processes=1 is not processes=True.
         return str(value).lower() in {str(h).lower() for h in self.harmless}
 
@@ -36,92 +36,92 @@ LIFETIME = "walltime says how long the job lives, and drain how long before its 
 PRELOAD = "workers load nothing at start; Client.register_plugin, once the cluster is there, does it in all of them"
 ARGUMENTS = "a worker's options are options of the cluster: nthreads, memory_limit, resources, local_directory, env"
 
-# dask-jobqueue 0.9 (facts/jobqueue.md 1.1, 1.2): a job of ours has many nodes and one worker per GPU.
-JOBQUEUE: Mapping[str, Foreign] = MappingProxyType(
+# dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
+JOBQUEUE: Mapping[str, Hint] = MappingProxyType(
     {
-        "processes": Foreign("there is one worker per GPU: give gpus_per_node", (True,)),
-        "n_workers": Foreign("there is one worker per GPU: give nodes and gpus_per_node"),
-        "job_cpu": Foreign("give cores_per_gpu, the cores asked for each GPU"),
-        "job_mem": Foreign("give memory, the memory asked for on each node"),
-        "ncpus": Foreign("give cores_per_gpu, the cores asked for each GPU"),
-        "mem": Foreign("give memory, the memory asked for on each node"),
-        "resource_spec": Foreign(
+        "processes": Hint("there is one worker per GPU: give gpus_per_node", (True,)),
+        "n_workers": Hint("there is one worker per GPU: give nodes and gpus_per_node"),
+        "job_cpu": Hint("give cores_per_gpu, the cores asked for each GPU"),
+        "job_mem": Hint("give memory, the memory asked for on each node"),
+        "ncpus": Hint("give cores_per_gpu, the cores asked for each GPU"),
+        "mem": Hint("give memory, the memory asked for on each node"),
+        "resource_spec": Hint(
             "it is written from nodes, gpus_per_node, cores_per_gpu and memory; what a site adds to each chunk "
             "stands in its site file (dialect.resources)"
         ),
-        "job_extra": Foreign("give job_extra_directives"),
-        "header_skip": Foreign("give job_directives_skip: whole options, not parts of lines"),
-        "job_script_epilogue": Foreign(
+        "job_extra": Hint("give job_extra_directives"),
+        "header_skip": Hint("give job_directives_skip: whole options, not parts of lines"),
+        "job_script_epilogue": Hint(
             "the job ends with the ranks and has their exit code; do what comes after in the script itself"
         ),
-        "shebang": Foreign("the job script is bash; shell lines before the command are job_script_prologue"),
-        "submit_command_extra": Foreign("give job_extra_directives"),
-        "extra": Foreign(ARGUMENTS),
-        "worker_extra_args": Foreign(ARGUMENTS, ((), [])),
-        "worker_command": Foreign(WATCHED),
-        "nanny": Foreign(WATCHED, (True,)),
-        "scheduler_cls": Foreign(SCHEDULER),
-        "scheduler_options": Foreign(SCHEDULER, ({},)),
-        "shared_temp_directory": Foreign("certificates need no shared folder; leave it out"),
-        "config_name": Foreign("the section of the dask configuration is hpcgpu; site names a site file"),
-        "silence_logs": Foreign("no log is silenced, those of the job go to log_directory", (False,)),
+        "shebang": Hint("the job script is bash; shell lines before the command are job_script_prologue"),
+        "submit_command_extra": Hint("give job_extra_directives"),
+        "extra": Hint(ARGUMENTS),
+        "worker_extra_args": Hint(ARGUMENTS, ((), [])),
+        "worker_command": Hint(WATCHED),
+        "nanny": Hint(WATCHED, (True,)),
+        "scheduler_cls": Hint(SCHEDULER),
+        "scheduler_options": Hint(SCHEDULER, ({},)),
+        "shared_temp_directory": Hint("certificates need no shared folder; leave it out"),
+        "config_name": Hint("the section of the dask configuration is hpcgpu; site names a site file"),
+        "silence_logs": Hint("no log is silenced, those of the job go to log_directory", (False,)),
     }
 )
-# dask-cuda 26.10 (facts/dask-cuda.md 1a) and what it hands on to LocalCluster and Worker of distributed.
-DASK_CUDA: Mapping[str, Foreign] = MappingProxyType(
+# dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
+DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
     {
-        "CUDA_VISIBLE_DEVICES": Foreign("the batch system grants the GPUs: give gpus_per_node"),
-        "default_statistics": Foreign("RMM's statistics are not kept; rmm_track_allocations counts", (False,)),
-        "data": Foreign("workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory"),
-        "shared_filesystem": Foreign("spilled data goes to local_directory, which is never shared between workers"),
-        "enable_tcp_over_ucx": Foreign(UCX),
-        "enable_infiniband": Foreign(UCX),
-        "enable_nvlink": Foreign(UCX),
-        "enable_rdmacm": Foreign(UCX),
-        "log_spilling": Foreign("what is spilled is in the workers' metrics; leave it out", (False, True)),
-        "worker_class": Foreign(WATCHED),
-        "pre_import": Foreign(PRELOAD),
-        "start": Foreign("the cluster starts when it is made"),
-        "host": Foreign(ADDRESS),
-        "ip": Foreign(ADDRESS),
-        "contact_address": Foreign(ADDRESS),
-        "scheduler_port": Foreign(PORTS, (0,)),
-        "port": Foreign(PORTS, (0,)),
-        "dashboard_address": Foreign(DASHBOARD),
-        "worker_dashboard_address": Foreign("workers have no web server; " + DASHBOARD),
-        "http_prefix": Foreign(DASHBOARD),
-        "services": Foreign("gone from distributed; leave it out"),
-        "worker_services": Foreign("gone from distributed; leave it out"),
-        "service_kwargs": Foreign(DASHBOARD),
-        "blocked_handlers": Foreign(SCHEDULER, ((), [])),
-        "scheduler_kwargs": Foreign(SCHEDULER, ({},)),
-        "scheduler_sync_interval": Foreign("give distributed's configuration; leave it out", (1,)),
-        "plugins": Foreign("give them to the running cluster: Client.register_plugin", ((), [])),
-        "preload": Foreign(PRELOAD),
-        "preload_argv": Foreign(PRELOAD),
-        "lifetime": Foreign(LIFETIME),
-        "lifetime_stagger": Foreign(LIFETIME),
-        "lifetime_restart": Foreign(LIFETIME, (False,)),
-        "executor": Foreign("nthreads says how many threads a worker has"),
-        "config": Foreign(
+        "CUDA_VISIBLE_DEVICES": Hint("the batch system grants the GPUs: give gpus_per_node"),
+        "default_statistics": Hint("RMM's statistics are not kept; rmm_track_allocations counts", (False,)),
+        "data": Hint("workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory"),
+        "shared_filesystem": Hint("spilled data goes to local_directory, which is never shared between workers"),
+        "enable_tcp_over_ucx": Hint(UCX),
+        "enable_infiniband": Hint(UCX),
+        "enable_nvlink": Hint(UCX),
+        "enable_rdmacm": Hint(UCX),
+        "log_spilling": Hint("what is spilled is in the workers' metrics; leave it out", (False, True)),
+        "worker_class": Hint(WATCHED),
+        "pre_import": Hint(PRELOAD),
+        "start": Hint("the cluster starts when it is made"),
+        "host": Hint(ADDRESS),
+        "ip": Hint(ADDRESS),
+        "contact_address": Hint(ADDRESS),
+        "scheduler_port": Hint(PORTS, (0,)),
+        "port": Hint(PORTS, (0,)),
+        "dashboard_address": Hint(DASHBOARD),
+        "worker_dashboard_address": Hint("workers have no web server; " + DASHBOARD),
+        "http_prefix": Hint(DASHBOARD),
+        "services": Hint("gone from distributed; leave it out"),
+        "worker_services": Hint("gone from distributed; leave it out"),
+        "service_kwargs": Hint(DASHBOARD),
+        "blocked_handlers": Hint(SCHEDULER, ((), [])),
+        "scheduler_kwargs": Hint(SCHEDULER, ({},)),
+        "scheduler_sync_interval": Hint("give distributed's configuration; leave it out", (1,)),
+        "plugins": Hint("give them to the running cluster: Client.register_plugin", ((), [])),
+        "preload": Hint(PRELOAD),
+        "preload_argv": Hint(PRELOAD),
+        "lifetime": Hint(LIFETIME),
+        "lifetime_stagger": Hint(LIFETIME),
+        "lifetime_restart": Hint(LIFETIME, (False,)),
+        "executor": Hint("nthreads says how many threads a worker has"),
+        "config": Hint(
             "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, ~/.config/dask"
         ),
     }
 )
 # Options of dask worker (distributed 2026.8) that "python -m hpcgpu.worker" does not have; others are in DASK_CUDA.
-DASK_WORKER: Mapping[str, Foreign] = MappingProxyType(
+DASK_WORKER: Mapping[str, Hint] = MappingProxyType(
     {
-        "nanny": Foreign(WATCHED),
-        "worker_port": Foreign(PORTS),
-        "nanny_port": Foreign(PORTS),
-        "listen_address": Foreign(ADDRESS),
-        "scheduler_sni": Foreign("certificates are checked by their signer, not by names of hosts; leave it out"),
-        "pid_file": Foreign("the batch system knows its job; in a shell: echo $$ > FILE; exec python -m hpcgpu.worker"),
-        "dashboard_address": Foreign("workers have no web server; leave it out"),
-        "dashboard_prefix": Foreign("workers have no web server; leave it out"),
+        "nanny": Hint(WATCHED),
+        "worker_port": Hint(PORTS),
+        "nanny_port": Hint(PORTS),
+        "listen_address": Hint(ADDRESS),
+        "scheduler_sni": Hint("certificates are checked by their signer, not by names of hosts; leave it out"),
+        "pid_file": Hint("the batch system knows its job; in a shell: echo $$ > FILE; exec python -m hpcgpu.worker"),
+        "dashboard_address": Hint("workers have no web server; leave it out"),
+        "dashboard_prefix": Hint("workers have no web server; leave it out"),
     }
 )
-FOREIGN: Mapping[str, Foreign] = MappingProxyType({**JOBQUEUE, **DASK_CUDA})
+HINTS: Mapping[str, Hint] = MappingProxyType({**JOBQUEUE, **DASK_CUDA})
 
 
 def read_local_cuda(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:

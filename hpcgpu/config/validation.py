@@ -1,4 +1,4 @@
-"""What must be true of several settings together."""
+"""Validation of settings that depend on each other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LIBRARIES = ("cupy", "torch")  # those for which RMM has an allocator (rmm.alloc
 
 
 def check_settings(settings: Settings, site: Site | None = None) -> None:
-    """Raise for values that do not go together, or that the site's nodes do not have.
+    """Raise if values contradict each other, or do not fit the site's nodes.
 
     Raises
     ------
     ConfigError
-        With both values and where they were set.
+        The message has both values, and where they were set.
 
     """
     _check_trust(settings)
@@ -26,12 +26,12 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
 
 
 def check_submission(settings: Settings, site: Site | None) -> None:
-    """Raise for what the site refuses a batch job without.
+    """Raise if a setting is missing without which the site refuses a batch job.
 
     Raises
     ------
     ConfigError
-        With the name of each setting that is missing.
+        The message has the name of each missing setting.
 
     """
     if site is None:
@@ -115,7 +115,7 @@ def _check_rapids(settings: Settings) -> None:
             f"{said('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or rmm_async=True too, or leave it out"
         )
     pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
-    # a fraction and bytes are compared where the GPU's size is known
+    # A fraction and bytes are compared later, when the GPU's size is known.
     if pool and most and pool.is_part == most.is_part and float(most.given) < float(pool.given):
         raise ConfigError(
             f"{said('rmm_maximum_pool_size')} is less than {said('rmm_pool_size')}; allowed: as much, or more"

@@ -19,7 +19,7 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, NOT_
 from hpcgpu.model.limit import NO_LIMIT
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.pictures.svg import render_svg
-from hpcgpu.plan.binding.bindings import place_simulated
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.plan.views.describe import describe
@@ -163,7 +163,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
         return there
     if text.startswith("sim"):
         simulated = parse_simulated(text)
-        return place_simulated(topology, simulated.per_node, simulated.memory_bytes, "this")
+        return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, "this")
     out = []
     for word in (w.strip().lower() for w in text.split(",")):
         found = [g for i, g in enumerate(there) if word and word in (str(i), g.pci, g.uuid.lower())]

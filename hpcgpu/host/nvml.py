@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcgpu.model import CpuSet, Gpu
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import one_line
+from hpcgpu.topology.text import printable
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
@@ -129,4 +129,4 @@ def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:  # noqa: ANN401
 
 def _text(value: str | bytes) -> str:
     """Return NVML's text: nvidia-ml-py returned bytes before version 12."""
-    return one_line(value.decode() if isinstance(value, bytes) else value)
+    return printable(value.decode() if isinstance(value, bytes) else value)

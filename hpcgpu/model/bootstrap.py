@@ -1,6 +1,6 @@
-"""What every rank knows of the run before the meeting.
+"""The bootstrap settings: what each rank knows of the run before the rendezvous.
 
-A named tuple, for every rank makes it: importing dataclasses takes 15 CPU ms (Python 3.11).
+Each rank makes them, so they are a named tuple: importing dataclasses takes 15 CPU ms (Python 3.11).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Terms(NamedTuple):
-    """How the ranks meet, and from what the layout is planned; the names are those of the settings."""
+class BootstrapSettings(NamedTuple):
+    """How the ranks meet, and the settings on which the layout depends, under the settings' own names."""
 
     workers_per_gpu: int
     cpu_workers: int
@@ -23,7 +23,7 @@ class Terms(NamedTuple):
     gpus_per_node: int | None = None
 
 
-# The document's own; the others are settings.
+# Fields of the document itself; the others are settings.
 OWN = frozenset({"shape", "meeting", "launch", "exit_file"})
-# These stand in every document, defaults too, unless they are None.
-WRITTEN = frozenset(Terms._fields) - OWN
+# These are in each document, also with their default values, unless they are None.
+WRITTEN = frozenset(BootstrapSettings._fields) - OWN

@@ -1,4 +1,4 @@
-"""Where everything of a node stands in its picture: packages, NUMA nodes, cores, GPUs, ports, and the legend."""
+"""The layout of a node's picture: packages, NUMA nodes, cores, GPUs, ports, and the legend."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
-from hpcgpu.pictures.numa_contents import Node, Things, counted, gib, gpu_name, port_name, worker_words
+from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_words
 from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
+from hpcgpu.plan.views.explain import counted, port_name
 
 WIDTH = 1200
 MARGIN = 24
@@ -33,7 +34,7 @@ _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "m
 
 
 def machine(node: Node, y: float) -> tuple[Tile, ...]:
-    """Return the packages, one below the other or, with one NUMA node each, in two columns; then what is nowhere."""
+    """Return the packages in one column, or in two if each has one NUMA node; then the parts of unknown locality."""
     packages: dict[int, list[NumaNode]] = {}
     for n in sorted(node.topology.numa_nodes, key=lambda n: (n.package, n.os_index)):
         packages.setdefault(n.package, []).append(n)
@@ -41,11 +42,11 @@ def machine(node: Node, y: float) -> tuple[Tile, ...]:
     beside = 2 if most == 1 and len(packages) > 1 else 1
     makers = [partial(_package, node, number, nodes, min(most, 4)) for number, nodes in packages.items()]
     out = in_rows(makers, MARGIN, y, WIDTH - 2 * MARGIN, beside)
-    lost = _place(
+    lost = _parts(
         node,
         "unknown",
         ("locality unknown", "", "nobody told which NUMA node these are on"),
-        node.things(None),
+        node.contents_of(None),
         MARGIN,
         bottom(out, y - GAP) + GAP,
         WIDTH - 2 * MARGIN,
@@ -65,13 +66,13 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
 
 
 def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
-    things = node.things(numa.os_index)
-    words = f"{counted(len(things.cores), 'core')}, PUs {numa.cpuset}"
-    return _place(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), words), things, x, y, width)
+    contents = node.contents_of(numa.os_index)
+    words = f"{counted(len(contents.cores), 'core')}, PUs {numa.cpuset}"
+    return _parts(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), words), contents, x, y, width)
 
 
-def _place(
-    node: Node, kind: str, header: tuple[str, str, str], things: Things, x: float, y: float, width: float
+def _parts(
+    node: Node, kind: str, header: tuple[str, str, str], contents: NumaContents, x: float, y: float, width: float
 ) -> Tile:
     """Return a box with a header, and cores, GPUs, ports and other memory below each other."""
     title, right, words = header
@@ -79,11 +80,11 @@ def _place(
     texts = [Text(left, y + 18, title, 12, bold=True), Text(left, y + 32, fit(words, inner, 10), 10)]
     if right:
         texts.append(Text(left + inner, y + 18, right, 11, anchor="end"))
-    inside = list(_cores(node, things.cores, left, y + 40, inner))
+    inside = list(_cores(node, contents.cores, left, y + 40, inner))
     groups: list[tuple[Sequence[Callable[[float, float, float], Tile]], float]] = [
-        ([partial(_gpu, node, g) for g in things.gpus], _GPU_WIDTH),
-        ([partial(_port, node, n) for n in things.nics], _PORT_WIDTH),
-        ([partial(_memory, m) for m in things.memories], _MEMORY_WIDTH),
+        ([partial(_gpu, node, g) for g in contents.gpus], _GPU_WIDTH),
+        ([partial(_port, node, n) for n in contents.nics], _PORT_WIDTH),
+        ([partial(_memory, m) for m in contents.memories], _MEMORY_WIDTH),
     ]
     for makers, smallest in groups:
         top = bottom(inside, y + 40 - GAP) + GAP

@@ -1,4 +1,4 @@
-"""What a node's picture shows: whose each core, GPU and port is, where it belongs, and how it is called."""
+"""The contents of a node's picture: the NUMA node and the workers of each core, GPU and port, and its name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.views.explain import MAKERS
+from hpcgpu.plan.views.explain import MAKERS, counted, port_name
 from hpcgpu.units import format_bytes
 
 _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
 
 
 @dataclass(frozen=True, slots=True)
-class Things:
-    """What belongs to one NUMA node, or to none that is known."""
+class NumaContents:
+    """The parts of one NUMA node, or the parts without a known one."""
 
     cores: tuple[CpuSet, ...]
     gpus: tuple[Gpu, ...]
@@ -24,14 +24,14 @@ class Things:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A topology and what is planned on it.
+    """A topology and the bindings that are planned on it.
 
     Attributes
     ----------
     cores : tuple of CpuSet
-        With one for each planned PU that no core of the topology claims, as the planner has it.
+        The topology's, and one for each planned PU of no core, as in the plan.
     gpus : tuple of Gpu
-        The topology's and, where these are others (simulated ones), the bindings', by PCI address.
+        The topology's, and other (simulated) ones of the bindings, by PCI address.
 
     """
 
@@ -54,11 +54,11 @@ class Node:
         used = (nic.name, nic.port)
         return tuple(i for i, b in enumerate(self.bindings) if used in [(n.name, n.port) for n in b.nics])
 
-    def things(self, numa: int | None) -> Things:
-        """Return what belongs to the NUMA node of this OS index; None: what belongs to no known one."""
+    def contents_of(self, numa: int | None) -> NumaContents:
+        """Return the parts of the NUMA node with this OS index; None: the parts without a known one."""
         homes = {n.os_index for n in self.topology.numa_nodes}
         packages = {n.package for n in self.topology.numa_nodes}
-        return Things(
+        return NumaContents(
             tuple(c for c in self.cores if self._home(c) == numa),
             tuple(g for g in self.gpus if (g.numa_node if g.numa_node in homes else None) == numa),
             tuple(n for n in self.topology.nics if (n.numa_node if n.numa_node in homes else None) == numa),
@@ -70,7 +70,7 @@ class Node:
         )
 
     def of_package(self, package: int) -> tuple[NumaNode, ...]:
-        """Return the memory that belongs to this package, and to no NUMA node with cores."""
+        """Return the memory of this package that belongs to no NUMA node with cores."""
         return tuple(m for m in self.topology.other_memory if m.package == package and self._home(m.cpuset) is None)
 
     def _home(self, pus: CpuSet) -> int | None:
@@ -83,7 +83,7 @@ class Node:
 
 
 def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str]) -> Node:
-    """Return what the picture shows.
+    """Return the node with its bindings.
 
     Raises
     ------
@@ -112,11 +112,6 @@ def _same_gpu(a: Gpu, b: Gpu) -> bool:
     return a.pci == b.pci and (a.uuid == b.uuid or (not (a.uuid and b.uuid) and a.mig == b.mig))
 
 
-def port_name(nic: Nic) -> str:
-    """Return the port as UCX names it, a plain interface as the kernel does."""
-    return nic.name if nic.name == nic.interface else f"{nic.name}:{nic.port}"
-
-
 def gpu_name(gpu: Gpu) -> str:
     """Return the model without its maker's name, and the profile of a MIG slice."""
     model = gpu.model
@@ -125,13 +120,8 @@ def gpu_name(gpu: Gpu) -> str:
     return " ".join(filter(None, (model or MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
 
 
-def counted(number: int, what: str) -> str:
-    """Return how many there are of something."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
-
-
 def gib(size_bytes: int) -> str:
-    """Return a size in GiB; a simulated GPU's may be less than one, and 0 is a size that nobody told."""
+    """Return a size in GiB; a simulated GPU may have less than one. 0 is an unknown size."""
     if size_bytes == 0:
         return "? GiB"
     return f"{size_bytes / 2**30:.0f} GiB" if size_bytes >= 2**30 else format_bytes(size_bytes)

@@ -1,4 +1,4 @@
-"""Boxes, lines of text and tiles: what a picture is laid out of before it is drawn. Lengths are SVG user units (px)."""
+"""Boxes, lines of text and tiles, the elements of a picture's layout. Lengths are in SVG user units (px)."""
 
 from __future__ import annotations
 

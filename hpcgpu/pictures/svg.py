@@ -1,4 +1,4 @@
-"""The picture of a node: its parts, and in colour which worker has them, as SVG."""
+"""The picture of a node as SVG: its parts, coloured by worker."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _STYLES = {
 
 
 def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> str:
-    """Return the picture of a node and of what its workers are tied to.
+    """Return the picture of a node and of its workers' bindings.
 
     Parameters
     ----------
     topology : Topology
         The node.
     bindings : sequence of Binding
-        Its workers'; without any the picture shows the machine alone.
+        The bindings of its workers; if there are none, the picture shows only the machine.
     names : sequence of str, optional
-        The workers' names, in the order of ``bindings``; their numbers if not given.
+        The workers' names, in the order of ``bindings``; default: their numbers.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[
     Raises
     ------
     ValueError
-        There are names, but not one for each binding.
+        The numbers of names and bindings differ.
 
     """
     picture = lay_out(node_of(topology, bindings, names))
@@ -120,8 +120,8 @@ def _shape(tile: Tile) -> Iterator[str]:
 def _text(text: Text, fill: str = INK) -> str:
     anchor = f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
     weight = ' font-weight="bold"' if text.bold else ""
-    place = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"'
-    return f'<text {place} fill="{fill}"{anchor}{weight}>{_said(text.text)}</text>'
+    attributes = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"'
+    return f'<text {attributes} fill="{fill}"{anchor}{weight}>{_said(text.text)}</text>'
 
 
 def _box(box: Box) -> str:

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet
-from hpcgpu.topology.text import one_line
+from hpcgpu.topology.text import printable
 
 # Recorded files are at most 20 levels deep; readers below here may recurse.
 _MAX_DEPTH = 200
@@ -122,18 +122,18 @@ def cpuset(element: ET.Element, name: str) -> CpuSet:
 
 def word(element: ET.Element, name: str) -> str:
     """Return an attribute as one line of text: names come from firmware, and are printed on terminals."""
-    return one_line(element.get(name) or "")
+    return printable(element.get(name) or "")
 
 
 def misread(text: str, root: ET.Element, error: Misread) -> ParseError:
     """Return the error of a value: in which line it is, what it is, what was expected."""
     element = error.element
-    given = one_line(element.get(error.name) or "")
+    given = printable(element.get(error.name) or "")
     had = f"{error.name}={given[:40]!r}" if error.name in element.attrib else f"no {error.name}"
     at = _line_of(text, next(i for i, e in enumerate(root.iter()) if e is element))
     kind = element.get("type") or element.get("name") or ""
     what = f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>"
-    return ParseError(f"line {at}: {one_line(what)} has {had}; expected {error.expected}", evidence=text[:400])
+    return ParseError(f"line {at}: {printable(what)} has {had}; expected {error.expected}", evidence=text[:400])
 
 
 def _line_of(text: str, position: int) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import one_line
+from hpcgpu.topology.text import printable
 
 _T = TypeVar("_T")
 _PCI = "bus/pci/devices/"
@@ -50,7 +50,7 @@ def read(files: Mapping[str, str]) -> Topology:
         source="sysfs",
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
-        name=one_line(files.get("class/dmi/id/product_name", "")),
+        name=printable(files.get("class/dmi/id/product_name", "")),
         l3=tuple(sorted({_list(files, p) for p in files if _L3.fullmatch(p)} - {CpuSet()}, key=min)),
     )
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text without line ends, control characters and surrounding blanks."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

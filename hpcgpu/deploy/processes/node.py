@@ -15,7 +15,7 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.limit import SHARE, read_disk_limit
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.plan.binding.bindings import place_simulated
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
 from hpcgpu.plan.views.explain import others_words
@@ -45,7 +45,7 @@ class Machine:
         host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
         if settings.gpus is not None:
             wanted = parse_simulated(settings.gpus)
-            return cls(host, topology, place_simulated(topology, wanted.per_node, wanted.memory_bytes, host))
+            return cls(host, topology, simulated_gpus(topology, wanted.per_node, wanted.memory_bytes, host))
         log.say_of(host, topology.warnings)
         devices = environ.get("CUDA_VISIBLE_DEVICES")
         visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], devices)}

@@ -10,8 +10,8 @@ _INFINITE = 10**40
 def assign(costs: Sequence[Sequence[int]]) -> list[int]:
     """Return a column for each row, all different, with the least sum of costs.
 
-    The Hungarian method by shortest augmenting paths (R. Jonker and A. Volgenant, Computing 38,
-    1987), in whole numbers: no rounding, and the first of equal columns.
+    The Hungarian method by shortest augmenting paths (R. Jonker and A. Volgenant, Computing 38, 1987), in whole
+    numbers: nothing is rounded. Of equal columns the first is taken.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What each worker of one node is tied to: cores, memory and network port next to its GPU."""
+"""The binding of each worker of one node: cores, memory and network ports near its GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
-from hpcgpu.plan.binding.cores import split_cores_beside, usable_cores
-from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_beside
+from hpcgpu.plan.binding.cores import split_cores_with_cpu_workers, usable_cores
+from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_of_cpu_workers
 from hpcgpu.plan.binding.network import plan_nics
 
 _DEFAULTS = Settings()
@@ -23,37 +23,37 @@ def plan_bindings(
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
 ) -> tuple[Binding, ...]:
-    """Return the bindings of one node's workers, in the order of ``gpus``, which is the only use of that order.
+    """Return the bindings of one node's workers, in the order of ``gpus``; the plan does not depend on it.
 
     Parameters
     ----------
     topology : Topology
-        This node's own: names of ports differ between nodes of one cluster.
+        Of this node: names of ports differ between the nodes of a cluster.
     gpus : sequence of Gpu
-        The granted GPUs, each once; ``numa_node`` says where each is.
+        The granted GPUs, each once; ``numa_node`` is the locality of each.
     allowed : CpuSet
-        PUs that this job may use: the cgroup's and the launcher's mask.
+        PUs that this job may use, by its cgroup and its launcher's mask.
     wanted : Settings
-        ``nthreads``, ``workers_per_gpu`` (they follow each other), and the options of bindings.
+        ``nthreads``, ``workers_per_gpu`` (workers of one GPU follow each other), and the options of bindings.
     allowed_nodes : CpuSet, optional
-        NUMA nodes that this job may use; all if not given.
+        NUMA nodes that this job may use; default: all.
     masks : sequence of CpuSet, optional
-        A mask for each worker, which it stays inside (``respect_launcher``).
+        A mask for each worker, which bounds its cores (``respect_launcher``).
     cpu_workers : int
-        Workers without a GPU, which come last; each has ``nthreads`` cores or an even share of all.
+        Workers without a GPU, which come last. Each has ``nthreads`` cores, or an even share if that is less.
 
     Returns
     -------
     tuple of Binding
-        Cores are whole, never outside ``allowed``, and disjoint; where there are fewer cores than
-        workers all have all of them and ``shared_cores`` is set.
+        Cores are whole, inside ``allowed``, and disjoint. If there are fewer cores than workers, each worker has
+        all of them, and ``shared_cores`` is set.
 
     Raises
     ------
     BindingError
         No core is allowed, or a GPU is given twice.
     ConfigError
-        Cores or ports that are not there.
+        The options ask for cores or ports that the node does not have.
 
     """
     _check(topology, gpus, allowed)
@@ -78,20 +78,20 @@ def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
 def _plan(
     topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings, allowed_nodes: CpuSet | None
 ) -> list[Binding]:
-    """Return the bindings of the workers, which are in PCI order, those without a GPU last."""
+    """Return the bindings of the workers, given in PCI order, those without a GPU last."""
     own = [g for g in workers if g]
     cores = _cores(topology, workers, masks, wanted)
     cpusets, rule = [c for c, _, _ in cores], wanted.memory_policy
     near, others = cpusets[: len(own)], cpusets[len(own) :]
-    homes, everything = [g.numa_node for g in own], wanted.cores == "all"
+    homes, divide_all = [g.numa_node for g in own], wanted.cores == "all"
     memory = (
-        *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, everything=everything),
-        *plan_memory_nodes_beside(topology, others, allowed_nodes, rule),
+        *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, divide_all=divide_all),
+        *plan_memory_nodes_of_cpu_workers(topology, others, allowed_nodes, rule),
     )
-    # each kind is balanced for itself: workers without a GPU leave the others' ports as they would be without them
+    # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
     ports = (
         *plan_nics(topology, own, wanted.nics),
-        *plan_nics(topology, [place_of(topology, c) for c in others], wanted.nics),
+        *plan_nics(topology, [gpu_at(topology, c) for c in others], wanted.nics),
     )
     out = []
     for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
@@ -109,7 +109,10 @@ def _plan(
 
 
 def _visible(gpu: Gpu | None, own: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return all whole GPUs, the worker's own first; CUDA takes one slice per process, and slices have no IPC."""
+    """Return the GPUs that the worker sees: all whole ones, its own first.
+
+    A slice is alone: CUDA takes one slice per process, and slices have no IPC.
+    """
     if gpu is None or gpu.mig:
         return (gpu,) if gpu else ()
     whole = list(dict.fromkeys(g for g in own if not g.mig))
@@ -117,16 +120,16 @@ def _visible(gpu: Gpu | None, own: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(whole[first:] + whole[:first])
 
 
-def place_of(topology: Topology, cpuset: CpuSet) -> Gpu:
-    """Return a GPU that would stand where these PUs are: a worker without one has the ports that it would have."""
-    there = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
-    return Gpu("", vendor="", numa_node=there.os_index if there and there.cpuset & cpuset else None)
+def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
+    """Return an imagined GPU near these PUs: a worker without a GPU gets the ports that such a GPU would get."""
+    nearest = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
+    return Gpu("", vendor="", numa_node=nearest.os_index if nearest and nearest.cpuset & cpuset else None)
 
 
 def _cores(
     topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings
 ) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
-    """Return each worker's PUs, whether it shares them, and what is to be said of it; masks are planned one by one."""
+    """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
     out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
     for mask in dict.fromkeys(masks):
         mine = [i for i, m in enumerate(masks) if m == mask]
@@ -135,7 +138,9 @@ def _cores(
             raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
         homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
         others, threads = len(mine) - len(homes), wanted.nthreads
-        found = split_cores_beside(topology, cores, homes, others, threads, wanted.cores, wanted.reserved_cores)
+        found = split_cores_with_cpu_workers(
+            topology, cores, homes, others, threads, wanted.cores, wanted.reserved_cores
+        )
         notes = (found.note,) if found.note else ()
         shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
         if len(cores) < len(mine):
@@ -147,7 +152,7 @@ def _cores(
 
 
 def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tuple[str, ...]:
-    """Say what is not as one would wish."""
+    """Say where the cores are not local to the GPU."""
     if gpu is None:
         return ()
     home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
@@ -160,16 +165,15 @@ def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tupl
     return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on others",)
 
 
-def place_simulated(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
+def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
     """Return ``count`` simulated GPUs, spread evenly over the NUMA nodes of this machine.
 
-    UUID and PCI address are stable (``GPU-SIM-<node_name>-<i>``); the PCI domain ``ffff`` is one
-    that no real device has.
+    UUIDs (``GPU-SIM-<node_name>-<i>``) and PCI addresses are stable. No real device has the PCI domain ``ffff``.
 
     Raises
     ------
     ConfigError
-        Not between 1 and 8192 GPUs (what one PCI domain holds), or GPUs without memory.
+        The count is not between 1 and 8192 (one PCI domain holds no more), or the GPUs have no memory.
 
     """
     if not 1 <= count <= 8192 or memory_bytes <= 0:

@@ -1,7 +1,7 @@
-"""Share the cores of one node among workers, the nearest first.
+"""Divide the cores of one node among its workers, the nearest first.
 
-Distances on a tree of NUMA nodes, packages and the machine are an ultrametric, so matching from
-the bottom up (what is near first, the surplus goes one level up) is optimal.
+Distances on a tree of NUMA nodes, packages and the machine are an ultrametric. So matching from the bottom up is
+optimal: near cores first, and the surplus goes one level up.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hpcgpu.model import CpuSet, Topology
 
 
 class CoreShares(NamedTuple):
-    """The cores of each worker, and what could not be as it was asked for."""
+    """The cores of each worker, and a note where the rule could not be kept."""
 
     shares: tuple[tuple[CpuSet, ...], ...]
     note: str = ""
 
 
-class _Place(NamedTuple):
-    """NUMA node and package of a core or a worker, L3 cache of a core; None where unknown."""
+class _Locality(NamedTuple):
+    """NUMA node and package of a core or of a worker's GPU, L3 cache of a core; None: unknown."""
 
     node: int | None
     package: int | None
@@ -32,15 +32,15 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """What one worker gets, and has so far: positions in the list of cores."""
+    """How many cores one worker gets, and which it has so far, as positions in the list of cores."""
 
-    home: _Place
+    home: _Locality
     size: int = 0
     cores: list[int] = field(default_factory=list)
 
 
 def usable_cores(topology: Topology, allowed: CpuSet) -> tuple[CpuSet, ...]:
-    """Return the allowed part of each core that has one, by lowest PU; PUs that no core claims are cores."""
+    """Return the allowed part of each core that has one, by lowest PU. A PU of no core is a core of its own."""
     cores = [c & allowed for c in topology.cores]
     rest = allowed.difference(*topology.cores)
     return tuple(sorted([c for c in cores if c] + [CpuSet([i]) for i in rest], key=min))
@@ -52,11 +52,11 @@ def split_cores(
     homes: Sequence[int | None],
     rule: str | int = "all",
     reserved: int = 0,
-    beside: int = 0,
+    for_cpu_workers: int = 0,
 ) -> CoreShares:
     """Return the cores of each worker.
 
-    With fewer cores than workers everybody has all of them: the kernel balances these better than any fixed shares.
+    Each worker has all cores if there are fewer cores than workers: the kernel balances better than fixed shares.
 
     Parameters
     ----------
@@ -65,40 +65,40 @@ def split_cores(
     cores : sequence of CpuSet
         By lowest PU, as :func:`usable_cores` returns them.
     homes : sequence of int or None
-        The NUMA node of each worker's GPU; None: unknown.
+        Home of each worker: the NUMA node of its GPU; None: unknown.
     rule : str or int
-        ``all``: all cores, the same number for each within one. ``local``: only those of the worker's
-        own NUMA node, divided among its workers. A number: so many for each.
+        ``all``: all cores; the numbers differ by one at most. ``local``: only cores of the worker's home, divided
+        among its workers. A number: so many for each worker.
     reserved : int
-        Cores that stay free. Under ``all`` they are given up by all workers alike, the farthest of each share first.
-    beside : int
-        Cores that stay free for others: the farthest ones.
+        Cores that stay free. Under ``all`` each worker gives up an equal part, its farthest cores first.
+    for_cpu_workers : int
+        Cores that stay free for workers without a GPU: the farthest ones.
 
     Raises
     ------
     ConfigError
-        There are not so many cores.
+        There are fewer cores than the rule asks for.
 
     """
-    if isinstance(rule, int) and rule * len(homes) + reserved + beside > len(cores):
-        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + beside, len(cores))
+    if isinstance(rule, int) and rule * len(homes) + reserved + for_cpu_workers > len(cores):
+        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
     if len(cores) < len(homes):
         return CoreShares(tuple(tuple(cores) for _ in homes))
-    if len(homes) + reserved + beside > len(cores):
-        _refuse(f"a core for each of {len(homes)} workers", reserved + beside, len(cores))
+    if len(homes) + reserved + for_cpu_workers > len(cores):
+        _refuse(f"a core for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
     packages = {n.os_index: n.package for n in topology.numa_nodes}
-    places = _places(topology, cores, packages)
-    shares = [_Share(_Place(h, packages[h]) if h in packages else _Place(None, None)) for h in homes]
-    given_up, note = _set_sizes(shares, places, rule, reserved, beside)
+    localities = _localities(topology, cores, packages)
+    shares = [_Share(_Locality(h, packages[h]) if h in packages else _Locality(None, None)) for h in homes]
+    given_up, note = _set_sizes(shares, localities, rule, reserved, for_cpu_workers)
     free = list(range(len(cores)))
     for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
-        free = _deal(free, shares, places, level)
+        free = _deal(free, shares, localities, level)
     for _ in range(given_up):
-        _give_up(shares, places)
+        _give_up(shares, localities)
     return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
 
 
-def split_cores_beside(
+def split_cores_with_cpu_workers(
     topology: Topology,
     cores: Sequence[CpuSet],
     homes: Sequence[int | None],
@@ -107,10 +107,10 @@ def split_cores_beside(
     rule: str | int = "all",
     reserved: int = 0,
 ) -> CoreShares:
-    """Return the cores of each worker, and then those of ``others`` workers that have no GPU.
+    """Return the cores of each worker with a GPU, then those of ``others`` workers without one.
 
-    One of those has a core for each of its ``threads``, or an even share where that is less. They get what the
-    workers with GPUs are farthest from, NUMA nodes without a GPU first. Other parameters and errors are those of
+    A worker without a GPU has a core for each of its ``threads``, or an even share if that is less. It gets cores far
+    from the workers with GPUs, on NUMA nodes without a GPU first. The other parameters and the errors are those of
     :func:`split_cores`.
     """
     everyone, room = len(homes) + others, len(cores) - reserved
@@ -134,13 +134,13 @@ def split_cores_beside(
     return CoreShares((*found.shares, *(tuple(last[i : i + size]) for i in range(0, len(last), size))), found.note)
 
 
-def _places(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Place]:
+def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Locality]:
     node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
     cache_of = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}
     out = []
     for core in cores:
         node = node_of.get(min(core))
-        out.append(_Place(node, packages[node] if node is not None else None, cache_of.get(min(core))))
+        out.append(_Locality(node, packages[node] if node is not None else None, cache_of.get(min(core))))
     return out
 
 
@@ -153,16 +153,16 @@ def _refuse(what: str, reserved: int, there: int) -> None:
 
 
 def _set_sizes(
-    shares: Sequence[_Share], places: Sequence[_Place], rule: str | int, reserved: int, beside: int
+    shares: Sequence[_Share], localities: Sequence[_Locality], rule: str | int, reserved: int, for_cpu_workers: int
 ) -> tuple[int, str]:
-    """Give each share its size; return how many cores are given up then, and a note when the rule could not be kept."""
+    """Give each share its size; return how many cores to give up afterwards, and a note if the rule was not kept."""
     if isinstance(rule, int):
         for share in shares:
             share.size = rule
         return 0, ""
-    if rule == "local" and _set_local_sizes(shares, places, reserved + beside):
+    if rule == "local" and _set_local_sizes(shares, localities, reserved + for_cpu_workers):
         return 0, ""
-    _set_even_sizes(shares, places, beside)
+    _set_even_sizes(shares, localities, for_cpu_workers)
     if rule == "local":
         return (
             reserved,
@@ -171,13 +171,13 @@ def _set_sizes(
     return reserved, ""
 
 
-def _give_up(shares: Sequence[_Share], places: Sequence[_Place]) -> None:
-    """Take a core from one of the largest shares: the farthest one, of the NUMA node that it has fewest of."""
+def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
+    """Take a core from one of the largest shares: the farthest one, on the NUMA node of which it has fewest cores."""
 
     def cost(share: _Share, core: int) -> tuple[int, int, int]:
-        at, home = places[core], share.home
+        at, home = localities[core], share.home
         far = 2 if home.node is None or at.package != home.package else at.node != home.node
-        return far, -sum(places[c].node == at.node for c in share.cores), core
+        return far, -sum(localities[c].node == at.node for c in share.cores), core
 
     largest = max(len(s.cores) for s in shares)
     found = [(cost(s, core), -i) for i, s in enumerate(shares) if len(s.cores) == largest for core in s.cores]
@@ -185,30 +185,33 @@ def _give_up(shares: Sequence[_Share], places: Sequence[_Place]) -> None:
     shares[-last].cores.remove(core)
 
 
-def _set_local_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved: int) -> bool:
-    """Share out each NUMA node among its workers; those without a core at home share the nodes without workers."""
-    there = Counter(p.node for p in places)
+def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> bool:
+    """Divide each NUMA node among its workers. Workers without a core at home divide the nodes without workers.
+
+    Return False if a worker would have no core.
+    """
+    there = Counter(p.node for p in localities)
     homes: dict[int | None, list[_Share]] = {}
     for share in shares:
         homes.setdefault(share.home.node if there[share.home.node] else None, []).append(share)
-    elsewhere = len(places) - sum(there[h] for h in homes if h is not None)
+    elsewhere = len(localities) - sum(there[h] for h in homes if h is not None)
     for home, group in homes.items():
         for i, share in enumerate(group):
             total = elsewhere if home is None else there[home]
             share.size = total // len(group) + (i < total % len(group))
-    for _ in range(sum(s.size for s in shares) + reserved - len(places)):
+    for _ in range(sum(s.size for s in shares) + reserved - len(localities)):
         max(shares, key=lambda s: s.size).size -= 1
     return all(s.size > 0 for s in shares)
 
 
-def _set_even_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved: int) -> None:
-    """Give each the same within one; one more goes to those for whom a core is nearest.
+def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> None:
+    """Give all shares the same size within one. The shares with the nearest free cores get one more.
 
-    A core more costs a step for each level (NUMA node, package) whose cores are all asked for
-    already. Such costs are convex on a tree, so taking the cheapest each time is optimal.
+    One more core costs a step for each level (NUMA node, package) whose cores are all taken already. Such costs are
+    convex on a tree, so a greedy choice is optimal.
     """
-    smallest, more = divmod(len(places) - reserved, len(shares))
-    node_left, package_left = Counter(p.node for p in places), Counter(p.package for p in places)
+    smallest, more = divmod(len(localities) - reserved, len(shares))
+    node_left, package_left = Counter(p.node for p in localities), Counter(p.package for p in localities)
     for share in shares:
         share.size = smallest
         node_left[share.home.node] -= smallest
@@ -230,16 +233,16 @@ def _set_even_sizes(shares: Sequence[_Share], places: Sequence[_Place], reserved
 def _deal(
     free: list[int],
     shares: Sequence[_Share],
-    places: Sequence[_Place],
-    level: Callable[[_Place], Hashable],
+    localities: Sequence[_Locality],
+    level: Callable[[_Locality], Hashable],
 ) -> list[int]:
-    """Give the free cores of each place to the shares at home there, up to its size each; return the rest."""
+    """Give the free cores of each node, or package, to the shares at home there, up to their sizes; return the rest."""
     here: dict[Hashable, dict[int | None, list[int]]] = {}
     for core in free:
-        here.setdefault(level(places[core]), {}).setdefault(places[core].cache, []).append(core)
-    for place, found in here.items():
-        near = [s for s in shares if place is not None and level(s.home) == place and len(s.cores) < s.size]
-        # neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0
+        here.setdefault(level(localities[core]), {}).setdefault(localities[core].cache, []).append(core)
+    for domain, found in here.items():
+        near = [s for s in shares if domain is not None and level(s.home) == domain and len(s.cores) < s.size]
+        # Neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0.
         near.sort(key=lambda s: (s.home.node is None, s.home.node))
         there = sum(len(group) for group in found.values())
         for share, count in zip(near, _even([s.size - len(s.cores) for s in near], there), strict=True):
@@ -248,7 +251,7 @@ def _deal(
 
 
 def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
-    """Take so many cores out of groups with a cache each: from the smallest that has all, else whole ones first."""
+    """Take ``count`` cores out of groups that share a cache: from the smallest sufficient group, else whole groups."""
     out: list[int] = []
     while len(out) < count:
         need = count - len(out)
@@ -260,7 +263,7 @@ def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
 
 
 def _even(wanted: Sequence[int], there: int) -> list[int]:
-    """Return how many of ``there`` each gets: at most what it wants, otherwise the same within one."""
+    """Return how many of ``there`` each gets: at most what it wants, and otherwise equal numbers within one."""
     got = [0] * len(wanted)
     while there > 0 and any(g < w for g, w in zip(got, wanted, strict=True)):
         for i, w in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""Which rank does what: the world as it is, whatever number of ranks the user typed."""
+"""The layout of a run: which rank does what, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hpcgpu.model import Layout, NodeLayout
 
 
 class RankRecord(NamedTuple):
-    """What a rank says of itself in the meeting.
+    """What a rank says of itself at the rendezvous.
 
     Attributes
     ----------
     isolated : bool
-        The rank has devices or a mask of its own and starts its workers itself.
+        The rank has devices or a mask of its own, and starts its workers itself.
     gpus : int
         GPUs that the rank can open.
     devices : str
-        ``CUDA_VISIBLE_DEVICES`` of the rank: where ranks of a host differ in it, each is isolated.
+        ``CUDA_VISIBLE_DEVICES`` of the rank. If the ranks of a host differ in it, each is isolated.
 
     """
 
@@ -39,16 +39,16 @@ def plan_layout(
     *,
     scheduler: bool = True,
 ) -> Layout:
-    """Return the layout of the world that met.
+    """Return the layout of these ranks.
 
-    A node's workers are divided over that node's ranks, other than 0 where that is the ``scheduler``; a node with
-    one rank has all its workers under that rank. Fewer ranks than GPUs: shared out. More: the rest idle. A rank that is
-    isolated is a node of its own here. Each host has ``cpu_workers`` more, which have no GPU.
+    The workers of a node are divided among its ranks, without rank 0 if that is the ``scheduler``; a node's only rank
+    has all its workers. Ranks in excess of GPUs are idle. An isolated rank is a node of its own here. Each host has
+    ``cpu_workers`` more, which have no GPU.
 
     Raises
     ------
     WorldError
-        A node of the allocation has no rank, or there is no GPU at all.
+        A node of the allocation has no rank, or no rank has a GPU.
 
     """
     devices: dict[str, set[str]] = {}
@@ -87,7 +87,7 @@ def _plan_node(index: int, records: tuple[RankRecord, ...], each: int, cpu_worke
     hosts = [r for r in ranks if r != 0 or not scheduler] or list(ranks)
     on_gpus = max(r.gpus for r in records) * each
     shares = dict(zip(hosts, _shares(on_gpus, len(hosts)), strict=True))
-    # from the last rank on, which has no GPU where there are more ranks than these
+    # From the last rank on: it has no GPU if there are more ranks than GPUs.
     for rank, share in zip(reversed(hosts), _shares(cpu_workers, len(hosts)), strict=True):
         shares[rank] += tuple(on_gpus + position for position in share)
     return NodeLayout(index, ranks, tuple(shares.get(r, ()) for r in ranks), cpu_workers)

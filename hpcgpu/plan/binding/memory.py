@@ -1,4 +1,4 @@
-"""Memory of one worker: where its pages go, and how much host and device memory it may fill."""
+"""The memory of one worker: the NUMA nodes of its pages, and its limit of host memory."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ def plan_memory_nodes(
     allowed: CpuSet | None = None,
     policy: str = "preferred-many",
     *,
-    everything: bool = True,
+    divide_all: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
     """Return memory policy and NUMA nodes of each worker.
 
-    The NUMA nodes of a package are divided over its workers: each has its GPU's own, and one without a GPU is that of
-    the workers with cores there, or else of whom has least so far. With several NUMA nodes per package half of the
-    memory is on ones without a GPU (all 6 recorded types), and a worker that spills needs its share of them.
-    ``preferred-many`` is a preference: when they are full the kernel goes on to the others.
+    The NUMA nodes of a package are divided among its workers. Each worker has its home, the node of its GPU. A node
+    without a GPU goes to the workers with cores there, else to the worker with the least memory so far. On machines
+    with several NUMA nodes per package, half of the memory is on nodes without a GPU (all 6 recorded types), and a
+    worker that spills needs its share. ``preferred-many`` is a preference: if these nodes are full, the kernel takes
+    others.
 
     Parameters
     ----------
     topology : Topology
         The node.
     homes : sequence of int or None
-        That of each worker's GPU; None: unknown.
+        NUMA node of each worker's GPU; None: unknown.
     cpusets : sequence of CpuSet, optional
         The PUs of each worker.
     allowed : CpuSet, optional
-        NUMA nodes that the process may use (``Mems_allowed``); all if not given.
+        NUMA nodes that the process may use (``Mems_allowed``); default: all.
     policy : str
         As in :class:`hpcgpu.model.Settings`.
-    everything : bool
-        NUMA nodes on which nobody has a GPU or cores are divided, too; False where the rule for cores leaves them out.
+    divide_all : bool
+        Divide the NUMA nodes without a GPU and without a worker's cores, too; False if the rule for cores leaves
+        them out.
 
     Returns
     -------
     tuple of (str, CpuSet)
-        ``none`` where there is one node only, or where the GPU's locality is unknown.
+        The policy is ``none`` if there is only one NUMA node, or if the GPU's locality is unknown.
 
     """
     nodes = _usable_nodes(topology, allowed)
@@ -54,7 +56,7 @@ def plan_memory_nodes(
         return tuple(("none", everywhere if policy != "none" else CpuSet()) for _ in homes)
     if policy == "interleave":
         return tuple((policy, everywhere) for _ in homes)
-    if not everything:
+    if not divide_all:
         nodes = [n for n in nodes if n.os_index in homes or any(n.cpuset & c for c in cpusets)]
     shares = _shares(topology, nodes, homes, cpusets or [CpuSet()] * len(homes))
     return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
@@ -63,7 +65,7 @@ def plan_memory_nodes(
 def _shares(
     topology: Topology, nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]
 ) -> list[CpuSet]:
-    """Return each worker's part of these nodes: of its package's."""
+    """Return which of these NUMA nodes each worker has; they are of its own package."""
     packages = {n.os_index: n.package for n in topology.numa_nodes}
     shares: list[CpuSet] = [CpuSet()] * len(homes)
     for package in sorted(set(packages.values())):
@@ -75,10 +77,10 @@ def _shares(
     return shares
 
 
-def plan_memory_nodes_beside(
+def plan_memory_nodes_of_cpu_workers(
     topology: Topology, cpusets: Sequence[CpuSet], allowed: CpuSet | None = None, policy: str = "preferred-many"
 ) -> tuple[tuple[str, CpuSet], ...]:
-    """Return memory policy and NUMA nodes of workers without a GPU: the nodes that their cores are on."""
+    """Return memory policy and NUMA nodes of workers without a GPU: the nodes of their cores."""
     nodes = _usable_nodes(topology, allowed)
     if policy in ("none", "interleave") or len(nodes) <= 1:
         return plan_memory_nodes(topology, [None] * len(cpusets), cpusets, allowed, policy)
@@ -94,7 +96,7 @@ def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:
 
 
 def _divide(nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]) -> list[CpuSet]:
-    """Divide the NUMA nodes of one package over the workers that are at home on them."""
+    """Divide the NUMA nodes of one package among the workers that are at home on it."""
     shares: list[set[int]] = [{n.os_index for n in nodes if n.os_index == h} for h in homes]
     room = [sum(n.memory_bytes / homes.count(h) for n in nodes if n.os_index == h) for h in homes]
     for node in nodes if homes else ():
@@ -106,12 +108,12 @@ def _divide(nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Seq
         for i in users:
             shares[i].add(node.os_index)
             room[i] += (node.memory_bytes or 1) / len(users)
-    # a home that the cgroup took away, and more workers than nodes: the package's other nodes are as near as can be
+    # Some homes are not in the cgroup, or have no memory: then the package's other nodes are the nearest.
     return [CpuSet(s) if s else CpuSet(n.os_index for n in nodes) for s in shares]
 
 
 def strict_room_bytes(topology: Topology, shares: Sequence[CpuSet]) -> tuple[int, ...]:
-    """Return how much memory each worker finds on its own NUMA nodes; nodes that several have are divided."""
+    """Return how much memory each worker's NUMA nodes have for it; a node of several workers is divided."""
     users = {n.os_index: sum(n.os_index in s for s in shares) for n in topology.numa_nodes}
     return tuple(
         sum(n.memory_bytes // users[n.os_index] for n in topology.numa_nodes if n.os_index in s) for s in shares
@@ -121,18 +123,18 @@ def strict_room_bytes(topology: Topology, shares: Sequence[CpuSet]) -> tuple[int
 def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocument | None = None) -> HostMemory:
     """Return the host memory that the job may use on its node, and what limits it.
 
-    Where no cgroup holds a job to the memory that it has asked for, as on many sites, its neighbours on the node pay
-    for what it takes beyond.
+    On many sites no cgroup limits a job to the memory that it has asked for. A job that takes more harms the other
+    jobs of its node.
 
     Parameters
     ----------
     granted : HostMemory
-        What the kernel lets the job use.
+        The memory that the kernel lets the job use.
     allocation : Allocation
-        The job. What its batch system says counts, else what we have asked for.
+        The job. What its batch system says comes first, then what we have asked for.
     run : RunDocument, optional
-        ``memory`` counts in a job that was submitted for the run, and in every job of PBS, which may not say it. An
-        allocation of the user's own may have been made with another figure.
+        Its ``memory`` counts in a job that was submitted for the run, and in each job of PBS, which may not say it.
+        A user's own allocation may have been made with another number.
 
     """
     said, settings = allocation.memory, run.settings if run else None
@@ -144,33 +146,33 @@ def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocume
 
 
 def is_memory_asked(allocation: Allocation, settings: Settings, shape: str) -> bool:
-    """Tell whether the batch system is asked what it has granted: PBS has no variable for it.
+    """Tell whether to ask the batch system for the granted memory: PBS has no variable for it.
 
-    A job that was submitted with ``memory`` knows it. Jobs that come in arrays are not asked for, for each would ask:
-    the batch system hears no more of many jobs than of one.
+    A job that was submitted with ``memory`` knows it. Jobs of arrays do not ask: the number of questions must not grow
+    with the number of jobs.
     """
     knows = shape == "gang" and settings.memory_bytes
     return allocation.batch == "pbs" and shape != "member" and not knows
 
 
 def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:
-    """Return the part for so many of a node's workers, of whom each leader there knows its own only."""
+    """Return the part of one leader's workers: each leader on a node knows only its own."""
     if workers >= together:
         return memory
     return HostMemory(memory.nbytes * workers // together, f"{workers} of {together} parts of {memory.source}")
 
 
 def memory_reason(limit_bytes: int | None, memory: HostMemory, *, others: bool) -> str:
-    """Return why a worker has its share of the memory; empty where that is of a node that is all the job's.
+    """Return why a worker has its memory limit; empty if the job has the whole node.
 
     Parameters
     ----------
     limit_bytes : int or None
-        The worker's limit; None where the job's memory is not known.
+        The worker's limit; None if the job's memory is unknown.
     memory : HostMemory
-        Of the job on this node.
+        The job's memory on this node.
     others : bool
-        Other jobs may run on the node, which has cores that are not this job's.
+        Other jobs may run on the node: it has cores that are not this job's.
 
     """
     if limit_bytes is None:
@@ -193,14 +195,13 @@ def plan_memory_limit_bytes(asked: Limit, memory: HostMemory, workers: int, simu
     workers : int
         Workers on the node.
     simulated_bytes : int
-        Memory of all simulated GPUs of the node: it lies in host memory but is no host memory of
-        the workers.
+        Memory of all simulated GPUs of the node. It is host memory that the workers cannot use.
 
     Raises
     ------
     ConfigError
-        Simulated GPUs leave nothing, the workers' limits together are above what there is, or a fraction of a memory
-        whose size nobody knows.
+        Simulated GPUs leave no memory, the limits of all workers exceed it, or the limit is a fraction of an unknown
+        size.
 
     """
     room, why = memory.nbytes - simulated_bytes, f" ({memory.source})" if memory.source else ""

@@ -1,4 +1,4 @@
-"""Which network ports each worker uses: only what works, the same load on each within one, the nearest then."""
+"""The network ports of each worker: only active ones, the load balanced within one, then the nearest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hpcgpu.plan.binding.assignment import assign
 from hpcgpu.plan.binding.ports import NODE, UNKNOWN, Distance, Ports, label
 
 _UCX_KINDS = ("infiniband", "roce")
-# What counts more is out of reach of any sum of what counts less, up to 100 workers and 100 ports: slots that must
-# be filled, rate, class of distance, load of a card, PCI bridges, and last how far apart the two are in PCI order.
+# Costs, lexicographic up to 100 workers and 100 ports: no sum of lesser costs reaches a greater one. From the greatest:
+# slots that must be filled, rate, class of distance, load of a card, PCI bridges, and the distance in PCI order.
 _BRIDGE, _CARD, _CLASS, _RATE, _MUST = 10**12, 10**16, 10**22, 10**26, 10**30
 
 
@@ -29,25 +29,24 @@ def plan_nics(
 ) -> tuple[PortPlan, ...]:
     """Return the ports of each worker.
 
-    Under ``balanced`` loads of ports differ by at most one; among such plans the sum of distances is
-    the least, then the loads of cards are even, and ties go by PCI order, so that the i-th GPU has
-    the same rail on equal nodes. With more ports than workers each has several, as long as they are
-    on its GPU's NUMA node.
+    Under ``balanced`` the loads of ports differ by at most one. Among such plans the sum of distances is the least,
+    then the loads of cards are even. Ties go by PCI order, so that the i-th GPU has the same rail on equal nodes. If
+    there are more ports than workers, each worker has several, as long as they are on its GPU's NUMA node.
 
     Parameters
     ----------
     topology : Topology
         The node.
     gpus : sequence of Gpu
-        One for each worker.
+        The GPU of each worker.
     nics : str or tuple of str
-        ``balanced``, ``nearest`` (each its nearest, whatever the load), ``ucx`` (none: UCX chooses),
-        or names of ports to balance over.
+        ``balanced``, ``nearest`` (the nearest one, whatever its load), ``ucx`` (none: UCX chooses), or names of the
+        ports to balance over.
 
     Raises
     ------
     ConfigError
-        A name that no port of the node has.
+        No port of the node has such a name.
 
     """
     ports = Ports(topology, nics)
@@ -70,10 +69,10 @@ def plan_nics(
 
 
 def ucx_env(binding: Binding) -> tuple[tuple[str, str], ...]:
-    """Return UCX's variables for a worker on InfiniBand or RoCE; nothing for others.
+    """Return UCX's variables for a worker on InfiniBand or RoCE; nothing for other workers.
 
-    UCX has no transport for Slingshot: there a worker talks tcp on the binding's interface. UCX
-    spreads one message over at most two ports (UCX_MAX_RNDV_RAILS) unless told otherwise.
+    UCX has no transport for Slingshot: there workers use tcp on the binding's interface. By default UCX spreads a
+    message over at most two ports (UCX_MAX_RNDV_RAILS).
     """
     ports = _ucx_names(binding.nics)
     rails = (("UCX_MAX_RNDV_RAILS", str(len(ports))),) if len(ports) > 1 else ()
@@ -81,9 +80,9 @@ def ucx_env(binding: Binding) -> tuple[tuple[str, str], ...]:
 
 
 def nccl_env(bindings: Sequence[Binding]) -> tuple[tuple[str, str], ...]:
-    """Return NCCL's ports, the same for all workers of a node, which decide together how to connect.
+    """Return NCCL's ports, the same for all workers of a node: they decide together how to connect.
 
-    Without the ``=`` NCCL takes ``mlx5_1`` for the beginning of a name, so ``mlx5_10`` too.
+    Without the ``=`` NCCL takes ``mlx5_1`` as a prefix, which ``mlx5_10`` has, too.
     """
     ports = _ucx_names(n for b in bindings for n in b.nics)
     return (("NCCL_IB_HCA", "=" + ",".join(ports)),) if ports else ()
@@ -121,10 +120,10 @@ def _balanced(ports: Ports, gpus: Sequence[Gpu]) -> list[tuple[Nic, ...]]:
 
 
 def _slots(usable: Sequence[Nic], workers: int) -> tuple[list[int], list[int]]:
-    """Return places to fill, each a position in ``usable``, and what each costs beside the distance.
+    """Return the slots for workers, each a position in ``usable``, and the cost of each besides the distance.
 
-    Each port has ``workers // ports`` places that must be filled, and may have one more. Those go round the
-    cards first (two ports or functions of one card share its PCI link, and are as near to any GPU), and to
+    Each port has ``workers // ports`` slots that must be filled, and may have one more. The extra slots are spread
+    over cards first, for two ports of one card share its PCI link and have the same distance to any GPU, and over
     faster ports before slower ones.
     """
     full = workers // len(usable)
@@ -151,5 +150,5 @@ def _cost(ports: Ports, gpus: Sequence[Gpu], i: int, j: int) -> int:
 
 
 def _skew(i: int, gpus: Sequence[Gpu], j: int, nics: Sequence[Nic]) -> int:
-    """Return how far apart the two are in the order of PCI addresses."""
+    """Return how far apart GPU and port are in the order of PCI addresses."""
     return ((2 * i + 1) * len(nics) - (2 * j + 1) * len(gpus)) ** 2

@@ -1,4 +1,4 @@
-"""The network ports of one node: which of them may be used, why the others not, and how far each is from a GPU."""
+"""The network ports of one node: which of them are usable, why others are not, and their distances from GPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Gpu, Nic, Topology, WorkerSpec
 
-# Of several fabrics in a node one carries the job: InfiniBand beside RoCE means that RoCE is for storage or
-# management (JUSUF: the port nearest to the GPU is the RoCE one). Plain Ethernet is left to the kernel's routes.
+# If a node has several fabrics, one of them carries the job: RoCE beside InfiniBand is for storage or management (on
+# JUSUF the port nearest to the GPU is the RoCE one). Plain Ethernet is left to the kernel's routes.
 FABRICS = ("infiniband", "slingshot", "opa", "roce")
 PCI, NODE, PACKAGE, FAR, UNKNOWN = range(5)
 DISTANCES = ("pci", "node", "package", "machine", "unknown")
@@ -23,7 +23,7 @@ class Why(NamedTuple):
 
 
 _ETHERNET = Why(*("plain Ethernet is left to the kernel's routes",) * 2)
-# What is an RDMA device and yet no fabric that a port is planned on.
+# RDMA devices on which no port is planned.
 _UNDRIVEN = {
     "efa": Why(*("EFA, which UCX's verbs do not drive: Dask's traffic takes the kernel's routes",) * 2),
     "usnic": Why(*("usNIC, which UCX does not drive: Dask's traffic takes the kernel's routes",) * 2),
@@ -43,9 +43,9 @@ class Distance(NamedTuple):
     Attributes
     ----------
     kind : int
-        Position in ``DISTANCES``: below one PCI host bridge, same NUMA node, same package, far, unknown.
+        Index into ``DISTANCES``: below one PCI host bridge, same NUMA node, same package, far, unknown.
     bridges : int
-        PCI bridges between the two, where they are below one host bridge.
+        PCI bridges between the two, if they are below one host bridge.
 
     """
 
@@ -59,13 +59,13 @@ class Ports:
     Parameters
     ----------
     nics : str or tuple of str
-        A rule of :class:`hpcgpu.model.Settings`, or the names that may be used: ``mlx5_0``, ``mlx5_0:1``, or the
-        interface ``ib0``.
+        A rule of :class:`hpcgpu.model.Settings`, or names of the ports that may be used: ``mlx5_0``, ``mlx5_0:1``,
+        or the interface ``ib0``.
 
     Raises
     ------
     ConfigError
-        A name that no port of the node has.
+        No port of the node has such a name.
 
     """
 
@@ -109,7 +109,7 @@ class Ports:
 
 
 def label(nic: Nic) -> str:
-    """Return the port's name for people: with its number where it is not the first."""
+    """Return the port's name for people: with its number, unless it is the first."""
     return nic.name if nic.port == 1 else f"{nic.name}:{nic.port}"
 
 
@@ -131,7 +131,7 @@ def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
 
 
 def _why_not(nics: tuple[Nic, ...], named: frozenset[Nic] | None) -> dict[Nic, Why]:
-    """Return why each port that cannot be used cannot; what a name asks for only has to be active."""
+    """Return why each unusable port is not usable. A port that is asked for by name only has to be active."""
     out: dict[Nic, Why] = {}
     for nic in nics:
         if named is not None and nic not in named:

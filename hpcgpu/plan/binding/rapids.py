@@ -13,7 +13,7 @@ _ALIGNED_BYTES = 256  # of the sizes that RMM's pools take
 
 
 def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Rapids | None:
-    """Return what a worker sets up of RMM and cuDF; None where nothing is asked for.
+    """Return what a worker sets up of RMM and cuDF; None if nothing is asked for.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
     worker : str
         The worker's name, for its log.
     device_memory_bytes : int
-        The worker's share of its GPU or slice; 0 when unknown.
+        The worker's share of its GPU or slice; 0: unknown.
 
     Raises
     ------
     ConfigError
-        A fraction of a memory whose size is unknown, a pool that is larger than the GPU, or than its own maximum.
+        A size is a fraction of an unknown memory, or a pool is larger than the GPU or than its own maximum.
 
     """
     said = settings.said
@@ -65,7 +65,7 @@ def _rmm_bytes(settings: Settings, name: str, device_memory_bytes: int) -> int |
 
 
 def cudf_env(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Return what cuDF reads when it is imported (options.py, 26.10): workers that do not use it import nothing."""
+    """Return the variables that cuDF reads at its import (options.py, 26.10); other workers import nothing."""
     if not settings.enable_cudf_spill:
         return ()
     return ("CUDF_SPILL", "on"), ("CUDF_SPILL_STATS", str(settings.cudf_spill_stats))

@@ -1,4 +1,4 @@
-"""The workers of one node: every binding, limit and variable with which they start."""
+"""The workers of one node: the bindings, limits and variables with which they start."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from hpcgpu.plan.binding.rapids import cudf_env, plan_rapids
 from hpcgpu.plan.jobs.worker_names import member_worker_name
 from hpcgpu.units import format_bytes
 
-# Variables that no launcher and no batch system sets: when they are there, the user wants them so.
+# No launcher and no batch system sets these variables: if they are set, the user has set them.
 _USERS = ("UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the leader knows of its node.
+    """What a leader knows of its node.
 
     Attributes
     ----------
     gpus : tuple of Gpu
-        The granted GPUs, or the simulated ones; a slice of a divided GPU counts as one.
+        The granted GPUs, or the simulated ones; a MIG slice counts as one.
     allowed, allowed_nodes : CpuSet
         PUs and NUMA nodes that the job may use.
     memory : HostMemory
-        What these workers may use together.
+        The memory that these workers may use together.
     in_job : bool
-        The process is in a job of a batch system, which may have other jobs on the node.
+        The process is in a job of a batch system; other jobs may run on the node.
     environ : mapping
         The rank's environment.
     scratch : str
-        A folder of this run on the node, for the workers' files.
+        The run's folder on the node for the workers' files.
     masks : mapping of int to CpuSet
-        The mask with which each rank was started; empty where none is to be respected.
+        The mask with which each rank was started; empty if masks are not respected.
     interfaces : frozenset of str, optional
-        IP interfaces that have an address; None: not known.
+        IP interfaces with an address; None: unknown.
     job_id, restart_count : str, int
-        Of a member job, by which its workers are named; otherwise they are named by the node.
+        Of a member job, which names its workers; otherwise the node names them.
 
     """
 
@@ -67,25 +67,25 @@ class NodeFacts:
 def plan_workers(
     settings: Settings, node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout] = ()
 ) -> tuple[tuple[int, WorkerSpec], ...]:
-    """Return the node's workers, each with the rank that it belongs to.
+    """Return the node's workers, each with its rank.
 
     Parameters
     ----------
     settings : Settings
         The run's options.
     node : NodeFacts
-        The machine as it is.
+        What is known of the node.
     shares : NodeLayout
-        Which rank has which of the workers; those of one GPU follow each other, those without a GPU come last.
+        Which rank has which workers. The workers of one GPU follow each other; workers without a GPU come last.
     before : sequence of NodeLayout
-        Those of other leaders of the host that come before: numbers in the workers' names go on after them.
+        The layouts of the host's earlier leaders: the numbers in the workers' names continue after theirs.
 
     Raises
     ------
     LaunchError
-        The node has fewer GPUs than the layout counts on.
+        The node has fewer GPUs than the layout assumes.
     ConfigError, BindingError
-        Memory limits or cores that cannot be had.
+        The options ask for memory limits or cores that the node cannot give.
 
     """
     wanted = sum(len(s) for s in shares.workers)
@@ -124,10 +124,10 @@ def _names(node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout]) ->
 
 
 def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
-    """Say what people should know of one node's plan before the workers start.
+    """Return the warnings about one node's plan.
 
-    ``srun --cpu-bind=cores`` and Open MPI's default tie each rank to cores of its own, which was not
-    meant for the workers: what the node's ranks have together is shared out among them.
+    ``srun --cpu-bind=cores`` and Open MPI's default bind each rank to cores of its own. That is not meant for workers:
+    the cores of all ranks of the node are divided among them.
     """
     out = []
     together = CpuSet().union(*masks.values())
@@ -147,7 +147,7 @@ def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequen
 
 
 def device_limits_lowered(settings: Settings, specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
-    """Say that there are GPUs with less memory than ``device_memory_limit`` asks to fill."""
+    """Return a warning if GPUs have less memory than ``device_memory_limit`` asks to fill."""
     asked = settings.device_memory_limit
     sizes = {s.device_memory_bytes for s in specs if s.gpu is not None and s.device_memory_bytes}
     if not sizes or min(sizes) >= asked.nbytes:
@@ -159,7 +159,7 @@ def device_limits_lowered(settings: Settings, specs: Sequence[WorkerSpec]) -> tu
 
 
 def _reachable(binding: Binding, interfaces: frozenset[str] | None) -> Binding:
-    """Leave an interface out that has no address: Dask could not listen there."""
+    """Drop an interface without an address: Dask could not listen on it."""
     if interfaces is None or not binding.interface or binding.interface in interfaces:
         return binding
     why = f"{binding.interface} has no IP address: Dask's own traffic takes the route to the scheduler"
@@ -169,7 +169,7 @@ def _reachable(binding: Binding, interfaces: frozenset[str] | None) -> Binding:
 def _memory_limits(
     settings: Settings, node: NodeFacts, gpus: Sequence[Gpu], bindings: Sequence[Binding]
 ) -> list[int | None]:
-    """Return the host memory of each worker; under ``bind`` never more than its NUMA nodes have for it."""
+    """Return the host memory limit of each worker; under ``bind`` at most what its NUMA nodes have for it."""
     simulated_bytes = sum(g.memory_bytes for g in gpus if g.vendor == "simulated")
     limit = plan_memory_limit_bytes(settings.memory_limit, node.memory, max(len(bindings), 1), simulated_bytes)
     rooms = strict_room_bytes(node.topology, [b.memory_nodes for b in bindings])
@@ -189,7 +189,7 @@ def _memory_limits(
 
 
 def _explained(settings: Settings, node: NodeFacts, binding: Binding, limit: int | None) -> Binding:
-    """Add why the worker's memory is limited as it is."""
+    """Add the reason of the worker's memory limit."""
     if not settings.memory_limit.is_share or (limit is None and node.memory.known):
         return binding
     others = node.in_job and node.allowed < CpuSet(pu for core in node.topology.cores for pu in core)
@@ -231,20 +231,20 @@ def _spec(
 
 
 def _resources(settings: Settings, gpu: Gpu | None) -> tuple[tuple[str, float], ...]:
-    """Return the user's, or what tells the two kinds of workers apart where there are both."""
+    """Return the user's resources, or resources that distinguish GPU workers from CPU workers if there are both."""
     if settings.resources or not settings.cpu_workers:
         return tuple(settings.resources.items())
     return (("GPU" if gpu else "CPU", 1.0),)
 
 
 def _cuda_env(gpus: Sequence[Gpu]) -> tuple[tuple[str, str], ...]:
-    """All whole GPUs stay visible, the own one first: CUDA IPC and NVLink need the others."""
+    """Return CUDA's variables. All whole GPUs are visible, the worker's own first: CUDA IPC and NVLink need them."""
     if not gpus:
         return (("CUDA_VISIBLE_DEVICES", ""),)
     if gpus[0].vendor == "simulated":
         return ()
     order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    # Files may not tell UUIDs. Without its own a worker would see no GPU, or another's first.
+    # Files may not tell UUIDs. Without the UUID of its own GPU a worker would see none, or another one first.
     if not all(g.uuid for g in gpus):
         return (order,)
     return (("CUDA_VISIBLE_DEVICES", ",".join(g.uuid for g in gpus)), order)

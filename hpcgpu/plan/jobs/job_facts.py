@@ -1,4 +1,4 @@
-"""What is known of one job that comes and goes, and how an answer or a worker changes it."""
+"""The facts about one member job, and how answers of the batch system and workers change them."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from hpcgpu.model.job import WAITING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """One job as the batch system and its workers show it. All times are of one clock that never goes back.
+    """One job as the batch system and its workers show it. All times are of one monotonic clock.
 
     Attributes
     ----------
     expected : int
-        Workers of the job when all are there; 0: not known.
+        Workers of the job when all have registered; 0: unknown.
     status : JobStatus or None
-        The batch system's last answer; None: not asked yet, not listed, or out of date since workers came.
+        The batch system's last answer; None: not asked yet, not listed, or outdated by newer workers.
     hosts : tuple of str
-        The nodes on which it runs, or has run last, as far as the batch system has said so.
+        The nodes on which it runs, or ran last, as far as the batch system has named them.
     unasked : bool
-        Its workers came, and the batch system has not answered since: it may know the nodes.
+        Workers have registered since the batch system's last answer: it may know the nodes now.
     missing_since_s : float or None
-        Since when the batch system's answers do not list it.
+        Since when the batch system's answers have not listed it.
     workers : int
-        Registered now.
+        Registered workers.
     restarts : int
-        How often the batch system has started it again under this id, as its workers' names say.
+        How often the batch system has requeued it under this id, as its workers' names say.
     started_s : float or None
-        When it was first seen to run in its present life.
+        When it was first seen running since its last requeue.
     alone_since_s : float or None
-        Since when it runs without any worker.
+        Since when it has run without any worker.
     silent_since_s : float or None
-        Since when it has workers of which none is heard.
+        Since when no heartbeat has come from any of its workers.
     first_worker_s : float or None
-        When its first worker registered, in any life.
+        When its first worker registered, requeues included.
     was_full : bool
-        All its workers have been there at once in its present life.
+        All its workers have been registered at once since its last requeue.
     retired_s, cancelled_s : float or None
-        When it was asked to hand over its data and leave, or cancelled.
+        When it was asked to hand over its data and leave; when it was cancelled.
 
     """
 
@@ -63,7 +63,7 @@ class JobFacts:
 
     @property
     def state(self) -> JobState | None:
-        """What the batch system said last."""
+        """The state in the batch system's last answer."""
         return self.status.state if self.status else None
 
     @property
@@ -89,18 +89,18 @@ class JobFacts:
 
     @property
     def heard(self) -> bool:
-        """It has workers that say something."""
+        """Heartbeats come from its workers."""
         return self.workers > 0 and self.silent_since_s is None
 
     def registered(self, workers: int, now_s: float, restarts: int = 0, *, silent: bool = False) -> Self:
-        """Return the job with so many workers, the newest of which says how often the job was restarted."""
+        """Return the job with so many registered workers; the name of the newest has the number of restarts."""
         if not workers:
             alone_s = now_s if self.workers else self.alone_since_s
-            if self.state is JobState.SUSPENDED:  # its workers are stopped, and the scheduler gave them up
+            if self.state is JobState.SUSPENDED:  # its workers are stopped, and the scheduler has removed them
                 alone_s = None
             return replace(self, workers=0, alone_since_s=alone_s, silent_since_s=None)._waiting_again()
         again = restarts > self.restarts
-        # a worker that comes shows that the job runs, and whoever said otherwise said so before
+        # A new worker shows that the job runs: an answer to the contrary is older.
         stale = (again or workers > self.workers) and self.state in (*WAITING, JobState.SUSPENDED)
         return replace(
             self,
@@ -117,7 +117,7 @@ class JobFacts:
         )
 
     def _waiting_again(self) -> Self:
-        """Return a job that was requeued without its last life; the workers of that one may go a little later."""
+        """Return a requeued job without the facts of its previous run; workers of that run may leave a little later."""
         if self.workers or self.state not in WAITING:
             return self
         return replace(self, started_s=None, alone_since_s=None, was_full=False)

@@ -1,4 +1,4 @@
-"""What starts the ranks: the launcher that this job and this MPI library have in common."""
+"""The launcher of the ranks: one that fits both the job and the MPI library."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _HOW = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What was found on this machine.
+class LauncherFacts:
+    """The launchers and the MPI library of this machine.
 
     Attributes
     ----------
     mpirun : str
-        Path of mpirun or mpiexec; empty if there is none.
+        Path of mpirun or mpiexec; empty: none.
     mpirun_version : str
-        What it says of itself.
+        The answer to ``--version``.
     mpi_types : tuple of str
-        What srun can do.
+        The types of ``srun --mpi=list``.
     library : str
-        What mpi4py's MPI library says of itself; empty if none could be loaded.
+        The version text of mpi4py's MPI library; empty if none could be loaded.
     pals : str
-        Path of PALS's mpiexec, of Cray's machines; empty if there is none.
+        Path of the mpiexec of PALS, on Cray's machines; empty: none.
     remote_shell : str
-        What mpirun can take for an ssh to the other nodes of this job; empty: its own.
+        A command that mpirun can use as its ssh to the other nodes of this job; empty: its default.
 
     """
 
@@ -56,11 +56,11 @@ class Launch:
     argv : tuple of str
         The command.
     env : tuple of (str, str)
-        The variables that it needs besides.
+        The variables that it needs in addition.
     session : tuple of str
-        Variables that say where it makes a folder of its own, the first for this node alone; empty: it makes none.
+        Variables that name the parent of its session folder, the first for this node alone; empty: it has none.
     starts_ranks : bool
-        Whether it is a launcher of ours, whose exit code is its own; else the rank itself, or a command of the user's.
+        Whether it is a launcher known here, with an exit code of its own; else the rank itself, or a user's command.
 
     """
 
@@ -70,25 +70,25 @@ class Launch:
     starts_ranks: bool = False
 
     def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables by which its own folder lies in ``folder``, unless the user has said where."""
+        """Return the variables that put its session folder into ``folder``, unless the user has chosen another."""
         chosen = not self.session or any(environ.get(name) for name in self.session)
         return {} if chosen else {self.session[0]: folder}
 
 
 def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
-    """Raise where ``hpcgpu launch`` would start workers on a machine that no batch system has granted.
+    """Raise if ``hpcgpu launch`` would start workers on a machine that no batch system has granted.
 
     Parameters
     ----------
     allocation : Allocation
         The job around this process.
     chosen : bool
-        Whoever typed the command has named a launcher with it, and means this machine.
+        The command names a launcher, so it means this machine.
 
     Raises
     ------
     ConfigError
-        With what to type in its place.
+        The message says what to type instead.
 
     """
     if allocation.batch == "local" and not allocation.job_id and not chosen:
@@ -100,17 +100,17 @@ def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
 
 
 def plan_launch(
-    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: Found, world: World
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
 ) -> Launch:
     """Return the command that starts the ranks.
 
-    In a Slurm job srun, when it can do what the MPI library speaks, else mpirun; in a job of PBS the mpiexec of PALS,
-    when it can do so, else mpirun; without a job one process that has all workers. ``launcher`` chooses otherwise.
+    In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
+    supports the library, else mpirun; without a job one process with all workers. ``launcher`` overrides this.
 
     Raises
     ------
     LaunchError
-        No launcher fits: what was looked for, and what to do.
+        No launcher fits. The message says what was looked for, and what to do.
 
     """
     wanted = settings.launcher or _default(settings, allocation, found)
@@ -127,7 +127,7 @@ def plan_launch(
     return _command(argv, settings, found, world)
 
 
-def _default(settings: Settings, allocation: Allocation, found: Found) -> str:
+def _default(settings: Settings, allocation: Allocation, found: LauncherFacts) -> str:
     if allocation.batch == "slurm":
         return "srun" if settings.rendezvous == "file" or _mpi_type(found) or not found.mpirun else "mpirun"
     if allocation.batch == "local":
@@ -137,7 +137,7 @@ def _default(settings: Settings, allocation: Allocation, found: Found) -> str:
     return "pals" if found.pals and speaks else "mpirun"
 
 
-def _mpirun(argv: tuple[str, ...], found: Found, world: World, words: tuple[str, ...] = ()) -> Launch:
+def _mpirun(argv: tuple[str, ...], found: LauncherFacts, world: World, words: tuple[str, ...] = ()) -> Launch:
     flavour = mpirun.read_flavour(found.mpirun_version)
     there = found.remote_shell if world.nodes > 1 else ""
     env = tuple((name, there) for name in mpirun.REMOTE_SHELL) if there and flavour != "pals" else ()
@@ -145,8 +145,8 @@ def _mpirun(argv: tuple[str, ...], found: Found, world: World, words: tuple[str,
     return Launch(command, env, mpirun.SESSION.get(flavour, ()), starts_ranks=True)
 
 
-def _command(argv: tuple[str, ...], settings: Settings, found: Found, world: World) -> Launch:
-    """Return a command of the site's or the user's own: an mpirun gets our flags, any other starts what it starts."""
+def _command(argv: tuple[str, ...], settings: Settings, found: LauncherFacts, world: World) -> Launch:
+    """Return a command of the site or the user: an mpirun gets our flags, any other command is taken as it is."""
     words, said = command_words(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
     if not words:
         raise LaunchError(f"{said} is none of srun, mpirun and fork, nor a command: a path, or the name of an mpirun")
@@ -158,7 +158,7 @@ def _command(argv: tuple[str, ...], settings: Settings, found: Found, world: Wor
 
 
 def command_words(settings: Settings) -> tuple[str, ...]:
-    """Return the words of a launcher that is a command; none where it is none, one of ours, or left to us.
+    """Return the words of a launcher that is a command; none if it is no command, a name known here, or not given.
 
     Raises
     ------
@@ -172,16 +172,16 @@ def command_words(settings: Settings) -> tuple[str, ...]:
         words = tuple(shlex.split(settings.launcher or ""))
     except ValueError as e:
         raise LaunchError(f"launcher={settings.launcher!r} (set by {settings.where('launcher')}): {e}") from e
-    # any program would take our words somehow: ssh -m hpcgpu.agent says "Unknown mac type"
+    # Any program would take our words somehow: ssh -m hpcgpu.agent says "Unknown mac type".
     return words if words and ("/" in words[0] or is_mpirun(words[0])) else ()
 
 
 def is_mpirun(program: str) -> bool:
-    """Tell whether a program, by its name, is an mpirun, which says what it is when it is asked for its version."""
+    """Tell by its name whether a program is an mpirun, which answers ``--version``."""
     return program.rpartition("/")[2].startswith(("mpirun", "mpiexec"))
 
 
-def _mpi_type(found: Found) -> str:
+def _mpi_type(found: LauncherFacts) -> str:
     """Return srun's type for the library: Open MPI speaks PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
     library = found.library.upper()
     if "MPICH" not in library:
@@ -191,7 +191,9 @@ def _mpi_type(found: Found) -> str:
     return next((name for name in speaks if name in found.mpi_types), "")
 
 
-def _srun(argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: Found, world: World) -> Launch:
+def _srun(
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
+) -> Launch:
     if allocation.batch != "slurm":
         raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
     if settings.rendezvous == "file":

@@ -1,4 +1,4 @@
-"""Whether a job can ever run, by what the batch system has."""
+"""Whether a job can ever run with what the batch system has."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hpcgpu.units import format_bytes, format_duration
 
 
 def shortfalls(spec: JobSpec, offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return what the job asks for and no queue of these has, by the users' names; empty when one may run it.
+    """Return what the job asks for and its queues do not have, in users' option names; empty if a queue may run it.
 
     Parameters
     ----------
     spec : JobSpec
         The request.
     offers : sequence of Offer
-        Of the queues that it is for; of several it takes any one.
+        The nodes of the job's queues; the job may run in any one of them.
 
     """
     queues = {offer.queue: [o for o in offers if o.queue == offer.queue] for offer in offers}
@@ -52,6 +52,6 @@ def _of_each_node(spec: JobSpec, kinds: Sequence[Offer], queue: str) -> Iterator
 
 
 def _most(counts: Sequence[int | None]) -> int | None:
-    """Return the largest; None when one of them is not known."""
+    """Return the largest; None if one is unknown."""
     known = [count for count in counts if count is not None]
     return max(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""What people see of jobs: a phase and a few words for each, and one line for all of them."""
+"""What people see of jobs: a phase and a few words for each job, and one line for all jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 
 
 class Phase(enum.Enum):
-    """Where a job is in its life, in this order."""
+    """The phases of a job's life, in this order."""
 
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
@@ -31,7 +31,7 @@ class Phase(enum.Enum):
 
 
 class End(enum.Enum):
-    """How a cluster object has ended: with its jobs, without them, or because they ended."""
+    """How a cluster object has ended: with its jobs, without them, or because its jobs ended."""
 
     CLOSED = "closed"
     LEFT = "left"
@@ -40,7 +40,7 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job for people: ``text`` says all; a reason is of one that waits or is gone, a start of one that waits."""
+    """One job for people. ``text`` is complete; pending and gone jobs have a ``reason``, pending ones ``starts``."""
 
     id: str
     phase: Phase
@@ -56,7 +56,7 @@ def words(status: JobStatus) -> str:
 
 
 def reason_of(status: JobStatus) -> str:
-    """Return why a job does not start, and what to ask for instead where that will not pass."""
+    """Return why a job does not start, and what to ask for instead if that will not pass."""
     return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
 
 
@@ -66,9 +66,9 @@ def describe(job: JobFacts, today: date) -> JobView:
     Parameters
     ----------
     job : JobFacts
-        What is known of it.
+        The facts about it.
     today : datetime.date
-        A start of another day is shown with its day.
+        A start on another day is shown with its date.
 
     """
     status, state = job.status, job.state
@@ -90,13 +90,13 @@ def describe(job: JobFacts, today: date) -> JobView:
 
 
 def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
-    """Return what people see of a job that is gone: why, and when that was learned."""
+    """Return what people see of a job that is gone: the reason, and when it was learned."""
     moment = f"{at:%H:%M}" if at.date() == today else f"{at:%Y-%m-%d %H:%M}"
     return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} at {moment} ({why})", why)
 
 
 def describe_after(job_id: str, status: JobStatus | None, end: End) -> JobView:
-    """Return what people see of a job whose cluster object has ended, and asks about it no more."""
+    """Return what people see of a job whose cluster object has ended, and does not poll any more."""
     if status and status.state is JobState.ENDED:
         return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} ({words(status)})", words(status))
     phase = Phase.GONE if end is End.CLOSED else Phase.UNKNOWN
@@ -139,25 +139,25 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
     Parameters
     ----------
     views : sequence of JobView
-        Its jobs; those that are gone are left out, unless all are.
+        Its jobs; jobs that are gone are left out, unless all are gone.
     workers, wanted : int
-        Workers that are registered, and that there are to be.
+        Registered workers, and wanted workers.
     nodes : int
-        On how many nodes they are; 0: not known.
+        The number of their nodes; 0: unknown.
 
     """
     if workers >= wanted:
-        where = f" on {_some(nodes, 'node')}" if nodes and workers else ""
-        return f"READY {_some(workers, 'worker')}{where}"
+        where = f" on {_counted(nodes, 'node')}" if nodes and workers else ""
+        return f"READY {_counted(workers, 'worker')}{where}"
     shown = [v for v in views if v.phase is not Phase.GONE] or list(views)
     if len(shown) == 1 and shown[0].phase is not Phase.UP:
         return shown[0].text
     parts = [_part(phase, [v for v in shown if v.phase is phase]) for phase in Phase]
-    return f"{', '.join(filter(None, parts)) or 'no job'}; {workers} of {_some(wanted, 'worker')}"
+    return f"{', '.join(filter(None, parts)) or 'no job'}; {workers} of {_counted(wanted, 'worker')}"
 
 
 def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one line for each text, with the nodes that say it: ``node1, node2: …``, ``node1 and 63 others: …``."""
+    """Return one line for each text, with its nodes: ``node1, node2: …``, ``node1 and 63 others: …``."""
     nodes: dict[str, list[str]] = {}
     for node, text in notes:
         nodes.setdefault(text, []).append(node)
@@ -173,10 +173,10 @@ def _part(phase: Phase, views: Sequence[JobView]) -> str:
         return ""
     if phase is not Phase.PENDING:
         return f"{len(views)} {phase.value}"
-    # what is said of today has no day before it, and is the sooner
+    # A time without a date is today, and is sooner.
     starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
     return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"
 
 
-def _some(count: int, what: str) -> str:
+def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""When to ask the batch system again: soon after a change, seldom later, never without need."""
+"""When to poll the batch system: soon after a change, seldom later, never without need."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Collection, Sequence
 from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.jobs.job_facts import JobFacts
 
-# The longest between two questions; it comes to that when nothing has changed for so many times as long.
-_OLD_S, _OLDER = 60.0, 6.0
+# The longest interval between two polls, and the ratio of the time since the last change to the interval.
+_LONGEST_S, _RATIO = 60.0, 6.0
 
 
-def ask_in_s(
+def poll_in_s(
     now_s: float,
     asked_s: float | None,
     jobs: Sequence[JobFacts],
     acted: Collection[str] = (),
     patience: Patience = Patience(),  # noqa: B008 - frozen
 ) -> float | None:
-    """Return in how many seconds to ask about all these jobs; None when their workers tell all there is to know.
+    """Return in how many seconds to poll for all these jobs; None if their workers tell everything.
 
-    Once a job runs it is asked about, once: the batch system knows on which nodes, which it will not say later of a job
-    that it starts again because one of them was lost.
+    Each job is polled for once when it has started: the batch system knows its nodes then. It no longer names them
+    after a requeue because one of them was lost.
 
     Parameters
     ----------
     now_s, asked_s : float
-        The time, and when the batch system was asked last, whether or not it answered; None: never.
+        The time, and the time of the last poll, answered or not; None: never.
     jobs : sequence of JobFacts
-        Those that are there.
+        The jobs that are not gone.
     acted : collection of str
-        Ids of jobs that are being retired or cancelled right now.
+        Ids of jobs that are being retired or cancelled now.
     patience : Patience
-        How soon to ask when something is new, and when a job has just lost its workers.
+        The intervals when something is new, and when a job has just lost its workers.
 
     """
     unsettled = [
@@ -43,7 +43,7 @@ def ask_in_s(
     if asked_s is None:
         return 0.0
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
-    interval_s = min(_OLD_S, max(patience.ask_s, (asked_s - changed_s) / _OLDER))
+    interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
     if any(_has_lost_workers_since(j, asked_s) for j in unsettled):
         interval_s = patience.news_s
     return max(0.0, asked_s + interval_s - now_s)

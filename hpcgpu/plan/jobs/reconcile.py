@@ -1,4 +1,4 @@
-"""What is to be done so that as many jobs are there as are wanted: facts in, actions out, no clock."""
+"""What to do so that as many jobs run as are wanted: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.phase import words
-from hpcgpu.plan.jobs.polling import ask_in_s
+from hpcgpu.plan.jobs.polling import poll_in_s
 
 _NEVER_S = float("-inf")
 
@@ -21,21 +21,21 @@ class Policy:
     Attributes
     ----------
     walltime_s : float or None
-        Time limit of a job; with it every job is followed by a successor before its end.
+        Time limit of a job. If there is one, each job has a successor before it ends.
     drain_s : float
-        How long before its end a job hands over its data; at most a quarter of the walltime.
+        How long before its end a job hands over its data; a quarter of the walltime at most.
     hold_s : float
-        A job without workers that is younger is not cancelled by ``adapt``: its place in the queue would be lost.
+        ``adapt`` cancels no younger job without workers: its position in the queue would be lost.
     start_limit_s : float
-        A job that runs for so long without any worker is a ghost.
+        A job that has run for so long without any worker is a ghost.
     missing_limit_s : float
-        A job without workers that the batch system has not listed for so long, or in trouble, is gone.
+        A job without workers is gone if the batch system has not listed it for so long, or if it is in trouble.
     leave_limit_s : float
-        A job that is still there so long after it was to be gone is cancelled, again if need be.
+        A job that was to leave so long ago is cancelled, again if necessary.
     breaker : int
-        So many jobs in a row that end before their first worker stop all submissions.
+        Submissions stop when so many jobs in a row have ended before their first worker.
     patience : Patience
-        With the batch system.
+        How long to wait for the batch system.
 
     """
 
@@ -50,15 +50,15 @@ class Policy:
 
     @property
     def lead_s(self) -> float:
-        """How long before its end a job is retired; its successor is submitted twice as long before."""
+        """How long before its end a job is retired; its successor is submitted twice as early."""
         return min(self.drain_s, (self.walltime_s or 0) / 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Jobs in a row that ended before their first worker: how many, when the last was seen, its end in words, and it.
+    """Jobs in a row that ended before their first worker: their number; and of the last its time, end in words, and id.
 
-    Its log is the one to show, whatever else is forgotten at the same time.
+    The last one's log is the one to show.
     """
 
     in_a_row: int = 0
@@ -69,22 +69,22 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that is known.
+    """All facts that a decision depends on.
 
     Attributes
     ----------
     wanted : int
-        Jobs.
+        How many jobs are wanted.
     submitting : int
-        Jobs of submissions under way, which have no id yet.
+        Jobs of submissions in progress, which have no id yet.
     adapting : bool
-        ``wanted`` comes from ``adapt``, which changes its mind often; otherwise somebody said so.
+        ``wanted`` comes from ``adapt``, which changes it often; otherwise a user has set it.
     asked_s, answered_s : float or None
-        When the batch system was last asked about all these jobs, and when it last answered.
+        When the batch system was last polled for all these jobs, and when it last answered.
     held_back_until_s : float
-        No submission before: the last one was refused for now.
+        No submission before this time: the last one was refused for now.
     failures : Failures
-        As the last actions had it; a fresh one when somebody wants to try again.
+        From the last actions; a new one if a user wants to try again.
 
     """
 
@@ -101,26 +101,26 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """What to do. Nothing is in two of these, but that a job which is not listed is cancelled and forgotten.
+    """What to do. No job is in two of these, except that an unlisted job is cancelled and forgotten.
 
     Attributes
     ----------
     submit : int
-        Jobs, in one submission.
+        How many jobs to submit, in one submission.
     cancel : tuple of str
-        To be cancelled; from then on they have ``cancelled_s``. Who cannot be cancelled is not forgotten.
+        Jobs to cancel; from then on they have ``cancelled_s``. A job that cannot be cancelled is not forgotten.
     retire : tuple of str
-        Their workers are to hand over their data and leave; from then on they have ``retired_s``.
+        Jobs whose workers are to hand over their data and leave; from then on they have ``retired_s``.
     forget : tuple of (str, str)
-        Jobs that are gone, and why. Workers that seem to be left of them are to be removed.
+        Jobs that are gone, each with the reason. Workers that seem to be left are to be removed.
     lost : tuple of str
-        Jobs that are to start again: the workers of their last life say nothing, and are to be removed.
+        Requeued jobs: the workers of the previous run are silent, and are to be removed.
     give_up : str
-        Why nothing is submitted any more; empty when all is well, which it is again once a worker comes.
+        Why submissions have stopped; empty if they go on. They go on again when a worker registers.
     next_s : float or None
-        In how many seconds to ask the batch system; None: there is nothing to ask.
+        In how many seconds to poll the batch system; None: no need.
     wake_s : float or None
-        In how many seconds to reconcile again though nothing has happened; None: no need.
+        In how many seconds to reconcile again even without an event; None: no need.
 
     """
 
@@ -136,8 +136,8 @@ class Actions:
 
 
 @dataclass(slots=True, eq=False)
-class _Sorted:
-    """The jobs by what is to be said of them."""
+class _Classified:
+    """The jobs by what is to become of them."""
 
     gone: list[tuple[JobFacts, str]] = field(default_factory=list)
     missing: list[tuple[JobFacts, str]] = field(default_factory=list)
@@ -148,40 +148,39 @@ class _Sorted:
 
 
 def reconcile(facts: Facts, policy: Policy) -> Actions:
-    """Return what is to be done now; to be called after each event, and after ``next_s`` and ``wake_s``.
+    """Return what to do now; to be called after each event, and after ``next_s`` and ``wake_s``.
 
-    A job counts until the batch system says that it has ended, or that it does not know it for long;
-    one that leaves (retired, cancelled, or near its walltime) does not. What is missing then is
-    submitted at once, what is too much goes: first jobs without workers, the youngest first, then those
-    with the least time left.
+    A job counts until the batch system says that it has ended, or has not listed it for long. A job that leaves
+    (retired, cancelled, or near its walltime) does not count. Missing jobs are submitted at once. Of surplus jobs those
+    without workers go first, the youngest before others, then those with the least time left.
     """
-    jobs = _sort(facts, policy)
+    jobs = _classify(facts, policy)
     failures = _failures(facts, jobs)
     give_up = _give_up(failures, policy)
     cancel, retire = _surplus(facts, policy, jobs)
-    hole = max(0, facts.wanted - len(jobs.alive) - facts.submitting)
+    shortage = max(0, facts.wanted - len(jobs.alive) - facts.submitting)
     held_back = facts.now_s < facts.held_back_until_s
     cancelled = [j for j, _ in (*jobs.ghosts, *jobs.missing)] + _overdue(facts, policy, jobs.leaving) + cancel
     acted = {j.id for j in (*cancelled, *retire)}
     there = [*(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
     wakes = list(_wakes(facts, policy, jobs, acted))
-    if hole and held_back and not give_up:
+    if shortage and held_back and not give_up:
         wakes.append(facts.held_back_until_s)
     return Actions(
-        submit=0 if give_up or held_back else hole,
+        submit=0 if give_up or held_back else shortage,
         cancel=tuple(j.id for j in cancelled),
         retire=tuple(j.id for j in retire),
         forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
         lost=tuple(j.id for j in there if j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
-        next_s=ask_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
+        next_s=poll_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
         wake_s=max(0.0, min(wakes) - facts.now_s) if wakes else None,
     )
 
 
-def _sort(facts: Facts, policy: Policy) -> _Sorted:
-    out = _Sorted()
+def _classify(facts: Facts, policy: Policy) -> _Classified:
+    out = _Classified()
     for job in facts.jobs:
         if job.status and job.state is JobState.ENDED:
             out.gone.append((job, words(job.status) or "ended"))
@@ -203,26 +202,26 @@ def _sort(facts: Facts, policy: Policy) -> _Sorted:
 
 
 def _in_trouble(facts: Facts, policy: Policy, job: JobFacts) -> str:
-    """Return what is wrong with it or its node, once it has been for long: it is said to run, and no worker comes."""
+    """Return what has been wrong for long with a running job without workers, or with its node."""
     since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
     trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
     return trouble if _answered(facts, since_s, policy.missing_limit_s) else ""
 
 
 def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
-    """Tell whether the batch system said so at both ends of a long time: no answer proves nothing."""
+    """Tell whether answers of the batch system span the limit: without an answer nothing is proven."""
     return since_s is not None and facts.answered_s is not None and facts.answered_s - since_s >= limit_s
 
 
 def _end_s(job: JobFacts, policy: Policy) -> float:
-    """Return when the job ends by its walltime. A suspended one cannot hand over, and its time may not run."""
+    """Return when the job reaches its walltime. A suspended job cannot hand over, and its time may not run."""
     if policy.walltime_s is None or job.started_s is None or job.state is JobState.SUSPENDED:
         return float("inf")
     return job.started_s + policy.walltime_s
 
 
-def _failures(facts: Facts, jobs: _Sorted) -> Failures:
-    """Count in the order in which it was learned: workers as they came, ends with the last answer."""
+def _failures(facts: Facts, jobs: _Classified) -> Failures:
+    """Count failures in the order of the news: workers as they registered, ends with the last answer."""
     failures = facts.failures
     if any(j.first_worker_s is not None and j.first_worker_s > failures.last_s for j in facts.jobs):
         failures = replace(failures, in_a_row=0)
@@ -240,8 +239,8 @@ def _give_up(failures: Failures, policy: Policy) -> str:
     return f"{failures.in_a_row} jobs in a row ended before their first worker; the last was {failures.last}"
 
 
-def _surplus(facts: Facts, policy: Policy, jobs: _Sorted) -> tuple[list[JobFacts], list[JobFacts]]:
-    """Return the jobs to cancel and to retire: the surplus, and those whose time is over."""
+def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobFacts], list[JobFacts]]:
+    """Return the jobs to cancel and the jobs to retire: the surplus, and jobs near their walltime."""
     cancel, retire = [], []
     surplus = len(jobs.alive) - facts.wanted
     for job in _dispensable(jobs.alive, policy)[: max(0, surplus)]:
@@ -249,25 +248,25 @@ def _surplus(facts: Facts, policy: Policy, jobs: _Sorted) -> tuple[list[JobFacts
             retire.append(job)
         elif not _is_held(facts, policy, job):
             cancel.append(job)
-    # A job near its end works on until those that are to stay have all their workers.
+    # A job near its end goes on until the jobs that stay have all their workers.
     full = sum(1 for j in jobs.alive if j.workers and j.workers >= j.expected)
     for job in jobs.outgoing:
         if full >= facts.wanted or facts.now_s >= _end_s(job, policy) - policy.lead_s:
-            # Workers leave by themselves at the batch system's warning, and their job is about to end then.
+            # Workers leave by themselves at the batch system's warning; their job is about to end then.
             (cancel if job.first_worker_s is None else retire).append(job)
     return cancel, retire
 
 
 def _dispensable(alive: Sequence[JobFacts], policy: Policy) -> list[JobFacts]:
-    """Return the jobs in the order in which they may go."""
+    """Return the jobs in the order in which they are dispensable."""
     youngest = sorted(reversed(alive), key=lambda j: -j.submitted_s)
 
-    def place(job: JobFacts) -> tuple[int, float]:
+    def rank(job: JobFacts) -> tuple[int, float]:
         if not job.workers:
             return (0, 0.0) if job.started_s is None else (1, 0.0)
         return 2, _end_s(job, policy)
 
-    return sorted(youngest, key=place)
+    return sorted(youngest, key=rank)
 
 
 def _is_held(facts: Facts, policy: Policy, job: JobFacts) -> bool:
@@ -275,7 +274,7 @@ def _is_held(facts: Facts, policy: Policy, job: JobFacts) -> bool:
 
 
 def _overdue(facts: Facts, policy: Policy, leaving: Sequence[JobFacts]) -> list[JobFacts]:
-    """Return the jobs that were to be gone long ago, by the batch system's last answer."""
+    """Return the jobs that should have been gone long ago, by the batch system's last answer."""
     out = []
     for job in leaving:
         since_s = job.cancelled_s
@@ -286,8 +285,8 @@ def _overdue(facts: Facts, policy: Policy, leaving: Sequence[JobFacts]) -> list[
     return out
 
 
-def _wakes(facts: Facts, policy: Policy, jobs: _Sorted, acted: set[str]) -> Iterator[float]:
-    """Yield when something is to be done that no event and no answer tells."""
+def _wakes(facts: Facts, policy: Policy, jobs: _Classified, acted: set[str]) -> Iterator[float]:
+    """Yield the times at which something is due that no event and no answer announces."""
     for job in jobs.outgoing:
         if job.id not in acted:
             yield _end_s(job, policy) - policy.lead_s

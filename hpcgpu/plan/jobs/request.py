@@ -1,4 +1,4 @@
-"""From settings to the one job that is asked of a batch system."""
+"""From settings to the job that is requested of a batch system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgpu.model.simulated import parse_simulated
 
 
 def plan_member(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
-    """Return the request for one of an elastic cluster's jobs that come and go: one node, no scheduler.
+    """Return the request for a member job of an elastic cluster: one node, no scheduler.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def workers_per_node(settings: Settings) -> int:
     Raises
     ------
     ConfigError
-        Nobody said how many GPUs.
+        The number of GPUs is not given.
 
     """
     return _gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
@@ -125,7 +125,7 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
 
 
 def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
-    """Return the cores of one of a node's tasks: those of its GPUs, and its part of those of the CPU workers."""
+    """Return the cores of each task of a node: the cores of its GPUs, and its part of the CPU workers' cores."""
     if settings.cores_per_gpu is None:
         return None
     beside = settings.cpu_workers * settings.nthreads
@@ -133,7 +133,7 @@ def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
 
 
 def _gpus_per_node(settings: Settings) -> int:
-    """Return the workers of each node; simulated GPUs are none to the batch system."""
+    """Return the GPUs of each node; the batch system knows nothing of simulated ones."""
     wanted = settings.gpus_per_node
     if settings.gpus:
         simulated = parse_simulated(settings.gpus).per_node

@@ -1,34 +1,34 @@
-"""Nothing goes on any more: all workers have paused, none computes, and no memory becomes free."""
+"""A cluster that has stalled: all workers have paused, none computes, and no memory becomes free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of the workers' memory: so much less between two looks is the store that still writes to disk.
+# Fraction of the workers' memory. If it shrinks by more between two looks, the store still writes to disk.
 _LESS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Since when nothing goes on, and what memory the workers had then."""
+    """Since when the cluster has stalled, and the workers' memory at that time."""
 
     since_s: float
     memory_bytes: int
 
 
 def look(before: Stall | None, stuck: bool, memory_bytes: int, now_s: float) -> Stall | None:
-    """Return since when nothing goes on; None when something does.
+    """Return the stall, if there is one; None if the cluster makes progress.
 
     Parameters
     ----------
     before : Stall or None
-        What the look before this one returned.
+        The result of the previous look.
     stuck : bool
         All workers have paused, none computes, and there are tasks to be computed.
     memory_bytes : int
-        What the workers have of memory, together.
+        The memory of all workers.
     now_s : float
-        Of a clock that does not go back.
+        Of a monotonic clock.
 
     """
     if not stuck:

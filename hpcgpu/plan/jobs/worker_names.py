@@ -1,17 +1,17 @@
-"""Workers of jobs that come and go are named by their job: who sees a name knows the job without asking."""
+"""Names of member jobs' workers: the name of a worker tells its job, without a question to anybody."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# What stands after the last hyphen is ours; a PBS server's name may have hyphens, digits and any letter in it.
+# The part after the last hyphen is ours; a PBS server's name may have hyphens, digits and any letter in it.
 _NAME = re.compile(r"(\d+(?:_\d+)?|\d+(?:\[\d+\])?\.[\w.-]+)-(\d+)(?:r(\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberName:
-    """What the name of a member job's worker says."""
+    """The parts of the name of a member job's worker."""
 
     job_id: str
     restart_count: int
@@ -26,18 +26,18 @@ def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
     job_id : str
         As the batch system writes it: ``123``, ``123_4``, ``17.server``, ``17[4].server``.
     restart_count : int
-        How often the batch system has started the job again under this id.
+        How often the batch system has requeued the job under this id.
     index : int
-        Which of the job's workers.
+        The worker's number in the job.
 
     """
     return f"{job_id}-{index}r{restart_count}" if restart_count else f"{job_id}-{index}"
 
 
 def read_member_name(name: str) -> MemberName | None:
-    """Return what the name says; None for one that :func:`member_worker_name` has not made, such as ``node1-0``.
+    """Return the parts of a name; None for a name that :func:`member_worker_name` has not made, such as ``node1-0``.
 
-    A node that is called ``1234`` or ``17.server`` cannot be told from a job: look the id up in the table of jobs.
+    A node named ``1234`` or ``17.server`` looks like a job: look the id up in the table of jobs.
     """
     found = _NAME.fullmatch(name)
     return MemberName(found[1], int(found[3] or 0), int(found[2])) if found else None

@@ -1,4 +1,4 @@
-"""A node and its workers as plain data for JSON, and what differs between nodes."""
+"""A node and its workers as plain data for JSON, and the differences between nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
-from hpcgpu.plan.binding.bindings import place_of
+from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.ports import DISTANCES, SPARE, Ports
 from hpcgpu.plan.views.explain import worker_reasons
 
@@ -25,9 +25,9 @@ def describe(
     specs : sequence of WorkerSpec
         Its workers.
     host : str
-        Its name; empty where it is not this machine.
+        Its name; empty if it is not this machine.
     nics : str or tuple of str
-        The rule by which ports were chosen.
+        The rule that chose the ports.
 
     """
     ports = Ports(topology, nics)
@@ -79,14 +79,14 @@ def _nic(nic: Nic) -> dict[str, Any]:
 
 def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any]:
     binding, gpu = spec.binding, spec.gpu
-    place = gpu or place_of(topology, binding.cpuset)
+    near = gpu or gpu_at(topology, binding.cpuset)
     return {
         "name": spec.name,
         "gpu": _gpu(gpu) if gpu else None,
         "cpuset": str(binding.cpuset),
         "shared_cores": binding.shared_cores,
-        "memory": {"policy": binding.memory_policy, "nodes": _near_first(binding.memory_nodes, place.numa_node)},
-        "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(place, n).kind]} for n in binding.nics],
+        "memory": {"policy": binding.memory_policy, "nodes": _near_first(binding.memory_nodes, near.numa_node)},
+        "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(near, n).kind]} for n in binding.nics],
         "interface": binding.interface or None,
         "env": dict(spec.env),
         "reasons": list(worker_reasons(spec)),
@@ -113,12 +113,12 @@ def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]
 
 
 def differences(nodes: Mapping[str, Described]) -> tuple[str, ...]:
-    """Say in words where nodes differ; devices are compared by PCI address.
+    """Return the differences between nodes in words; devices are compared by PCI address.
 
     Parameters
     ----------
     nodes : mapping of str to mapping
-        What :func:`describe` returned, by the nodes' names.
+        The results of :func:`describe`, by the nodes' names.
 
     """
     facts: dict[str, dict[str, list[str]]] = {}
@@ -141,7 +141,7 @@ def _facts(node: Described) -> list[tuple[str, str]]:
         ("cores", f"{machine['cores']} with {machine['pus']} PUs"),
     ]
     for n in machine["numa_nodes"]:
-        # sizes of equal nodes differ by what the firmware of each has taken
+        # Memory sizes of equal nodes differ by the part that firmware has taken.
         out.append(
             (
                 f"NUMA node {n['index']}",

@@ -1,17 +1,17 @@
-"""The bindings of a node's workers as tables for people: as planned, and as they are."""
+"""The bindings of a node's workers as tables for people: planned and actual ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Topology, WorkerSpec
+from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.units import format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 
 
 def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) -> str:
-    """Return what was planned beside what the processes have; differences and reasons stand below each row."""
+    """Return a table of planned and actual bindings; differences and reasons are below each row."""
     columns = ("worker", "GPU", "cores planned", "cores now", "memory planned", "memory now", "threads", "NIC")
     rows = []
     for spec, now in zip(specs, actual, strict=True):
@@ -26,7 +26,7 @@ def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) 
 
 
 def aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
-    """Return a table; what is to be said of a row stands below it."""
+    """Return a table; the notes on a row are below it."""
     cells = [columns, *(row for row, _ in rows)]
     widths = [max(len(c) for c in column) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
@@ -37,7 +37,7 @@ def aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tupl
 
 
 def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
-    """Say in words where a process differs from its plan; nothing when it has what was planned."""
+    """Return in words where a process differs from its plan; nothing if it has what was planned."""
     binding = spec.binding
     out = []
     wrong: dict[CpuSet, list[int]] = {}
@@ -72,36 +72,46 @@ def _memory(policy: str, nodes: CpuSet) -> str:
 
 
 def memory_words(binding: Binding) -> str:
-    """Return where a worker's pages go."""
+    """Return NUMA nodes and policy of a worker's memory."""
     return _memory(binding.memory_policy, binding.memory_nodes)
+
+
+def port_name(nic: Nic) -> str:
+    """Return the port as UCX names it, a plain interface as the kernel does."""
+    return nic.name if nic.name == nic.interface else f"{nic.name}:{nic.port}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 core``, ``2 cores``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def port_words(binding: Binding) -> str:
     """Return the ports, as UCX names them, and the IP interface."""
-    ports = [f"{nic.name}:{nic.port}" if nic.name != nic.interface else nic.name for nic in binding.nics]
+    ports = [port_name(nic) for nic in binding.nics]
     if binding.interface not in ("", *(n.name for n in binding.nics)):
         ports.append(f"({binding.interface})")
     return " ".join(ports) or "-"
 
 
 def gpu_words(gpu: Gpu, *, address: bool = True) -> str:
-    """Return address, model, slice and size; the maker where nobody tells the model."""
+    """Return address, model, slice and size of a GPU; the maker if the model is unknown."""
     size = format_bytes(gpu.memory_bytes) if gpu.memory_bytes else ""
     part = gpu.mig if gpu.mig not in gpu.model else ""
     maker = MAKERS.get(gpu.vendor, gpu.vendor)
-    # NVIDIA's own names of older ones are without its name ("Tesla V100-SXM2-16GB")
+    # NVIDIA's model names of older GPUs lack its name ("Tesla V100-SXM2-16GB").
     own = gpu.model and (gpu.vendor == "nvidia" or maker.lower() in gpu.model.lower())
     named = gpu.model if own else f"{maker} {gpu.model}"
     return " ".join(filter(None, (gpu.pci if address else "", named.strip(), part, size)))
 
 
 def others_words(topology: Topology) -> str:
-    """Name the GPUs that are there and that no worker runs on; empty where there are none."""
+    """Return the names of the node's GPUs that no worker can run on; empty if there are none."""
     others = [f"{g.pci} {gpu_words(g, address=False)}" for g in topology.gpus if not g.can_run]
     return f"seen, not NVIDIA: no worker: {'; '.join(others)}" if others else ""
 
 
 def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:
-    """Return why the worker is not tied as one would wish, and what is kept as the user set it."""
+    """Return what is not optimal about a worker's binding, and which variables keep the user's values."""
     kept = tuple(f"{name} is kept as you set it" for name in spec.kept_env)
     return (*spec.binding.reasons, *kept)

@@ -1,4 +1,4 @@
-"""The memory of workers as tables for people: what the store manages beside what is really in use."""
+"""The memory of workers as tables for people: managed by the store, and in use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hpcgpu.units import format_bytes
 
-# names of the store's counters, in the order of the columns
+# Names of the store's counters, in the order of the columns.
 _DIRECTIONS = {
     "device_to_host": "device to host",
     "host_to_disk": "host to disk",
@@ -24,7 +24,7 @@ class Moved:
     Attributes
     ----------
     seconds : float
-        Time spent in them, of all threads together.
+        Time spent in them, summed over all threads.
 
     """
 
@@ -34,7 +34,7 @@ class Moved:
 
     @property
     def gb_per_s(self) -> float:
-        """GB (1e9 bytes) per second while moving; 0 when nothing was moved."""
+        """GB (1e9 bytes) per second while moving; 0 if nothing was moved."""
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class WorkerMemory:
     device_managed_bytes : int
         Dask's data on the device.
     device_used_bytes : int or None
-        What is really in use there, as ``device_source`` says.
+        Memory in use on the device, by ``device_source``.
     device_limit_bytes, device_capacity_bytes : int or None
         Where spilling begins, and what the worker has of the device's memory.
     device_source : str
@@ -102,9 +102,9 @@ class WorkerMemory:
 
 
 def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
-    """Return the sum, as a worker named ``all``; what is unknown of one worker is unknown of all.
+    """Return the sum as a worker named ``all``; a number that is unknown for one worker is unknown for all.
 
-    ``device_used_bytes`` that NVML says are the whole device's: where workers share one, there is no sum of them.
+    NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
     """
     shared = len(workers) > 1 and any(w.device_source == "NVML" for w in workers)
     sources = {w.device_source for w in workers}
@@ -129,7 +129,7 @@ def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
 
 
 def render(workers: Sequence[WorkerMemory]) -> str:
-    """Return what lies where and what was moved, each with a sum line, and what the words of the columns mean."""
+    """Return tables of the memory and of the moves, each with a sum line, and an explanation of the columns."""
     rows = [*workers, total(workers)]
     device = {
         "worker": [w.name for w in rows],
@@ -156,7 +156,7 @@ def render(workers: Sequence[WorkerMemory]) -> str:
 
 
 def _exceptions(all_of_them: WorkerMemory) -> str:
-    """Return lines about what did not go as it does: most tables have none."""
+    """Return lines about exceptional events; most tables have none."""
     text, number = "", all_of_them.immovable_number
     if all_of_them.rescues:
         text += f"allocations that failed on the device and went well after data was moved: {all_of_them.rescues}\n"
@@ -193,7 +193,7 @@ def _size(size: int | None) -> str:
 
 
 def _aligned(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return columns below their heads; names stand left, numbers right."""
+    """Return columns below their headers; names are aligned left, numbers right."""
     padded = []
     for number, (head, cells) in enumerate(columns):
         width = max(len(head), *(len(c) for c in cells))

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
-from hpcgpu.plan.binding.bindings import place_of
+from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCES, FAR, Ports, Why, label, unused_ports
-from hpcgpu.plan.views.explain import aligned, gpu_words, others_words, port_words, worker_reasons
+from hpcgpu.plan.views.explain import aligned, counted, gpu_words, others_words, port_words, worker_reasons
 
 _COLUMNS = ("worker", "GPU", "NUMA", "cores: PUs", "memory", "port")
 _NEAR = {"pci": "same PCI host bridge", "node": "same NUMA node", "package": "same package"}
@@ -19,22 +19,22 @@ _WIDEST = 1 << 16
 
 
 class Plan(NamedTuple):
-    """What there is to say of.
+    """A machine and the plan for its workers.
 
     Attributes
     ----------
     specs : tuple of WorkerSpec
         The workers, those without a GPU last.
     nics : str or tuple of str
-        The rule by which ports were chosen.
+        The rule that chose the ports.
     allowed : CpuSet
-        PUs that were planned with.
+        The PUs of the plan.
     reserved_cores : int
-        As it was asked for.
+        The setting.
     allowed_nodes : CpuSet
-        NUMA nodes that were planned with; empty: all.
+        The NUMA nodes of the plan; empty: all.
     host : str
-        Name of the node; empty for one of a file.
+        Name of the node; empty if it comes from a file.
 
     """
 
@@ -48,16 +48,16 @@ class Plan(NamedTuple):
 
 
 def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
-    """Return the machine in a line, its workers, what is not used, variables, and what is poor about the plan.
+    """Return the machine on one line, its workers, unused parts, variables, and warnings about the plan.
 
     Parameters
     ----------
     plan : Plan
         The machine and its workers.
     where : str
-        The file that describes the machine, if one does.
+        The file that describes the machine, if any.
     width : int
-        Columns of the terminal; 0: as wide as it takes.
+        Columns of the terminal; 0: unlimited.
 
     """
     lines = [_machine(plan), f"read by {plan.topology.source}{f', from {where}' if where else ''}", *_notes(plan)]
@@ -72,7 +72,7 @@ def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
 def render_workers(
     topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced", width: int = 0
 ) -> str:
-    """Return the workers as a table, or one below the other where it is too wide; reasons stand below each."""
+    """Return the workers as a table, or as a list if the table is too wide; reasons are below each worker."""
     ports = Ports(topology, nics)
     alike = _said_of_all(specs)
     rows = [(_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs]
@@ -91,13 +91,13 @@ def render_workers(
 
 
 def _said_of_all(specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
-    """Return the reasons that stand at each of several workers."""
+    """Return the reasons that all of several workers have."""
     first, *others = [worker_reasons(s) for s in specs] or [()]
     return tuple(r for r in first if others and all(r in reasons for reasons in others))
 
 
 def _wrapped(lines: Sequence[str], width: int, more: int = 4, first: str = "") -> str:
-    """Return the lines, long ones folded at blanks; what follows is indented by so many more."""
+    """Return the lines. Long ones are folded at blanks; continuation lines are indented by ``more``."""
     out = []
     for text in lines:
         line = first + text
@@ -111,7 +111,7 @@ def _wrapped(lines: Sequence[str], width: int, more: int = 4, first: str = "") -
 
 def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...]:
     binding, gpu = spec.binding, spec.gpu
-    place = gpu or place_of(topology, binding.cpuset)
+    near = gpu or gpu_at(topology, binding.cpuset)
     cores = len(usable_cores(topology, binding.cpuset))
     shared = ", shared" if binding.shared_cores else ""
     node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_node)
@@ -122,7 +122,7 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
         node,
         f"{cores}{shared}: {binding.cpuset}",
         memory,
-        ", ".join([_port(binding), *_of_port(ports, place, binding.nics)]),
+        ", ".join([_port(binding), *_of_port(ports, near, binding.nics)]),
     )
 
 
@@ -130,11 +130,11 @@ def _port(binding: Binding) -> str:
     return port_words(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
 
 
-def _of_port(ports: Ports, place: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
-    """Say of the nearest port how far it is, how fast, and whether anybody has looked if it works."""
+def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
+    """Yield distance and rate of the nearest port, and whether its state is unknown."""
     if not nics:
         return
-    kind = DISTANCES[ports.distance(place, nics[0]).kind]
+    kind = DISTANCES[ports.distance(gpu, nics[0]).kind]
     yield (_NEAR | _FAR)[kind]
     yield f"{nics[0].rate_gbps:g} Gb/s" if nics[0].rate_gbps else "rate unknown"
     if nics[0].state == "unknown":
@@ -146,16 +146,12 @@ def _machine(plan: Plan) -> str:
     packages, there = len({n.package for n in topology.numa_nodes}), [g for g in topology.gpus if g.can_run]
     ports = Ports(topology, plan.nics)
     counts = [
-        _count(len(there), "GPU"),
-        f"{_count(len(topology.cores), 'core')} with {_count(sum(map(len, topology.cores)), 'PU')}",
-        f"{_count(len(topology.numa_nodes), 'NUMA node')} on {_count(packages, 'package')}",
-        f"{len(ports.usable)} of {_count(len(ports.all), 'port')} to use" if ports.all else "no network port",
+        counted(len(there), "GPU"),
+        f"{counted(len(topology.cores), 'core')} with {counted(sum(map(len, topology.cores)), 'PU')}",
+        f"{counted(len(topology.numa_nodes), 'NUMA node')} on {counted(packages, 'package')}",
+        f"{len(ports.usable)} of {counted(len(ports.all), 'port')} to use" if ports.all else "no network port",
     ]
     return f"{', '.join(filter(None, (plan.host, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -173,11 +169,11 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _idle(plan: Plan) -> Iterator[str]:
-    """Say which cores and ports no worker has."""
+    """Yield the cores and ports that no worker has."""
     used = CpuSet().union(*(s.binding.cpuset for s in plan.specs))
     if free := usable_cores(plan.topology, CpuSet(plan.allowed - used)):
         why = f", with reserved_cores={plan.reserved_cores}" if plan.reserved_cores else ""
-        yield f"no worker's: {_count(len(free), 'core')}, PUs {CpuSet(CpuSet().union(*free))}{why}"
+        yield f"no worker's: {counted(len(free), 'core')}, PUs {CpuSet(CpuSet().union(*free))}{why}"
     whys: dict[Why, list[str]] = {}
     for nic, reason in unused_ports(Ports(plan.topology, plan.nics), plan.specs):
         whys.setdefault(reason, []).append(label(nic))
@@ -186,7 +182,7 @@ def _idle(plan: Plan) -> Iterator[str]:
 
 
 def _variables(specs: Sequence[WorkerSpec]) -> Iterator[str]:
-    """Say what is set for all alike, and then what for each."""
+    """Yield the variables of all workers, then those of each."""
     each = [dict(s.env) for s in specs]
     alike = {k: v for k, v in each[0].items() if all(env.get(k) == v for env in each)}
     if alike:
@@ -208,7 +204,7 @@ def _shortened(value: str) -> str:
 
 
 def _poor(plan: Plan) -> Iterator[str]:
-    """Say what makes the whole plan worse than the machine's owner may think."""
+    """Yield what makes the whole plan worse than people may expect."""
     topology, on_gpus = plan.topology, [s for s in plan.specs if s.gpu]
     several = len(on_gpus) > 1
     ports = Ports(topology, plan.nics)

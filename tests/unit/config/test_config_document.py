@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcgpu.config import document
-from hpcgpu.config.bootstrap import read_terms
+from hpcgpu.config.bootstrap import read_bootstrap_settings
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
@@ -153,7 +153,7 @@ def test_too_long_for_an_argument() -> None:
 def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
     settings = read_settings(given)
     whole = RunDocument(settings, "gang", meeting="/a/b", launch="1f", exit_file="/a/exit")
-    terms = read_terms(document.render(whole))
+    terms = read_bootstrap_settings(document.render(whole))
     expected = {"shape": "gang", "meeting": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
     assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
 
@@ -161,7 +161,7 @@ def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, objec
 @pytest.mark.parametrize("text", ["", "[1]", "{}", changed(settings={"nods": 1}), changed(settings={"nodes": 2})])
 def test_a_document_without_terms_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="run document"):
-        read_terms(text)
+        read_bootstrap_settings(text)
 
 
 FOLLOWER = """
