@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# Reasons and comments with which a job waits for ever unless it is changed, or what there is (22.05.8: main.c and the
-# lab; OpenPBS: tests/data/batch/pbs). Nodes that are down have other words.
+# Reasons and comments of jobs that wait for ever unless they or the cluster change (Slurm 22.05.8: main.c, and tests;
+# OpenPBS: tests/data/batch/pbs). Nodes that are down have other words.
 _ADVICE = (
     (r"PartitionNodeLimit|M(ax|in)Nodes?PerJob", "fewer nodes="),
     (r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime", "a shorter walltime="),
@@ -20,6 +20,6 @@ _ELSEWHERE = ", or another queue="
 
 
 def advice(reason: str) -> str:
-    """Return what to ask for instead, of a job that waits for a reason that will not pass; empty for others."""
+    """Return what to ask for instead if a job waits for a reason that will not pass; empty for other reasons."""
     found = next((text for pattern, text in _ADVICE if re.search(pattern, reason)), "")
     return f"{found}{_ELSEWHERE}" if found else ""

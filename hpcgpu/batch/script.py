@@ -1,4 +1,4 @@
-"""What all job scripts have in common: options of the user read as options, and the body in bash."""
+"""The common parts of job scripts: users' options, parsed, and the body in bash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One option of a script: what it is called (``--constraint``), and the text that stands in the script."""
+    """One option of a script: its name (``--constraint``), and its text in the script."""
 
     key: str
     text: str
@@ -32,7 +32,8 @@ def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[
     command = f"{shlex.join(spec.argv)} {spec.arguments}".rstrip()
     if not (spec.exit_file or spec.warn_s):
         return (*before, *spec.prologue, *env, command, "")
-    # A bash that dies of SIGTERM would leave 0 in the file (5.2), so it catches it: in the prologue to end with 143.
+    # A bash that SIGTERM ends would write 0 to the file (5.2). So it catches the signal, in the prologue to end with
+    # 143.
     file = exit_file(spec, index)
     record = (f"trap {shlex.quote(f'code=$?; umask 77; echo $code > {file}')} EXIT",) if spec.exit_file else ()
     first = (*record, "trap 'exit 143' TERM", "trap : USR1")
@@ -45,12 +46,12 @@ def exit_file(spec: JobSpec, index: str) -> str:
 
 
 def _waited_for(command: str) -> tuple[str, ...]:
-    """Return what starts the command and waits for it, and passes a SIGUSR1 of the batch system on to it.
+    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it.
 
-    Only the script gets that warning (Slurm's ``--signal=B:``), and bash sees it in ``wait`` and ``read`` alone,
-    not while a command runs in the foreground. After a caught signal ``wait`` forgets the exit code of a command that
+    Only the script gets that warning (Slurm's ``--signal=B:``), and bash handles it only in ``wait`` and ``read``, not
+    while a command runs in the foreground. After a caught signal ``wait`` forgets the exit code of a command that
     ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first.
-    SIGTERM is not passed on: the batch system sends it to the ranks too, and a srun that gets one kills them at once
+    SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once
     (Slurm 22.05.8).
     """
     return (
@@ -82,7 +83,7 @@ def _waited_for(command: str) -> tuple[str, ...]:
 
 
 def requested(script: str) -> str:
-    """Return what a job script asks the batch system for, on one line."""
+    """Return the options of a job script on one line."""
     return " ".join(_OPTION.findall(script))
 
 
@@ -136,12 +137,12 @@ def merge(
     key: Callable[[str], set[str]],
     refused: Mapping[str, str],
 ) -> list[Directive]:
-    """Return ours without what is skipped or given by the user, then the user's, in their order.
+    """Return our options that the user neither skips nor gives, then the user's, in their order.
 
-    ``refused`` are the options that the user may not give, and what to do instead.
+    ``refused`` are the options that the user may not give, each with what to do instead.
 
-    Options are compared as options (``key`` knows their short names), never as parts of a text:
-    dask-jobqueue 0.9 with ``job_directives_skip=["-n"]`` lost the partition, for its name had "-n" in it.
+    Options are compared by name (``key`` knows the short names), never as parts of a text: with dask-jobqueue 0.9 and
+    ``job_directives_skip=["-n"]`` the partition is lost if its name contains "-n".
     """
     for directive in extra:
         if instead := refused.get(directive.key):

@@ -1,4 +1,4 @@
-"""What squeue, sacct and sinfo are asked, and what they print. Tried on Slurm 22.05.8 (tests/data/batch/slurm)."""
+"""Questions to sinfo, and readers of squeue, sacct and sinfo. Tried on Slurm 22.05.8 (tests/data/batch/slurm)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HELD = ("JobHeld", "job requeued in held state")
 # A node could not start it; squeue of 22.05.8 has the words with spaces, scontrol with underscores.
 _STUCK = re.compile("launch.failed.requeued.held")
 _ID = re.compile(r"\d+(?:_\d+)?")
-# A comma between brackets parts runs of numbers, any other one names.
+# A comma in brackets separates ranges, any other comma separates names.
 _COMMA = re.compile(r",(?![^\[]*\])")
 _RUNS = re.compile(r"([^\[]*)\[([^\]]*)\](.*)")
 _NO_REASON = "none"
@@ -39,14 +39,14 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
 def statuses(text: str, *, live: bool) -> Iterator[tuple[str, JobStatus]]:
-    """Yield what is listed: the id of each job and how it is.
+    """Yield the id and the status of each listed job.
 
     Parameters
     ----------
     text : str
-        What was printed, with the columns from above.
+        The output, with the columns from above.
     live : bool
-        By squeue: of a requeued job sacct has the start of its last life.
+        The output is squeue's. sacct has the start of a requeued job's last run.
 
     """
     for line in text.splitlines():
@@ -65,12 +65,12 @@ def _status(native: str, code: str, starts: str, nodes: str, reason: str, *, liv
     if exit_code == 0 and native != "COMPLETED":
         exit_code = None  # sacct says 0:0 of a job that was cancelled or ran out of time (22.05.8)
     reason = "" if reason == "None" else reason
-    # An epilog runs, or processes do not end. One that is requeued passes through it, too.
+    # An epilog runs, or processes do not end. A requeued job passes through this state, too.
     leaves, lost = native == "COMPLETING", native == "NODE_FAIL"
     trouble = f"in state {native}" if leaves else ""
     if lost and nodes:
-        trouble = f"on {nodes}"  # of several it is not said which one failed
-    # The nodes of one on its way out are those on which it still is: not the lost one.
+        trouble = f"on {nodes}"  # of several nodes, the failed one is not named
+    # An ending job lists the nodes that it still has, without the lost one.
     placed = lost or (state is JobState.RUNNING and not leaves)
     return JobStatus(
         state,
@@ -95,7 +95,7 @@ def _exit_code(text: str) -> int | None:
 
 
 def node_names(text: str) -> tuple[str, ...]:
-    """Return the nodes of squeue's ``node[1-2,07],login1``; ``None assigned`` of sacct, and nothing, are none."""
+    """Return the nodes of squeue's ``node[1-2,07],login1``; sacct's ``None assigned``, or nothing, is none."""
     words = _COMMA.split(text) if text and " " not in text and text != "(null)" else []
     return tuple(name for word in words for name in _expanded(word))
 
@@ -116,7 +116,7 @@ def _expanded(word: str) -> Iterator[str]:
 
 
 def ask_nodes(hosts: Sequence[str]) -> Command:
-    """Return the sinfo for nodes, a line for each and each of its partitions; the reason is the only free text."""
+    """Return the sinfo for nodes, with a line for each node and partition; the reason is the only free text."""
     return Command(("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E"))
 
 
@@ -139,7 +139,7 @@ def ask_offers(queue: str | None) -> Command:
 
 
 def read_offers(result: Result, gpu_type: str = "") -> tuple[Offer, ...]:
-    """Return what sinfo lists, of the default partition if none was asked for; nothing if it did not answer.
+    """Return what sinfo lists, for the default partition if none was given; nothing if it did not answer.
 
     Parameters
     ----------

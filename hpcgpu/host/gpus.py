@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs and MIG slices of this machine, joined to its topology, and which this process was given."""
+"""The NVIDIA GPUs and MIG slices of this machine, joined to its topology, and those granted to this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgpu.model import CpuSet, Gpu, Topology
 
 
 def nvml_facts() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs that NVML shows, by PCI address, and warnings; nothing where there is no driver.
+    """Return the GPUs that NVML shows, by PCI address, and warnings; nothing if there is no driver.
 
     A GPU that is divided is not among them, its MIG slices are.
     """
@@ -20,7 +20,7 @@ def nvml_facts() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # noqa: B008 - frozen
-    """Return the topology with what NVML says of the GPU at the same PCI address.
+    """Return the topology with NVML's facts about the GPU at the same PCI address.
 
     Parameters
     ----------

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log
 
-# Passed on, unless they are ignored: by nohup, in the background of a shell, in the scripts of our jobs.
+# Forwarded, unless they are ignored: by nohup, in the background of a shell, in the scripts of our jobs.
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# Passed on always: the launcher brings them to the ranks. A job's script has them ignored until that listens.
+# Always forwarded: the launcher forwards them to the ranks. A job's script ignores them until the launcher listens.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-# How often to look whether rank 0 has ended before its launcher, which takes a few seconds otherwise.
+# How often to check whether rank 0 has ended before its launcher, which would take a few seconds more.
 _PATIENCE_S = 15.0
 
 
@@ -62,7 +62,7 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
 
 
 def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
-    """Return a launcher's exit code, negative for a signal; pass signals on to it that :func:`launch` has blocked.
+    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` has blocked.
 
     One that stays though rank 0 has ended is ended, by SIGTERM and then SIGKILL: it waits for a rank that somebody has
     stopped. Its exit code says nothing then: 0.

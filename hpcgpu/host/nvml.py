@@ -1,4 +1,4 @@
-"""What NVML says of the NVIDIA GPUs of this machine and of their MIG slices.
+"""NVML's facts about the NVIDIA GPUs of this machine and their MIG slices.
 
 NVML makes no CUDA context, and sees the GPUs that the device cgroup lets this process open.
 """
@@ -41,7 +41,7 @@ class NvmlFacts(NamedTuple):
 
 
 def read() -> NvmlFacts:
-    """Return what NVML says; nothing where there is no driver."""
+    """Return NVML's facts; nothing if there is no driver."""
     import pynvml
 
     gpus: list[Gpu] = []

@@ -74,7 +74,7 @@ def user_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-    """Become another program; does not return.
+    """Become another program by exec; does not return.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def python_argv(module: str, *words: str, python: str = "", users: bool = False)
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without the garbage collector, and keep what is there out of its sight.
+    """Import without the garbage collector, and freeze the objects that exist then.
 
     It finds nothing among modules, and looks at all of them again and again: distributed is imported for three
     quarters of the CPU time (Python 3.11), and forks go on sharing the pages that it would write to.
@@ -184,7 +184,7 @@ def retitle(title: str) -> None:
 
 
 def reseed() -> None:
-    """Give a forked child random numbers of its own where a library does not do so itself.
+    """Give a forked child random numbers of its own if a library does not do so itself.
 
     The standard library's ``random`` does (os.register_at_fork); NumPy's global generator does not, and
     all workers of a node would draw the same numbers.
@@ -201,7 +201,7 @@ def call(entry: str, *args: object) -> int:
 
 
 def refused(error: BaseException) -> str:
-    """Return what to say of an error that is the kernel's refusal of another process or thread; empty: it is another.
+    """Return a message if the error is the kernel's refusal of a new process or thread; empty: another error.
 
     fork(2) says EAGAIN; of a thread Python has words alone (3.11 to 3.14).
     """
@@ -216,7 +216,7 @@ def refused(error: BaseException) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether the process is there and not a zombie."""
+    """Tell whether the process lives and is no zombie."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:  # noqa: PTH123
         return f.read().rpartition(")")[2].split()[0] != "Z"
     return False

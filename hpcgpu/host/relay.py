@@ -51,7 +51,7 @@ class Mux:
         await self._pump(number, reader)
 
     async def run(self) -> None:
-        """Hand out what comes from the other end, until the pipe ends; then all connections have ended."""
+        """Dispatch what the other end sends, until the pipe ends; then all connections have ended."""
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:

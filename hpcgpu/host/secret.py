@@ -14,7 +14,7 @@ from hpcgpu.host import private
 
 
 def user_secret() -> str:
-    """Return the secret in ``~/.hpcgpu/user/secret``, which is made once and stays.
+    """Return the secret in ``~/.hpcgpu/user/secret``, which is made once and kept.
 
     Raises
     ------

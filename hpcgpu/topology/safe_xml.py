@@ -1,4 +1,4 @@
-"""XML from anybody's hand, parsed without harm: no markup of its own, nothing loaded, no depth without end."""
+"""Safe parsing of untrusted XML: no entity declarations, no external files, limited depth."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Misread(ValueError):
 
 
 def root_name(text: str) -> str:
-    """Return the name of the first element, from the prolog alone; empty where there is none.
+    """Return the name of the first element, from the prolog alone; empty if there is none.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def parse(text: str, what: str) -> ET.Element:
 
 
 def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
-    """Return the element's attribute, converted; ``absent`` stands for one that is missing or empty.
+    """Return the element's attribute, converted; ``absent`` if it is missing or empty.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def whole(element: ET.Element, name: str, absent: str = "0") -> int:
 
 
 def cpuset(element: ET.Element, name: str) -> CpuSet:
-    """Return an attribute that is a mask; empty where it is missing."""
+    """Return an attribute that is a mask; empty if it is missing."""
     return read(element, name, mask, "a mask such as 0x00000001,0x0000ffff", "0x0")
 
 
@@ -126,7 +126,7 @@ def word(element: ET.Element, name: str) -> str:
 
 
 def misread(text: str, root: ET.Element, error: Misread) -> ParseError:
-    """Return the error of a value: in which line it is, what it is, what was expected."""
+    """Return the error for a value, with its line, the value, and what was expected."""
     element = error.element
     given = printable(element.get(error.name) or "")
     had = f"{error.name}={given[:40]!r}" if error.name in element.attrib else f"no {error.name}"

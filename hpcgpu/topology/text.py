@@ -1,4 +1,4 @@
-"""Words of firmware and drivers, as they may stand on a terminal."""
+"""Names from firmware and drivers, made safe for terminals."""
 
 from __future__ import annotations
 
