@@ -77,7 +77,7 @@ def _waited_for(command: str) -> tuple[str, ...]:
         # And one whose time is over may have taken a part of the line: 0, and then there is only the line's end.
         "    code=",
         "    until read -r -t 5 part <&$told; ended=$?; code+=$part; ((ended <= 128)); do :; done",
-        '    exit "${code:-137}"',  # nobody told it: the one that waited was killed
+        '    exit "${code:-137}"',  # no exit code was told: the waiting bash was killed
         "}",
     )
 

@@ -46,8 +46,8 @@ def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
 def memory_limit(proc: Path = _PROC) -> HostMemory:
     """Return the host memory that the kernel lets this process use.
 
-    The least of all memory and of the limits of its own cgroup and of those above it, as far as
-    they can be seen, in cgroup v1 and v2. Slurm and PBS limit a cgroup above the process's own.
+    It is the least of the node's memory and of the limits of the process's cgroup and its visible ancestors, in cgroup
+    v1 and v2. Slurm and PBS limit an ancestor of the process's cgroup.
     """
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     for kind, folder in _folders(proc):

@@ -16,7 +16,7 @@ def make_folder(path: Path) -> Path:
     Raises
     ------
     HpcGpuError
-        It belongs to somebody else, is a link, or others may enter it.
+        It belongs to another user, is a link, or others may enter it.
 
     """
     if not path.parent.exists():
@@ -50,12 +50,12 @@ def read(path: Path) -> str:
     Raises
     ------
     HpcGpuError
-        It belongs to somebody else, or others may read it.
+        It belongs to another user, or others may read it.
     OSError
         There is no such file, or it is a link.
 
     """
-    # By an opener, since os.fdopen leaves the descriptor open when it is that of a folder.
+    # With an opener, for os.fdopen leaves the descriptor of a folder open.
     with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:  # noqa: PTH123
         facts = os.fstat(f.fileno())
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:

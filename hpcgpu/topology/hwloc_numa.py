@@ -63,25 +63,25 @@ def read_numa_nodes(
 def _told_apart(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[NumaNode]]:
     """Return the DRAM, and memory that only seems to be DRAM: hwloc 2.2 to 2.4 give it the PUs of its neighbour.
 
-    MCDRAM, HBM, CXL and GPU memory have no subtype there. DRAM is nearest to its PUs: the least latency where the
-    file tells it, else the lowest number, since Linux numbers the nodes that have PUs first. The size would not tell:
-    a machine may have less DRAM than other memory.
+    These versions give MCDRAM, HBM, CXL and GPU memory no subtype. DRAM is nearest to its PUs: it has the least latency
+    if the file tells latencies, else the lowest number, for Linux numbers the nodes with PUs first. The size does not
+    tell: a machine may have less DRAM than other memory.
     """
     told = all(m.latency for m in memories)
     taken: dict[int, _Memory] = {}
-    places: dict[int, _Memory] = {}
+    dram_of: dict[int, _Memory] = {}
     dram, others = [], []
     for memory in sorted(memories, key=lambda m: (m.latency if told else 0, m.node.os_index)):
         node = memory.node
         cpus = CpuSet(node.cpuset.difference(taken))
         first = taken[min(node.cpuset)] if node.cpuset and not cpus else None
         if not node.cpuset and memory.home is not None:
-            first = places.get(id(memory.home))
+            first = dram_of.get(id(memory.home))
         if first is None:
             dram.append(replace(node, kind="dram", cpuset=cpus))
             taken |= dict.fromkeys(cpus, memory)
             if memory.home is not None:
-                places.setdefault(id(memory.home), memory)
+                dram_of.setdefault(id(memory.home), memory)
         else:
             others.append(replace(node, kind="hbm" if memory.bandwidth > first.bandwidth > 0 else "other"))
     return sorted(dram, key=lambda n: n.os_index), others

@@ -115,14 +115,14 @@ def locate(topology: Topology, text: str) -> Topology:
         return replace(topology, warnings=(*topology.warnings, note))
     homes = {i: _home(topology, i, claims[i]) for i in claims}
 
-    def place(address: str, node: int | None) -> int | None:
+    def numa_node(address: str, node: int | None) -> int | None:
         return homes[found[address].numaid] if node is None and address in found else node
 
     told = pci.hops({a: f.switches for a, f in found.items()}, topology.gpus, topology.nics)
     return replace(
         topology,
-        gpus=tuple(replace(g, numa_node=place(g.pci, g.numa_node)) for g in topology.gpus),
-        nics=tuple(replace(n, numa_node=place(n.pci, n.numa_node)) for n in topology.nics),
+        gpus=tuple(replace(g, numa_node=numa_node(g.pci, g.numa_node)) for g in topology.gpus),
+        nics=tuple(replace(n, numa_node=numa_node(n.pci, n.numa_node)) for n in topology.nics),
         hops=tuple(
             sorted(
                 {h for h in topology.hops if not (lost & {*h[:2]} and {*h[:2]} <= found.keys())}

@@ -57,7 +57,7 @@ class WorkerMemory:
         Where spilling begins, and what the worker has of the device's memory.
     device_source : str
         ``simulated``; ``pool``: arrays in this worker's CuPy pool, Dask's and others; ``NVML``: the whole device,
-        other processes and CUDA's own memory included; empty when nobody says.
+        other processes and CUDA's own memory included; empty: unknown.
     host_managed_bytes : int
         Dask's data in host memory: that of the host, what was spilled from the device, and copies of it that are
         kept when it goes up again.
