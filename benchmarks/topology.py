@@ -36,7 +36,7 @@ from statistics import fmean, median
 from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_order, local_cores, usable_ports
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology
-from hpcgpu.plan.binding import place_simulated, plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
 from hpcgpu.topology import document
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "topology"
@@ -50,11 +50,11 @@ LIVE = """
 import os, time
 from hpcgpu.host import discover
 from hpcgpu.model import CpuSet
-from hpcgpu.plan.binding import place_simulated, plan_bindings
+from hpcgpu.plan.binding.bindings import simulated_gpus, plan_bindings
 start = time.perf_counter()
 topology = discover.topology()
 found = time.perf_counter()
-gpus = topology.gpus or place_simulated(topology, 4, 2**30, "here")
+gpus = topology.gpus or simulated_gpus(topology, 4, 2**30, "here")
 plan_bindings(topology, gpus, CpuSet(os.sched_getaffinity(0)))
 print((found - start) * 1000, (time.perf_counter() - found) * 1000)
 """
@@ -117,7 +117,7 @@ def times(runs: int) -> None:
 
 def read_and_plan(text: str) -> None:
     topology = document.read(text)
-    plan_bindings(topology, topology.gpus or place_simulated(topology, 4, GIB, "here"), pus(topology))
+    plan_bindings(topology, topology.gpus or simulated_gpus(topology, 4, GIB, "here"), pus(topology))
 
 
 def ours(topology: Topology, wanted: Settings | None = None) -> tuple[Binding, ...]:

@@ -18,10 +18,10 @@ def main(document: str) -> int:
         log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")  # noqa: PTH109
     code = _run(document, rank)
     if rank == 0:
-        from hpcgpu.config.terms import read_terms
+        from hpcgpu.config.bootstrap import read_bootstrap_settings
         from hpcgpu.host import exit_file
 
-        if path := read_terms(document).exit_file:
+        if path := read_bootstrap_settings(document).exit_file:
             exit_file.write(path, code)
     return code
 

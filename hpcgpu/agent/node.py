@@ -13,8 +13,8 @@ from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
     from hpcgpu.model import Allocation, Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
-    from hpcgpu.model.terms import Terms
-    from hpcgpu.plan.layout import RankRecord
+    from hpcgpu.model.bootstrap import BootstrapSettings
+    from hpcgpu.plan.binding.layout import RankRecord
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
     notes: tuple[str, ...]
 
 
-def granted(terms: Terms, environ: Mapping[str, str]) -> dict[str, Any]:
+def granted(terms: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what this rank may use, for its record in the meeting."""
     if terms.gpus is not None:
         from hpcgpu.model.simulated import parse_simulated
@@ -47,7 +47,7 @@ def _real_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 def rank_record(record: Mapping[str, Any]) -> RankRecord:
     """Return the part of a record that the layout is planned from."""
-    from hpcgpu.plan.layout import RankRecord
+    from hpcgpu.plan.binding.layout import RankRecord
 
     return RankRecord(record["rank"], record["host"], record["gpus"], record["isolated"], record["devices"])
 
@@ -65,8 +65,8 @@ def plan(
     """
     from hpcgpu.deploy.processes.node import folder_notes
     from hpcgpu.host import addresses, cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
-    from hpcgpu.plan.memory import plan_host_memory, share_of
-    from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
+    from hpcgpu.plan.binding.memory import plan_host_memory, share_of
+    from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     here = [n for n in layout.nodes if records[n.leader]["host"] == host]
@@ -103,12 +103,12 @@ def plan(
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a node that its workers may use, simulated or real."""
     from hpcgpu.model.simulated import parse_simulated
-    from hpcgpu.plan.binding import place_simulated
-    from hpcgpu.plan.explain import others_words
+    from hpcgpu.plan.binding.bindings import simulated_gpus
+    from hpcgpu.plan.views.explain import others_words
 
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
-        gpus = place_simulated(topology, simulated.per_node, simulated.memory_bytes, host)
+        gpus = simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
     else:
         visible = {g.uuid for g in _real_gpus(environ)}
         gpus = tuple(g for g in topology.gpus if g.uuid in visible)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcgpu.agent.missing import Absence
     from hpcgpu.agent.scheduling import Scheduling
     from hpcgpu.model import Layout, RunDocument
-    from hpcgpu.model.terms import Terms
+    from hpcgpu.model.bootstrap import BootstrapSettings
 
 Records = list[dict[str, Any]]
 # A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
@@ -44,10 +44,10 @@ class Rank:
     """
 
     def __init__(self, document: str, environ: Mapping[str, str]) -> None:
-        from hpcgpu.config.terms import read_terms
+        from hpcgpu.config.bootstrap import read_bootstrap_settings
 
         self._document, self._environ = document, environ
-        self._terms = read_terms(document)
+        self._terms = read_bootstrap_settings(document)
         self._allocation = read_allocation(environ)
         self._facts = self._allocation.rank
         self._host = self._allocation.node_name or os.uname().nodename
@@ -68,7 +68,7 @@ class Rank:
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
         from hpcgpu.model import Layout
-        from hpcgpu.plan.layout import plan_layout
+        from hpcgpu.plan.binding.layout import plan_layout
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -274,7 +274,7 @@ class Rank:
             return asyncio.run(lead())
 
 
-def meeting_folder(terms: Terms, environ: Mapping[str, str]) -> Path:
+def meeting_folder(terms: BootstrapSettings, environ: Mapping[str, str]) -> Path:
     """Return the folder of this run's meeting: the document's, or one that this launch alone has.
 
     Raises

@@ -1,4 +1,8 @@
-"""Floor 2, batch systems: one module per system, each a pure value. Commands go out, results come in."""
+"""Floor 2, batch systems: one module per system, each a pure value. Commands go out, results come in.
+
+To add one: a frozen class with the methods of :class:`BatchSystem` in a module of its own, and recordings of its
+programs' output under ``tests/data/batch``. Readers of long outputs are in ``*_answers``.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,10 @@ from hpcgpu.model import Command, JobSpec, JobStatus, Offer, Result
 
 
 class BatchSystem(Protocol):
-    """What is asked of a batch system: each question a command, and the reading of its result.
+    """The questions to a batch system: for each one a command, and a method that reads its result.
 
     A ``read_`` method raises :class:`~hpcgpu.errors.SubmitError`, with the program's own words, when the
-    question itself failed; ``transient`` tells whether to ask again. A state that is not known is
-    ``UNKNOWN``, never an error.
+    question itself failed; ``transient`` tells whether to ask again. An unknown state is ``UNKNOWN``, never an error.
     """
 
     def script(self, spec: JobSpec) -> str:
@@ -28,27 +31,27 @@ class BatchSystem(Protocol):
         Raises
         ------
         ConfigError
-            A value that the batch system's options cannot carry.
+            An option of the batch system cannot carry a value.
 
         """
 
     def log(self, spec: JobSpec, job_id: str) -> str:
-        """Return the path of the job's output, relative to the folder of submission if no folder was given."""
+        """Return the path of the job's output; it is relative to the folder of submission if no folder was given."""
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return what people should know of such a request before it is made."""
+        """Return notes for people on such a request."""
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         """Return the command that submits the script, which it reads from its standard input."""
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id. The job may be there all the same after an error that is ``unsure``."""
+        """Return the job id. After an error that is ``unsure`` the job may have been submitted nevertheless."""
 
     def find(self, name: str, mark: str) -> Command | None:
-        """Return the command that asks for the jobs that have been submitted as these; None where jobs have no mark."""
+        """Return the command that finds the jobs with this name and mark; None if jobs have no mark."""
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return the ids that ``status`` is to be asked of: it names an array's elements, and says who has ended."""
+        """Return the ids for a call of ``status``, which lists the elements of arrays, and tells which have ended."""
 
     def split(self, count: int) -> tuple[int, ...]:
         """Return the sizes of the fewest submissions for ``count`` jobs that the site's array limit allows."""
@@ -57,43 +60,43 @@ class BatchSystem(Protocol):
         """Return the ids of the ``count`` jobs that were submitted as ``job_id``, by their index in the array."""
 
     def status(self, job_ids: Sequence[str]) -> Command:
-        """Return one command that asks for all these jobs and elements; it does not grow with the elements."""
+        """Return one command that asks for all these jobs and elements; its length does not grow with the elements."""
 
     def history(self, job_ids: Sequence[str]) -> Command:
-        """Return one command that asks for jobs that ``status`` does not list any more, or not with their end."""
+        """Return one command that asks for jobs that ``status`` no longer lists, or lists without their end."""
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Return what ``status`` or ``history`` lists, elements in place of their array; it may be more than was asked.
+        """Return what ``status`` or ``history`` lists, elements instead of arrays, and perhaps other jobs.
 
-        A job that is not in it is missing, not ended. ``job_ids`` are those that were asked for: of an array that
-        is gone as a whole the batch system names no elements, but they have ended with it.
+        A job that is not listed is missing, not ended. ``job_ids`` are the jobs that were asked for: of an array that
+        is gone the batch system names no elements, but they have ended with it.
         """
 
     def offers(self, spec: JobSpec) -> Command | None:
-        """Return the command that asks what there is for such a job; None where that is not asked, or not compared."""
+        """Return the command that asks what there is for such a job; None if it is not asked, or not compared."""
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
-        """Return the nodes of each kind and the limits; nothing when there was no answer."""
+        """Return the nodes of each kind and the limits; nothing if there was no answer."""
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
-        """Return the command that asks how these nodes are; None where there are none but this machine."""
+        """Return the command that asks for the state of these nodes; None if there is only this machine."""
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
-        """Return what is said of those that are lost; nothing when there was no answer."""
+        """Return what is wrong with each lost node; nothing if there was no answer."""
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that runs another one on a node of a running job, its stdin and stdout connected."""
+        """Return the command that runs ``argv`` on a node of a running job, its stdin and stdout connected."""
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
         """Return the commands that end these jobs and elements, pending or running: as few as are safe."""
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when a job was gone or ending already; the others of the command are ended all the same."""
+        """Return False if a job was gone or ending already; the other jobs of the command are ended nevertheless."""
 
     def force(self, result: Result) -> Command | None:
-        """Return what ends a job that ``cancel`` could not, for its node does not answer; None where that was not it.
+        """Return what ends a job if ``cancel`` failed because its node does not answer; None for other failures.
 
-        The result names one such job at a time: ``cancel`` is to be tried again.
+        The result names one such job at a time: try ``cancel`` again.
         """
 
 
@@ -103,12 +106,12 @@ SYSTEMS: Mapping[str, type[Slurm] | type[Pbs] | type[Local]] = MappingProxyType(
 
 
 def get(name: str, **dialect: Any) -> BatchSystem:  # noqa: ANN401 - fields of the system's own class
-    """Return the batch system ``name``, spoken to as the site wants (the fields of its class).
+    """Return the batch system ``name`` in the dialect of the site (the fields of its class).
 
     Raises
     ------
     ConfigError
-        No such batch system, or it has no such field.
+        There is no such batch system, or it has no such field.
 
     """
     system = SYSTEMS.get(name)

@@ -1,4 +1,4 @@
-"""Elements of arrays, put together again: no command grows with their number."""
+"""Ids of array elements, grouped by array: no command grows with the number of elements."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hpcgpu.errors import ConfigError
 
 
 def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[str, str], set[int]]:
-    """Return for each array what stands before and after the index in its elements' ids, and the indexes.
+    """Return for each array the parts of its elements' ids before and after the index, and the indexes.
 
     Parameters
     ----------
     job_ids : sequence of str
-        In any order; a job that is no element stands alone, with no index.
+        In any order; a job that is no element is alone, without an index.
     element : Pattern
         An element's id in three groups: before the index, the index, after it.
 
@@ -46,6 +46,6 @@ def split(count: int, limit: int) -> tuple[int, ...]:
 
 
 def check_limit(limit: int, system: str) -> None:
-    """Raise ConfigError for a limit that lets no job through."""
+    """Raise ConfigError for a limit below one job."""
     if limit < 1:
         raise ConfigError(f"array_limit={limit} of {system}; allowed: 1 (no arrays) or more")

@@ -1,4 +1,4 @@
-"""No batch system: a job is a process group on this machine, asked for in /proc by commands like all others."""
+"""No batch system: a job is a process group on this machine. Commands read its state from /proc."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.offers import NotAsked
-from hpcgpu.batch.text import body
-from hpcgpu.batch.unasked import Unasked
+from hpcgpu.batch.defaults import NoNotes, NoOffers
+from hpcgpu.batch.script import body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
-# A job id is the leader's pid and its start time: a pid alone comes back.
+# A job id is the leader's pid and its start time, for pids are reused.
 _ID = re.compile(r"^(\d+\.\d+)(?: (\S+))?$", re.M)
 # Fields 3 and 22 of /proc/PID/stat (proc(5)), counted after the name, which may hold anything.
 _LOOK = """look() { local stat; stat=$(cat "/proc/${1%.*}/stat" 2>/dev/null) && set -- "$1" ${stat##*)} &&
 [ "${1#*.}" = "${21}" ] && state=$2 || state=gone; }
 """
-# The job says its id itself, and its ranks name their workers by it: who asked /proc would come too late for a job
-# that ends at once. What waits for it is the command substitution, until the job has closed that descriptor.
+# The job prints its id itself, and its ranks name their workers by it: a look into /proc could be too late for a job
+# that ends at once. The command substitution waits until the job has closed that descriptor.
 _START = """script=$(cat)
 me='read -r stat < /proc/$$/stat && set -- ${stat##*)} && export HPCGPU_JOB_ID=$$.${20} && set -- &&
 echo "$HPCGPU_JOB_ID" >&4; exec 4>&-
@@ -29,8 +28,8 @@ id=$(setsid bash -c "$me$script" hpcgpu < /dev/null 4>&1 >&3 2>&1 3>&- &)
 [ -n "$id" ] && echo "$id"
 """
 _ASK = _LOOK + 'for job; do look "$job"; echo "$job $state"; done\n'
-# As batch systems do: SIGTERM to all of its processes, and SIGKILL to what is there 5 s later. While the group
-# lives nobody else gets its number.
+# As in batch systems: SIGTERM to all of its processes, and SIGKILL 5 s later to those that are left. The number of a
+# living group is not reused.
 _END = (
     _LOOK
     + """look "$1"; echo "$1 $state"; [ "$state" != gone ] || exit 0
@@ -46,11 +45,11 @@ _ENDED = frozenset(("gone", "Z", "X"))
 
 
 @dataclass(frozen=True, slots=True)
-class Local(NotAsked, Unasked):
-    """The machine itself; there is nothing to say about it."""
+class Local(NoOffers, NoNotes):
+    """The machine itself; it has no dialect."""
 
     def script(self, spec: JobSpec) -> str:
-        """Return the job script. There is nobody to read options: those of the user have no effect."""
+        """Return the job script. The user's options have no effect: no program reads them."""
         if spec.count > 1:
             raise ConfigError(f"count={spec.count} of job {spec.name!r}: there are no arrays here; allowed: 1")
         return "\n".join(["#!/bin/bash", "", *body(spec)])
@@ -60,7 +59,7 @@ class Local(NotAsked, Unasked):
         return f"{spec.log_directory}/{spec.name.replace('/', '_')}.out" if spec.log_directory else ""
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return what starts the script in a session of its own; it outlives its parent."""
+        """Return the command that starts the script in a session of its own; it outlives its parent."""
         return Command(("bash", "-c", _START, "hpcgpu", self.log(spec, "")), stdin=script)
 
     def read_submit(self, result: Result) -> str:
@@ -87,11 +86,11 @@ class Local(NotAsked, Unasked):
         return (job_id,)
 
     def status(self, job_ids: Sequence[str]) -> Command:
-        """Return one look into /proc for all."""
+        """Return one command that reads /proc for all jobs."""
         return Command(("bash", "-c", _ASK, "hpcgpu", *job_ids))
 
     def history(self, job_ids: Sequence[str]) -> Command:
-        """Return the same: /proc knows no more of what has ended."""
+        """Return the same: /proc knows nothing of ended processes."""
         return self.status(job_ids)
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
@@ -114,11 +113,11 @@ class Local(NotAsked, Unasked):
         return argv
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
-        """Return what ends each job's process group and waits until its leader is gone."""
+        """Return the commands that end each job's process group and wait until its leader is gone."""
         return tuple(Command(("bash", "-c", _END, "hpcgpu", job_id)) for job_id in job_ids)
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when the job was gone already."""
+        """Return False if the job was gone already."""
         found = _ID.search(result.stdout)
         if result.returncode != 0 or not found:
             raise _refused("the job could not be ended", result)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.batch import arrays, pbs_answers, pbs_options
-from hpcgpu.batch.offers import NotAsked
-from hpcgpu.batch.text import body, exit_file
+from hpcgpu.batch.defaults import NoOffers
+from hpcgpu.batch.script import body, exit_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobSpec, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
@@ -19,30 +19,31 @@ _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pbs(NotAsked):
-    """How this site's PBS is spoken to.
+class Pbs(NoOffers):
+    """PBS in the dialect of a site.
 
     Attributes
     ----------
     gpus : str
-        The chunk's resource for GPUs: ``ngpus``, ``gpus``, or ``none`` where nodes come whole.
+        The chunk's resource for GPUs: ``ngpus``, ``gpus``, or ``none`` if jobs get whole nodes.
     mpiprocs : bool
         Whether chunks may say ``mpiprocs`` (and ``ncpus`` for the ranks).
     place : str
         Placement; without ``scatter`` two chunks may be put on one node.
     resources : str
-        More of the chunk, ``system=polaris``.
+        Additional resources of the chunk, ``system=polaris``.
     launcher : tuple of str
-        argv words that start the ranks here, for who makes the job's command.
+        argv words that start the ranks on this site.
     array_limit : int
         The most elements of one array: the server's max_array_size, 10000 by default.
     select : bool
-        Whether there is ``-l select``, with a chunk for each node. Else totals are asked for, ``-l ngpus=8``,
-        ``-l ncpus=96``, and neither ``place`` nor ``mpiprocs`` (NCI's Gadi).
+        Whether there is ``-l select``, with a chunk for each node. Otherwise totals are requested, ``-l ngpus=8``,
+        ``-l ncpus=96``, without ``place`` and ``mpiprocs`` (NCI's Gadi).
     cpus_multiple_of : int
-        The cores of each GPU are a multiple of it: 12 where the site's rule is ``ncpus = 12 x ngpus``.
+        The cores of each GPU are a multiple of it: 12 if the site's rule is ``ncpus = 12 x ngpus``.
     direct_output : bool
-        Whether the job writes its output where it is to be (``-k doe``). Else its node keeps it until the job ends.
+        Whether the job writes its output to its final path (``-k doe``). Otherwise its node keeps it until the job
+        ends.
 
     """
 
@@ -75,7 +76,7 @@ class Pbs(NotAsked):
         return "\n".join(["#!/bin/bash", *options, "", *body(spec, start, "PBS_ARRAY_INDEX")])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
-        """Return the path of the job's output; without ``direct_output`` it is there once the job has ended."""
+        """Return the path of the job's output; without ``direct_output`` it exists when the job has ended."""
         if spec.log_directory:
             return f"{spec.log_directory}/{job_id}.OU"
         number, _, index = job_id.partition(".")[0].removesuffix("]").partition("[")
@@ -94,7 +95,7 @@ class Pbs(NotAsked):
         return pbs_answers.read_id(result)
 
     def find(self, name: str, mark: str) -> Command | None:
-        """Return the qselect for the name that the mark is part of; it lists no job that has ended."""
+        """Return the qselect for the name, which contains the mark; it lists no ended job."""
         return Command(("qselect", "-N", pbs_options.marked(name, mark)))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
@@ -114,36 +115,36 @@ class Pbs(NotAsked):
         return Command(("qstat", "-x", *_jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Return what qstat lists, and as ended those that it does not know, with them the elements of an array."""
+        """Return what qstat lists; jobs that it does not know, and the elements of such arrays, have ended."""
         return pbs_answers.read_status(result, job_ids)
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
-        """Return the pbsnodes for these: a job of a node that is lost stays R (run/50)."""
+        """Return the pbsnodes for these nodes: a job on a lost node stays R (run/50)."""
         return Command(("pbsnodes", "-F", "json", *hosts))
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
-        """Return those that are down."""
+        """Return the nodes that are down."""
         return pbs_answers.read_down(result)
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return an ssh: PBS has no command for it that works from a login node."""
+        """Return an ssh: PBS has no such command that works from a login node."""
         return ("ssh", "-o", "BatchMode=yes", node, shlex.join(argv))
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
-        """Return a qdel for each job and each range of an array's elements, without a hole.
+        """Return a qdel for each job, and for each contiguous range of an array's elements.
 
-        Never two ids in one: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
+        A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
         """
         found = arrays.by_array(job_ids, _ELEMENT).items()
         words = [f"{a}{run}{z}" for (a, z), indexes in found for run in arrays.runs(indexes) or ("",)]
         return tuple(Command(("qdel", word)) for word in words)
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when the job has ended or is ending already; raise SubmitError in qdel's words."""
+        """Return False if the job has ended or is ending already; raise SubmitError in qdel's words."""
         return pbs_answers.read_cancel(result)
 
     def force(self, result: Result) -> Command | None:
-        """Return the ``qdel -W force`` for the job whose node did not answer a qdel; its owner may."""
+        """Return the ``qdel -W force`` for the job whose node did not answer a qdel; its owner may use it."""
         job_id = pbs_answers.unreachable(result)
         return Command(("qdel", "-W", "force", job_id)) if job_id else None
 
@@ -158,13 +159,13 @@ class Pbs(NotAsked):
             *self._resources(spec),
             ("-l walltime", None if spec.walltime_s is None else format_duration(spec.walltime_s)),
             ("-j", "oe"),
-            # Where a node cannot write there, it keeps the output as without -k (23.06.06).
+            # A node that cannot write there keeps the output as without -k (23.06.06).
             ("-k", "doe" if self.direct_output else None),
             ("-o", f"{spec.log_directory}/" if spec.log_directory else None),
         ]
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return what is asked for so sparely that it may be a slip."""
+        """Return notes on requests that are so small that they may be mistakes."""
         own = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in pbs_options.keys(text)}
         if self.gpus == "none" or not spec.gpus_per_node or own & {"-l select", "-l"}:
             return ()
@@ -193,7 +194,7 @@ class Pbs(NotAsked):
         return [*((f"-l {name}", f"{int(v[1]) * spec.nodes}{v[2]}") for name, v in totals if v), *more]
 
     def _cpus(self, spec: JobSpec) -> int:
-        """Return the cores of a node; 0: nobody says how many, and PBS would give one core to all ranks of the node."""
+        """Return the cores of a node; 0: not given, and PBS would give one core to all ranks of the node."""
         count = (spec.cpus_per_task or 1) * spec.tasks_per_node
         if spec.cpus_per_task is None and not self.mpiprocs and self.select:
             return 0
@@ -202,7 +203,7 @@ class Pbs(NotAsked):
 
 
 def _counted(spec: JobSpec) -> tuple[str, ...]:
-    """Return what counts the lives of a job, since PBS tells it its run_count nowhere: they are requeued by default."""
+    """Return a shell line that counts a job's starts: PBS requeues jobs, and does not tell them their run_count."""
     if not spec.exit_file:
         return ()
     ended = exit_file(spec, "PBS_ARRAY_INDEX")

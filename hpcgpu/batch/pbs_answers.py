@@ -1,16 +1,23 @@
-"""What the programs of PBS answer, read. Tried on recordings of two builds of OpenPBS (tests/data/batch/pbs)."""
+"""Readers of the output of PBS's programs. Tried on recordings of two builds of OpenPBS (tests/data/batch/pbs)."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 
-from hpcgpu.batch.offers import advice
-from hpcgpu.batch.qstat import ID, hosts, listed, moment
+from hpcgpu.batch.advice import advice
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobState, JobStatus, Result
 
+ID = r"\d+(?:\[\d*\])?\.[\w.-]+"
+# qstat's JSON is read line by line, for it is not always JSON: a bare nan or .5 anywhere in a job, a byte that is no
+# UTF-8, an empty value that swallows the next (16-json-quirks, 18-json-values; OpenPBS 23.06.06).
+_HEADER = re.compile(rf'[ \t]*"({ID})"\s*:\s*{{\s*')
+_WITHIN = frozenset({("estimated", "start_time"), ("Resource_List", "mem")})
+_FIELD = re.compile(r'([ \t]*)"([^"]*)"\s*:\s*(.*?),?\s*')
 STATES: Mapping[str, JobState] = MappingProxyType(
     {
         **dict.fromkeys("QWTM", JobState.PENDING),
@@ -52,20 +59,17 @@ def read_id(result: Result) -> str:
 
 
 def read_ids(result: Result) -> tuple[str, ...]:
-    """Return the ids that qselect prints, that of an array (``123[].server``) for all of its elements.
-
-    A line for each; arrays are among them (run/d1-qselect).
-    """
+    """Return the ids that qselect prints, one on a line; an array has one id (``123[].server``, run/d1-qselect)."""
     if result.returncode != 0:
         raise _refused("qselect did not answer", result)
     return tuple(re.findall(rf"(?<!\S)({ID})(?:@\S+)?(?!\S)", result.stdout))
 
 
 def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-    """Return what qstat lists, and as ended those that it does not know, with them the elements of an array.
+    """Return what qstat lists; jobs that it does not know, and the elements of such arrays, have ended.
 
-    One that "has finished" is left to the history, which has its exit code and why. A job that is in neither may be
-    alive: OpenPBS of 2026-04 drops every job after an unknown one.
+    A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
+    nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
     """
     out, gone = dict[str, JobStatus](), dict[str, JobStatus]()
     held = set[str]()
@@ -93,7 +97,7 @@ def read_cancel(result: Result) -> bool:
 
 
 def read_down(result: Result) -> Mapping[str, str]:
-    """Return what pbsnodes says of nodes that do not answer the server; nothing when it did not answer itself."""
+    """Return what pbsnodes says of nodes that do not answer the server; nothing if pbsnodes itself did not answer."""
     found, node = dict[str, str](), ""
     for line in result.stdout.splitlines():
         if header := _NODE.fullmatch(line):
@@ -104,7 +108,7 @@ def read_down(result: Result) -> Mapping[str, str]:
 
 
 def unreachable(result: Result) -> str:
-    """Return the job that qdel did not end for its node does not answer; empty where that is not the reason."""
+    """Return the job that qdel failed to end because its node does not answer; empty if that is not the reason."""
     found = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
     return found[1] if found else ""
 
@@ -128,12 +132,12 @@ def _status(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
 
 
 def _whole(job_id: str) -> str:
-    """Return the id of an element's array; of another job its own."""
+    """Return the id of an element's array; for other jobs the id itself."""
     return re.sub(r"\[\d+\]", "[]", job_id)
 
 
 def _exit_code(text: str) -> int | None:
-    """Return the exit code as a shell says it: PBS's 271 is SIGTERM, 143. Below zero PBS ended it (-29: walltime)."""
+    """Return the exit code as in a shell: PBS's 271 is SIGTERM, 143. Below zero PBS ended the job (-29: walltime)."""
     if not re.fullmatch(r"-?\d+", text):
         return None
     return int(text) - 128 if int(text) > 256 else int(text)
@@ -145,3 +149,48 @@ def _refused(what: str, result: Result) -> SubmitError:
     transient, over_limit = result.returncode in _TRANSIENT, result.returncode in _OVER_LIMIT
     unsure = transient and not over_limit and _UNSENT not in said
     return SubmitError(f"{what}: {words}", evidence=said, transient=transient, over_limit=over_limit, unsure=unsure)
+
+
+def listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each job's id and its fields.
+
+    Of nested fields, such as the environment's, only ``estimated.start_time`` and ``Resource_List.mem`` are taken.
+    """
+    job_id, indent, inside, fields = "", "", "", dict[str, str]()
+    for line in text.splitlines():
+        if found := _HEADER.fullmatch(line):
+            if job_id:
+                yield job_id, fields
+            job_id, indent, inside, fields = found[1], "", "", {}
+        elif job_id and (found := _FIELD.fullmatch(line)):
+            indent = indent or found[1]
+            if found[1] == indent:
+                inside = found[2] if found[3] == "{" else ""
+                fields.setdefault(found[2], _unquoted(found[3]))
+            elif (inside, found[2]) in _WITHIN:
+                fields.setdefault(f"{inside}.{found[2]}", _unquoted(found[3]))
+    if job_id:
+        yield job_id, fields
+
+
+def hosts(fields: Mapping[str, str]) -> list[str]:
+    """Return the host of each chunk of a job: ``node1/0*2+node2/0*2``."""
+    return [word.partition("/")[0] for word in fields.get("exec_host", "").split("+") if word]
+
+
+def moment(text: str) -> str:
+    """Return a time as Slurm writes it, in local time; PBS writes seconds or words."""
+    try:
+        at = datetime.fromtimestamp(int(text)) if text.isdigit() else datetime.strptime(text, "%a %b %d %H:%M:%S %Y")
+    except (ValueError, OverflowError):
+        return text
+    return at.isoformat()
+
+
+def _unquoted(value: str) -> str:
+    if len(value) < 2 or value[0] != '"':
+        return value
+    try:
+        return str(json.loads(value, strict=False))
+    except ValueError:
+        return value[1:-1]

@@ -1,6 +1,6 @@
-"""The memory that PBS has granted a job: no variable tells it in the job.
+"""The memory that PBS has granted a job, which no variable in the job tells.
 
-The cgroups hook, where a site has it, limits a job to this on each node. Elsewhere nothing does.
+The cgroups hook, if a site has it, enforces this limit on each node. Otherwise nothing does.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpcgpu.batch.qstat import hosts, listed
+from hpcgpu.batch.pbs_answers import hosts, listed
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, Result
 
-# A server that hangs answers nobody (33-server-trouble), and this job's ranks wait meanwhile.
+# A server that hangs does not answer (33-server-trouble), and this job's ranks wait meanwhile.
 _TIMEOUT_S = 10.0
 _CHUNK = re.compile(r"\(([^()]*)\)")
 _MEM = re.compile(r":mem=([^:+]+)")
@@ -25,10 +25,10 @@ def ask(job_id: str) -> Command:
 
 
 def read(result: Result) -> Mapping[str, int]:
-    """Return the bytes that are granted of each host; 0 where none are said, and nothing where no host has any.
+    """Return the granted memory of each host in bytes, 0 if none is given for it; nothing if no host has any.
 
-    A host may have several chunks, and a chunk several vnodes of its host, whose names are not the host's. What the
-    job has as a whole, by ``resources_default.mem``, stands in no chunk: hosts have equal parts of it.
+    A host may have several chunks, and a chunk several vnodes of its host, with names of their own. Memory of the whole
+    job, by ``resources_default.mem``, is in no chunk: the hosts have equal parts of it.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def read(result: Result) -> Mapping[str, int]:
 
 
 def _size_bytes(text: str) -> int:
-    """Return a size of PBS, ``2097152kb``: its units are powers of 1024, and a word has 8 bytes; 0 if it is none."""
+    """Return the bytes of a PBS size, ``2097152kb``; 0 if it is none. Units are powers of 1024, a word has 8 bytes."""
     found = _SIZE.fullmatch(text)
     if not found:
         return 0

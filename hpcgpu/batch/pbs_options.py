@@ -1,4 +1,4 @@
-"""Options of a job script of PBS: what each of ours can carry, and the user's own, read as options."""
+"""Options of a PBS job script: ours, with the values that each can carry, and the user's own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from hpcgpu.batch.text import Directive, merge, options_in, refuse_control
+from hpcgpu.batch.script import Directive, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 
-# Of 16 hexadecimal digits that tell runs apart; qstat shows 16 characters of a name.
+# How many of the mark's 16 hexadecimal digits a name has; qstat shows 16 characters of a name.
 _MARK = 8
 _REFUSED = MappingProxyType(
     {
@@ -20,8 +20,8 @@ _REFUSED = MappingProxyType(
         "-z": "qsub would not say the job's id",
     }
 )
-# What no tool of PBS splits or reads in another way, and qsub takes: tried with each character (23.06.06). A colon is
-# refused in a name, and what is behind an @ of a queue is a server.
+# Characters that qsub takes and that no tool of PBS misreads: tried one by one (23.06.06). A colon is refused in a
+# name, and the part after the @ of a queue is a server.
 _CARRIES: Mapping[str, tuple[re.Pattern[str], str]] = MappingProxyType(
     {
         "-N": (re.compile(r"[\w.+-]+", re.ASCII), "ASCII letters, digits and . + - _"),
@@ -35,19 +35,19 @@ _LONGEST_NAME = 230
 
 
 def render(ours: list[tuple[str, str | None]], spec: JobSpec) -> list[str]:
-    """Return the lines below ``#!``: ours as far as they have a value, then the user's, which replace ours."""
+    """Return the lines below ``#!``: our options that have a value, then the user's, which replace ours."""
     options = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in ours if v]
     extra = [d for text in spec.extra_directives for d in _extra(text)]
     return [f"#PBS {d.text}" for d in merge(options, extra, spec.skipped_directives, keys, _REFUSED)]
 
 
 def keys(text: str) -> set[str]:
-    """Return what options of the user's are called: ``-l select``, ``-q``."""
+    """Return the names of a user's options: ``-l select``, ``-q``."""
     return {directive.key for directive in _extra(text)}
 
 
 def marked(name: str, mark: str) -> str:
-    """Return the name of a job: a name is all of ours that PBS can choose jobs by, so the mark's end is part of it."""
+    """Return the name of a job. It ends with part of the mark: PBS can select jobs by nothing else of ours."""
     return f"{name}-{mark[-_MARK:]}" if mark else name
 
 
@@ -64,7 +64,7 @@ def _plain(option: str, value: str) -> str:
 
 
 def _extra(text: str) -> Iterator[Directive]:
-    """Yield the user's options, each resource of ``-l`` and ``-W`` for itself: a script may have many of these."""
+    """Yield the user's options, each resource of ``-l`` and ``-W`` separately: a script may have several."""
     for option, value in options_in(text):
         if value is None:
             yield Directive(option, option)

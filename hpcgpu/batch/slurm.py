@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hpcgpu.batch import arrays, slurm_nodes, squeue
-from hpcgpu.batch.offers import read_sinfo, sinfo
-from hpcgpu.batch.text import Directive, body, merge, options_in, refuse_control
-from hpcgpu.batch.unasked import Unasked
+from hpcgpu.batch import arrays, slurm_answers
+from hpcgpu.batch.defaults import NoNotes
+from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.units import format_duration
 
-# AssocMaxSubmitJobLimit is not here: it is also what sites say to somebody without an account (CSC Roihu).
+# AssocMaxSubmitJobLimit is not here: sites use it also for users without an account (CSC Roihu).
 _TRANSIENT = re.compile(
     r"timed out|Unable to contact slurm controller|Connection refused|Connection reset|temporarily|Zero Bytes were|"
     r"standby mode|QOSMaxSubmitJob|QOSMaxJobs|Resource temporarily unavailable",
@@ -38,7 +37,7 @@ _REFUSED = MappingProxyType(
         "--wrap": "the job's command is the cluster's; job_script_prologue is for lines before it",
     }
 )
-# What the nodes are compared with; a job may ask for it in ways that are not ours.
+# Options whose values are compared with the nodes; users may give them in ways that are not ours.
 _ASKED = {
     *("--partition", "--clusters", "--nodes", "--nodelist", "--constraint", "--reservation", "--qos", "--time"),
     *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gres"),
@@ -49,13 +48,13 @@ _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm(Unasked):
-    """How this site's Slurm is spoken to.
+class Slurm(NoNotes):
+    """Slurm in the dialect of a site.
 
     Attributes
     ----------
     gpus : str
-        ``gpus-per-node``, ``gres``, or ``none`` where nodes come whole with their GPUs.
+        ``gpus-per-node``, ``gres``, or ``none`` if jobs get whole nodes with their GPUs.
     gpu_type : str
         Type in the GPU request, ``a100`` for ``--gpus-per-node=a100:4``; empty for none.
     memory, cpus : bool
@@ -120,22 +119,22 @@ class Slurm(Unasked):
 
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
-        columns = f"--Format={squeue.COLUMNS}"
+        columns = f"--Format={slurm_answers.COLUMNS}"
         return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), columns))
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
-        columns = f"--format={squeue.SACCT_COLUMNS}"
+        columns = f"--format={slurm_answers.SACCT_COLUMNS}"
         return Command(("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Return what squeue or sacct lists, and as ended the elements that a listed array has no more.
+        """Return what squeue or sacct lists. Missing elements of an array that squeue lists have ended.
 
-        Pending elements that are cancelled leave no trace (22.05.8, recording 14); squeue lists all others of an
-        array, sacct may not know yet that some run.
+        Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an array;
+        sacct may not know yet that some run.
         """
         live = result.argv[:1] == ("squeue",)
-        out = dict(squeue.statuses(result.stdout, live=live))
+        out = dict(slurm_answers.statuses(result.stdout, live=live))
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{_program(result)} did not answer", result)
         if live and result.returncode == 0:
@@ -145,13 +144,17 @@ class Slurm(Unasked):
         return out
 
     def offers(self, spec: JobSpec) -> Command | None:
-        """Return the sinfo for the job's partition; None where the user's own options say what is asked for."""
+        """Return the sinfo for the job's partition; None if the user's own options change the request."""
         own = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
-        return None if own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own) else sinfo(spec.queue)
+        return (
+            None
+            if own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own)
+            else slurm_answers.ask_offers(spec.queue)
+        )
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
-        """Return what sinfo lists, as far as this site's jobs ask for it."""
-        found = read_sinfo(result, self.gpu_type)
+        """Return what sinfo lists of the resources that this site's jobs ask for."""
+        found = slurm_answers.read_offers(result, self.gpu_type)
         return tuple(
             replace(
                 offer,
@@ -163,15 +166,15 @@ class Slurm(Unasked):
         )
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
-        """Return the sinfo for nodes: until SlurmdTimeout (300 s), a job on one that does not answer is RUNNING."""
-        return slurm_nodes.sinfo(hosts)
+        """Return the sinfo for nodes: a job on a node that does not answer is RUNNING until SlurmdTimeout (300 s)."""
+        return slurm_answers.ask_nodes(hosts)
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
-        """Return what sinfo says of those that are down or do not answer."""
-        return slurm_nodes.read_lost(result)
+        """Return what sinfo says of nodes that are down or do not answer."""
+        return slurm_answers.read_lost_nodes(result)
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return an srun that shares the job's resources with what runs there; its output is bytes, not lines."""
+        """Return an srun that shares the job's resources with running steps; its output is not buffered by line."""
         where = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--unbuffered")
         return ("srun", "--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", *where, *argv)
 
@@ -182,7 +185,7 @@ class Slurm(Unasked):
         return (Command(("scancel", *words)),) if words else ()
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False when one of them was gone already; raise SubmitError in scancel's words."""
+        """Return False if one of them was gone already; raise SubmitError in scancel's words."""
         gone = bool(_GONE.search(result.stderr))
         if result.returncode != 0 and not gone:
             raise _refused("scancel failed", result)
@@ -211,7 +214,7 @@ class Slurm(Unasked):
 
 
 def _jobs(job_ids: Sequence[str]) -> str:
-    """Return the option for these jobs; an array is asked for as a whole."""
+    """Return the option that selects these jobs; an array is selected as a whole."""
     return f"--jobs={','.join(before.rstrip('_') for before, _ in arrays.by_array(job_ids, _ELEMENT))}"
 
 

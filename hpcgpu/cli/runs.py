@@ -85,7 +85,7 @@ def stop(name: str) -> None:
 
 def _row(seen: Seen) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs import record
-    from hpcgpu.plan.phase import reason_of
+    from hpcgpu.plan.jobs.phase import reason_of
 
     run = seen.run.record
     natives = [status.native for status in seen.states.values()]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpcgpu.cli.options import debug_option, given_settings, some_setting_options
-from hpcgpu.config.foreign import DASK_CUDA, DASK_WORKER
+from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
 

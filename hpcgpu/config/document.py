@@ -1,6 +1,6 @@
 """The run document as text: one JSON line that fits one argv word. It holds no secret.
 
-Every leader reads it, and of it every rank :mod:`hpcgpu.config.terms`, so nothing is imported here but json: a
+Every leader reads it, and of it every rank :mod:`hpcgpu.config.bootstrap`, so nothing is imported here but json: a
 validator such as msgspec costs 10 to 30 ms of CPU.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from hpcgpu.config.values import read_value
 from hpcgpu.errors import ConfigError
+from hpcgpu.model.bootstrap import WRITTEN
 from hpcgpu.model.document import VERSION, RunDocument
 from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import Settings, options
-from hpcgpu.model.terms import WRITTEN
 
 SHAPES = ("gang", "in-allocation", "head", "member")
 # Linux takes no argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).

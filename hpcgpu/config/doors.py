@@ -1,6 +1,6 @@
-"""What each way to a cluster has no use for: an option that is given there in vain is an error, with where it belongs.
+"""Options without an effect at each door, a way to start a cluster: giving one there is an error.
 
-A file, the site or the environment may say all options, for whatever is started.
+File, site and environment may set any option: they are for all doors.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def unused(door: str, *, in_job: bool = True) -> Mapping[str, str]:
-    """Return the options, by the users' names, of which a door makes nothing, with what to do instead.
+    """Return the options, under users' names, that have no effect at a door, each with what to do instead.
 
     Parameters
     ----------
     door : str
-        One of :data:`DOORS`; any other has a use for all.
+        One of :data:`DOORS`; at any other door all options have an effect.
     in_job : bool
-        A batch system has started what is around this process.
+        The process runs in a job of a batch system.
 
     """
     if door not in DOORS:
@@ -70,12 +70,12 @@ def unused(door: str, *, in_job: bool = True) -> Mapping[str, str]:
 
 
 def check_door(door: str, settings: Settings, given: Iterable[str], *, in_job: bool) -> None:
-    """Raise for an option that was given to a door itself, asks for more than the default, and would do nothing.
+    """Raise if an option was given at the door itself, differs from the default, and would have no effect.
 
     Raises
     ------
     ConfigError
-        With what takes it.
+        The message says what takes the option.
 
     """
     vain, defaults = unused(door, in_job=in_job), Settings()

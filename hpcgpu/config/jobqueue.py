@@ -1,7 +1,7 @@
 """The sections ``jobqueue.slurm`` and ``jobqueue.pbs`` of Dask's configuration, as settings of ours.
 
-They are dask-jobqueue's (0.9), whose job is one node: ``memory`` is that of each node here,
-and ``cores`` are the cores that a job asks for, shared out over the node's GPUs.
+These sections are dask-jobqueue's (0.9), whose jobs have one node: here ``memory`` is that of each node, and ``cores``,
+the cores of a job, are divided among the node's GPUs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hpcgpu.config.foreign import FOREIGN
+from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.plain import plain_number
 
-# Their keys and our options, the newer name before the older ones that it replaces.
+# Our options and the keys of dask-jobqueue, the newer key before the older ones that it replaces.
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "job_name": ("name",),
@@ -32,14 +32,14 @@ _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _CORES = ("job-cpu", "cores")
-# What is done here anyway, or has no part in it: not worth a word.
+# Values that need no warning: they ask for the default behaviour, or have no effect.
 _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
         "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
     }
 )
-# Workers have their folders there in any case, also where it is not set.
+# Workers have their folders there in any case, even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
 _WHY: Mapping[str, str] = MappingProxyType(
@@ -53,19 +53,19 @@ _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
-    """Return what a section says, by our options' names, and the key from which each is.
+    """Return a section's values under our options' names, and the key of each.
 
     Parameters
     ----------
     section : Mapping of str to object
         ``jobqueue.slurm`` or ``jobqueue.pbs``, without the defaults of dask-jobqueue; null, 0 and empty say nothing.
     gpus_per_node : int or None
-        Over how many GPUs ``cores`` are shared out; None: not known, and they are left out.
+        Number of GPUs among which ``cores`` are divided; None: unknown, and ``cores`` are left out.
 
     Raises
     ------
     ConfigError
-        A number of cores that is none.
+        The number of cores is invalid.
 
     """
     said = _said(section)
@@ -85,22 +85,22 @@ def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple
 
 
 def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
-    """Return what of a section has no effect here, each with what to write instead."""
+    """Return the parts of a section that have no effect here, each with what to write instead."""
     said = _said(section)
     known = {key for keys in _KEYS.values() for key in keys} | set(_CORES)
     out = []
     for key, value in said.items():
         if key not in known:
-            foreign = FOREIGN.get(key.replace("-", "_"))
+            hint = HINTS.get(key.replace("-", "_"))
             if value not in _HARMLESS.get(key, ()):
-                out.append(f"{key} ({foreign.instead if foreign else 'no option of hpcgpu'})")
+                out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
         elif _taken(key, value) != value and value not in _OWN_FOLDERS:
             out.append(f"{key}: {value!r} ({_WHY[key]})")
     return tuple(out)
 
 
 def without(section: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
-    """Return what a section says beyond the defaults that ``import dask_jobqueue`` adds to Dask's configuration."""
+    """Return a section without the defaults that ``import dask_jobqueue`` adds to Dask's configuration."""
     there = {_canonical(key): value for key, value in defaults.items()}
     return {k: v for k, v in section.items() if _canonical(k) not in there or v != there[_canonical(k)]}
 
@@ -114,7 +114,7 @@ def _canonical(key: str) -> str:
 
 
 def _taken(key: str, value: object) -> object:
-    """Return the part of a value that has a meaning here."""
+    """Return the part of a value that has an effect here."""
     if key == "python" and isinstance(value, str) and len(value.split()) > 1:
         return None  # dask-jobqueue pastes it: "apptainer exec image python"
     if key == "local-directory" and value in _OWN_FOLDERS:

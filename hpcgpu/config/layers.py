@@ -1,6 +1,6 @@
-"""From what was said in five places to one :class:`~hpcgpu.model.Settings` that remembers where.
+"""From five layers of configuration to one :class:`~hpcgpu.model.Settings` that records the source of each value.
 
-The first place that says something wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask
+The first layer with a value wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask
 configuration (``hpcgpu:``), its section for dask-jobqueue where a job is submitted, the site file, the default.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import Field
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.config.check import check_settings
-from hpcgpu.config.foreign import FOREIGN
+from hpcgpu.config.migration import HINTS
+from hpcgpu.config.validation import check_settings
 from hpcgpu.config.values import nearest, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
@@ -25,8 +25,7 @@ BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
 )
 Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
 
-
-# As keywords, where None is Dask's and dask-cuda's word for no limit; for all other options it says nothing.
+# As a keyword, None is no limit for Dask and dask-cuda; for all other options it means not given.
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
 
@@ -40,12 +39,12 @@ def read_settings(
     given_from: str = "keyword {name}",
     jobqueue: tuple[str, Mapping[str, object]] | None = None,
 ) -> Settings:
-    """Return the settings, checked one by one and together.
+    """Return the settings, validated one by one and together.
 
     Parameters
     ----------
     given : Mapping of str to object
-        Keywords or flags, by the users' names or dask-jobqueue's; None says nothing, but is no limit of memory.
+        Keywords or flags, under users' names or dask-jobqueue's. None: not given, or for memory limits no limit.
     site : Site, optional
         The site file that :func:`chosen_site` named.
     dask_config : Mapping of str to object
@@ -60,7 +59,7 @@ def read_settings(
     Raises
     ------
     ConfigError
-        An unknown name, a value that is none, or values that do not go together.
+        An unknown name, an invalid value, or values that contradict each other.
 
     """
     layers = [
@@ -84,7 +83,7 @@ def read_settings(
 
 
 def _without_mpi(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
-    """Let ranks that will speak UCX meet by files, unless the user says otherwise.
+    """Let ranks that will use UCX meet by files, unless the user says otherwise.
 
     Open MPI brings a UCX of its own into the process, under the same name (``libucp.so.0``), and the other one does not
     work then (libucx 1.21.0 after Open MPI 5.0.11: connections are never made).
@@ -103,13 +102,13 @@ def chosen_site(
     dask_config: Mapping[str, object] = MappingProxyType({}),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
-    """Return the name or path of the site file that is asked for, by the same precedence; None if none is."""
-    places = {
+    """Return the name or path of the requested site file, by the same precedence; None if there is none."""
+    sources = {
         "keyword site": given.get("site"),
         PREFIX + "SITE": environ.get(PREFIX + "SITE") or None,
         "dask config hpcgpu.site": _section(dask_config).get("site"),
     }
-    for where, value in places.items():
+    for where, value in sources.items():
         if value is not None:
             return str(read_value(BY_NAME["site"], value, where))
     return None
@@ -121,14 +120,14 @@ def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Laye
     Parameters
     ----------
     given : Mapping of str to object
-        Values by name or alias; None says nothing.
+        Values by name or alias; None: not given.
     where : callable
-        From a name as it was typed to the place it stands in.
+        From a name as typed to its source.
 
     Raises
     ------
     ConfigError
-        An unknown or foreign name, one option under two names, or a value that is none.
+        A name that is unknown or another package's, one option under two names, or an invalid value.
 
     """
     found: dict[str, tuple[Any, str]] = {}
@@ -147,31 +146,31 @@ def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Laye
 
 
 def _over_site(said: Layer, site: Site) -> dict[str, tuple[Any, str]]:
-    """Return the site's values under what was said; a list of the site's stays in front of the user's.
+    """Return the site's values below the user's; a list of the site stays in front of the user's list.
 
-    A site file lists what its jobs cannot do without (``-l filesystems=home``): one more directive of the user's
-    must not lose the others. A directive of the user's replaces the site's one for the same option.
+    A site file lists what its jobs need (``-l filesystems=home``): a user's additional directive must not replace
+    all of them. It replaces the site's directive for the same option.
     """
-    place = f"site {site.name}"
-    defaults = read_given(site.defaults, lambda _: place)
+    source = f"site {site.name}"
+    defaults = read_given(site.defaults, lambda _: source)
     found = {**defaults, **said}
     if site.gpus_per_node and "gpus" not in found:
-        found.setdefault("gpus_per_node", (site.gpus_per_node, place))
+        found.setdefault("gpus_per_node", (site.gpus_per_node, source))
     for name in said.keys() & defaults.keys():
         kind = BY_NAME[name].metadata["kind"]
         if kind in ("texts", "lines"):
-            (own, where), (theirs, their_place) = said[name], defaults[name]
+            (own, where), (theirs, their_source) = said[name], defaults[name]
             same = _option_of if kind == "texts" else str
             said_again = {same(entry) for entry in own}
             kept = tuple(entry for entry in theirs if same(entry) not in said_again)
-            found[name] = ((*kept, *own), f"{where} and {their_place}" if kept else where)
+            found[name] = ((*kept, *own), f"{where} and {their_source}" if kept else where)
     return found
 
 
 def _from_jobqueue(
     path: str, section: Mapping[str, object], said: Layer, site: Site | None
 ) -> dict[str, tuple[Any, str]]:
-    """Return what dask-jobqueue's section says; its cores are shared out over the GPUs that are asked for."""
+    """Return the values of dask-jobqueue's section; its cores are divided among the requested GPUs."""
     from hpcgpu.config.jobqueue import translate
 
     count = said.get("gpus_per_node", (site.gpus_per_node if site else None, ""))[0]
@@ -188,23 +187,23 @@ def _option_of(directive: str) -> str:
 
 
 def _refuse(name: str, value: object, where: str) -> None:
-    """Raise for a name that is not ours, unless its value asks for what happens anyway."""
-    foreign = FOREIGN.get(name)
-    if foreign is None:
+    """Raise for a name that is not ours, unless its value asks for the default behaviour."""
+    hint = HINTS.get(name)
+    if hint is None:
         raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, BY_NAME)}")
-    if not foreign.is_harmless(value):
-        raise ConfigError(f"{name}={value!r}, set by {where}: {foreign.instead}")
+    if not hint.is_harmless(value):
+        raise ConfigError(f"{name}={value!r}, set by {where}: {hint.instead}")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """Return the options in the environment; empty is unset.
+    """Return the options in the environment; an empty value is unset.
 
-    A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION), so an
-    unknown one is an error only where it looks like a slip of the pen.
+    A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
+    name is an error only if it looks like a typing error.
     """
     from difflib import get_close_matches
 
-    names = {PREFIX + name.upper(): name for name in (*BY_NAME, *FOREIGN)}
+    names = {PREFIX + name.upper(): name for name in (*BY_NAME, *HINTS)}
     found: dict[str, object] = {}
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or not value:

@@ -1,4 +1,4 @@
-"""Site files: what one machine needs, from YAML, strictly.
+"""Site files: the needs of one machine, in YAML with a strict schema.
 
 Schema version 1, in the file ``site_configs/<name>.yaml``: ``version``, ``name``, ``batch`` (``slurm`` or
 ``pbs``), ``dialect``, ``defaults`` (settings, by the users' names), ``required`` (settings that the site
@@ -59,7 +59,7 @@ class PbsDialect(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SiteFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The YAML document as it must be."""
+    """The schema of the YAML document."""
 
     version: Literal[1]
     name: Name
@@ -76,7 +76,7 @@ DIALECTS: Mapping[str, type[msgspec.Struct]] = MappingProxyType({"slurm": SlurmD
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader that refuses a key given twice, where plain YAML silently takes the last."""
+    """YAML's safe loader. It refuses duplicate keys, of which plain YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -93,7 +93,7 @@ def read_site(text: str, name: str) -> Site:
     text : str
         The file.
     name : str
-        What to call the file in messages, such as ``site_configs/perlmutter.yaml``.
+        The file's name in messages, such as ``site_configs/perlmutter.yaml``.
 
     Raises
     ------
@@ -147,6 +147,6 @@ def _convert(raw: object, kind: type[T], name: str, under: str = "") -> T:
 
 
 def _words(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
-    """Return the words of which a field takes one; none where it takes something else."""
+    """Return the words of which a field takes one; none if it takes something else."""
     hint = get_type_hints(kind).get(field)
     return tuple(word for part in (hint, *get_args(hint)) for word in get_args(part) if isinstance(word, str))

@@ -37,7 +37,7 @@ def read_value(option: Field[Any], value: object, where: str) -> Any:  # noqa: A
     Raises
     ------
     ConfigError
-        Not a value of this option: what was given, what is allowed, where it was set.
+        Not a value of this option. The message says what was given, what is allowed, and where it was set.
 
     """
     read = READERS[option.metadata["kind"]]
@@ -45,7 +45,7 @@ def read_value(option: Field[Any], value: object, where: str) -> Any:  # noqa: A
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return what to say to somebody who typed a word that is not known."""
+    """Return a hint for an unknown word: the nearest known word, or all of them."""
     from difflib import get_close_matches
 
     names = sorted(known)
@@ -53,20 +53,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(names)}"
 
 
+def _whole(value: object, what: str, least: int) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{value!r} is not a {what}; allowed: a whole number from {least}")
+    return value
+
+
 def _count(_: Field[Any], value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{value!r} is not a count; allowed: a whole number from 1")
-    return value
-
-
-def _number_from_0(_: Field[Any], value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{value!r} is not a number; allowed: a whole number from 0")
-    return value
+    return _whole(value, "count", 1)
 
 
 def _cores(option: Field[Any], value: object) -> str | int:
@@ -82,7 +78,7 @@ def _cores(option: Field[Any], value: object) -> str | int:
 
 
 def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
-    """Read a rule, or names of ports; a text with commas is a list."""
+    """Read a rule, or names of ports. A text with commas is a list."""
     if isinstance(value, str) and not value.strip().startswith("["):
         value = [part.strip() for part in value.split(",") if part.strip()]
     names = _texts(option, value)
@@ -164,7 +160,7 @@ def _lines(option: Field[Any], value: object) -> tuple[str, ...]:
 
 
 def _parts(value: object) -> object:
-    """Return a text as a list of one, or what the JSON list or object in it says (environment variables)."""
+    """Return a text as a list of one, or the JSON list or object in it (environment variables)."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -229,7 +225,7 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
 READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
     {
         "count": _count,
-        "number": _number_from_0,
+        "number": lambda _, value: _whole(value, "number", 0),
         "cores": _cores,
         "nics": _nics,
         "bytes": _node_bytes,

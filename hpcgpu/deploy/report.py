@@ -19,8 +19,8 @@ from distributed.diagnostics import nvml
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, bind
 from hpcgpu.model import ActualBinding, WorkerSpec
-from hpcgpu.plan import explain, memory_table
-from hpcgpu.plan.memory_table import Moved, WorkerMemory
+from hpcgpu.plan.views import explain, memory_table
+from hpcgpu.plan.views.memory_table import Moved, WorkerMemory
 from hpcgpu.units import format_bytes
 
 

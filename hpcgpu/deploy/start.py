@@ -21,8 +21,8 @@ from hpcgpu.model import Allocation, Command, RunDocument, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, Launch, check_allocation, command_words, is_mpirun, plan_launch
-from hpcgpu.plan.memory import is_memory_asked
+from hpcgpu.plan.binding.memory import is_memory_asked
+from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, check_allocation, command_words, is_mpirun, plan_launch
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -226,10 +226,10 @@ def _ranks_per_node(wanted: Settings, allocation: Allocation) -> int:
     return len(gpus.nvml_facts()[0]) or 1
 
 
-def _find(wanted: Settings, allocation: Allocation) -> Found:
+def _find(wanted: Settings, allocation: Allocation) -> LauncherFacts:
     """Look for the launchers that may be used."""
     if wanted.launcher == "fork" or (wanted.launcher is None and allocation.batch == "local"):
-        return Found()
+        return LauncherFacts()
     from hpcgpu.host import run as programs
 
     def says(*argv: str) -> str:
@@ -239,7 +239,7 @@ def _find(wanted: Settings, allocation: Allocation) -> Found:
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
     if words:
         program = shutil.which(words[0]) or ""
-    found = Found(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
+    found = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
         listed = programs.run_sync(srun.LIST)
         return replace(found, mpi_types=srun.read_mpi_types(listed.stdout + listed.stderr), library=_library(says))

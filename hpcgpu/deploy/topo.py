@@ -20,13 +20,13 @@ from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, NOT_TOLD
 from hpcgpu.model.limit import NO_LIMIT
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.plan.binding import place_simulated
-from hpcgpu.plan.describe import describe
-from hpcgpu.plan.explain import gpu_words
-from hpcgpu.plan.memory import plan_host_memory
-from hpcgpu.plan.overview import Plan, render_overview
-from hpcgpu.plan.picture import render_svg
-from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.pictures.svg import render_svg
+from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding.memory import plan_host_memory
+from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
+from hpcgpu.plan.views.describe import describe
+from hpcgpu.plan.views.explain import gpu_words
+from hpcgpu.plan.views.overview import Plan, render_overview
 from hpcgpu.topology import document
 
 _STDIN = "-"
@@ -160,7 +160,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
         return there
     if text.startswith("sim"):
         simulated = parse_simulated(text)
-        return place_simulated(topology, simulated.per_node, simulated.memory_bytes, "this")
+        return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, "this")
     out = []
     for word in (w.strip().lower() for w in text.split(",")):
         found = [g for i, g in enumerate(there) if word and word in (str(i), g.pci, g.uuid.lower())]

@@ -19,7 +19,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import process
 from hpcgpu.host import run as programs
 from hpcgpu.model import Command
-from hpcgpu.plan.describe import describe, differences
+from hpcgpu.plan.views.describe import describe, differences
 
 _NODES_TIMEOUT_S = 120.0
 _MARK = "hpcgpu-answer"

@@ -20,14 +20,14 @@ def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[s
     Parameters
     ----------
     bound : sequence of str
-        Where a socket listens: ``0.0.0.0`` and ``::`` are all addresses of their family.
+        Addresses on which a socket listens: ``0.0.0.0`` and ``::`` are all addresses of their family.
     interface : str or None
-        Only this one's.
+        Only the addresses of this interface.
 
     Raises
     ------
     LaunchError
-        The interface does not exist here, or others can reach no address.
+        The interface does not exist here, or no address can be reached from other nodes.
 
     """
     families = [_FAMILIES[host] for host in bound]

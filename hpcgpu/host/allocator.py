@@ -29,11 +29,11 @@ _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
 def set_trim_threshold(text: str) -> bool:
-    """Do what ``MALLOC_TRIM_THRESHOLD_`` asks for, in a process that has started without it.
+    """Apply ``MALLOC_TRIM_THRESHOLD_`` in a process that has started without it.
 
-    glibc reads the variable once, before ``main``. A worker is a fork of an image that started long before, with the
-    image's value; one that the worker's own environment sets comes too late and needs mallopt(3), whose effect is
-    the same (glibc 2.36: both also end the growth of the mmap threshold).
+    glibc reads the variable once, before ``main``. A worker is forked by a fork server that started long before, with a
+    value of its own. A value in the worker's own environment comes too late for glibc and needs mallopt(3), which has
+    the same effect (glibc 2.36: both also end the growth of the mmap threshold).
 
     Returns
     -------
@@ -47,9 +47,9 @@ def set_trim_threshold(text: str) -> bool:
 
 
 def trim() -> int:
-    """Collect garbage, then have the allocator give back to the kernel what it can; return the bytes given back.
+    """Collect garbage, then let the allocator return free memory to the kernel; return the number of bytes.
 
-    It takes a moment for each GB of heap, in the calling thread.
+    It blocks the calling thread, longer for a larger heap.
     """
     before = resident_bytes()
     gc.collect()

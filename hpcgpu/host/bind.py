@@ -1,4 +1,4 @@
-"""Tie this process to its cores and memory nodes, and read back what a process really has."""
+"""Bind this process to its cores and memory nodes, and read back the binding of a process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bind(binding: Binding) -> None:
 
 
 def bind_all_threads(binding: Binding) -> None:
-    """Bind the calling thread, and give the threads that the process has already the same mask.
+    """Bind the calling thread, and give the process's other threads the same mask.
 
     For a process that others have started: MPI and numpy have made threads, whose memory policy stays as it is.
 
@@ -74,7 +74,7 @@ def _set_memory_policy(binding: Binding) -> None:
         raise BindingError(f"{binding.memory_policy!r} is no memory policy; allowed: {', '.join(_POLICIES)}")
     error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
     if error == errno.EINVAL and binding.memory_policy == "preferred-many":
-        # Linux before 5.15 knows one preferred node only: the GPU's own.
+        # Linux before 5.15 supports only one preferred node: the GPU's own.
         own = binding.gpus[0].numa_node if binding.gpus else None
         node = own if own is not None and own in binding.memory_nodes else min(binding.memory_nodes)
         error = _set_mempolicy("preferred", CpuSet([node]))

@@ -1,4 +1,4 @@
-"""What this process was granted: its cores, NUMA nodes and host memory."""
+"""The resources granted to this process: cores, NUMA nodes and host memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
 
 
 class _Mount(NamedTuple):
-    """A cgroup hierarchy: its kind, what of it is mounted, and where."""
+    """A cgroup hierarchy: its kind, the mounted part of it, and the mount point."""
 
     kind: str
     root: PurePosixPath
@@ -38,7 +38,7 @@ def granted_cpus() -> CpuSet:
 
 
 def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
-    """Return the NUMA nodes that this process may take memory from; empty when the kernel does not say."""
+    """Return the NUMA nodes that this process may take memory from; empty if the kernel does not tell."""
     found = _NODES.search((proc / "self" / "status").read_text())
     return CpuSet.parse(found[1]) if found else CpuSet()
 
@@ -46,8 +46,8 @@ def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
 def memory_limit(proc: Path = _PROC) -> HostMemory:
     """Return the host memory that the kernel lets this process use.
 
-    The least of all memory and of the limits of its own cgroup and of those above it, as far as
-    they can be seen, in cgroup v1 and v2. Slurm and PBS limit a cgroup above the process's own.
+    It is the least of the node's memory and of the limits of the process's cgroup and its visible ancestors, in cgroup
+    v1 and v2. Slurm and PBS limit an ancestor of the process's cgroup.
     """
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     for kind, folder in _folders(proc):

@@ -22,7 +22,7 @@ _LSTOPO_TIMEOUT_S = 20.0
 
 
 def topology() -> Topology:
-    """Return this machine, with what NVML and the kernel say of its GPUs and ports now.
+    """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel.
 
     ``source`` names where it came from; ``warnings`` say what is missing. No CUDA context is made.
     Where nothing describes the machine it is what this process may run on, as one NUMA node.
@@ -42,7 +42,7 @@ def topology() -> Topology:
 
 
 def _placed_by_nccl(found: Topology) -> Topology:
-    """Return the topology with what ``NCCL_TOPO_FILE`` tells of devices that /sys does not place, as in VMs."""
+    """Return the topology with localities from ``NCCL_TOPO_FILE`` for devices that have none in /sys, as in VMs."""
     path = os.environ.get("NCCL_TOPO_FILE")
     if not path:
         return found
@@ -61,7 +61,7 @@ def _nowhere(found: Topology) -> tuple[str, ...]:
 
 
 def _machine() -> tuple[Topology, tuple[str, ...]]:
-    """Return the first source's topology that has PCI devices, else the first at all; and what went wrong."""
+    """Return the first topology that has PCI devices, else the first one; and the errors of the sources."""
     first: Topology | None = None
     problems: list[str] = []
     for source, read in _sources():

@@ -18,13 +18,13 @@ from hpcgpu.host import log, pids, private
 from hpcgpu.host.home import own_folder
 
 _NAME = "exit"
-# What another node has written to a shared file system may be seen later than its end.
+# On a shared file system, another node's file may appear later than the end of that node's process.
 _SEEN_S = 3.0
 _LOOK_S = 0.2
 
 
 def make() -> Path:
-    """Make the folder of this process's launch, and return the file in it that is to be written."""
+    """Make the folder of this process's launch, and return the path of the exit file in it."""
     try:
         base = own_folder("launches")
         private.make_folder(base)
@@ -41,7 +41,7 @@ def remove(path: str) -> None:
 
 
 def check(path: str, host: str) -> None:
-    """Raise LaunchError where the file could not be written: nobody would ever know how the run ended."""
+    """Raise LaunchError if the file cannot be written: the end of the run would be unknown."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise LaunchError(
@@ -52,7 +52,7 @@ def check(path: str, host: str) -> None:
 
 
 def write(path: str, code: int) -> None:
-    """Say how the run ended."""
+    """Write how the run ended."""
     try:
         private.write(Path(path), f"{code}\n")
     except OSError as e:
@@ -60,14 +60,14 @@ def write(path: str, code: int) -> None:
 
 
 def read(path: str) -> int | None:
-    """Return how the run ended; None when it has not been written."""
+    """Return how the run ended; None if that has not been written."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return int(private.read(Path(path)))
     return None
 
 
 def await_(path: str) -> int | None:
-    """Return what :func:`read` does, once it can be seen."""
+    """Return the result of :func:`read`, once the file is visible."""
     end = time.monotonic() + _SEEN_S
     while (code := read(path)) is None and time.monotonic() < end:
         time.sleep(_LOOK_S)
@@ -75,7 +75,7 @@ def await_(path: str) -> int | None:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what killed launches of this host left."""
+    """Remove the files that killed launches of this host have left."""
     for folder in base.iterdir():
         if pids.is_over(folder.name):
             shutil.rmtree(folder, ignore_errors=True)

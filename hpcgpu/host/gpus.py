@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs and MIG slices of this machine, joined to its topology, and which this process was given."""
+"""The NVIDIA GPUs and MIG slices of this machine, joined to its topology, and those granted to this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgpu.model import CpuSet, Gpu, Topology
 
 
 def nvml_facts() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs that NVML shows, by PCI address, and warnings; nothing where there is no driver.
+    """Return the GPUs that NVML shows, by PCI address, and warnings; nothing if there is no driver.
 
     A GPU that is divided is not among them, its MIG slices are.
     """
@@ -20,17 +20,17 @@ def nvml_facts() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # noqa: B008 - frozen
-    """Return the topology with what NVML says of the GPU at the same PCI address.
+    """Return the topology with NVML's facts about the GPU at the same PCI address.
 
     Parameters
     ----------
     topology : Topology
         This machine.
     gpus : sequence of Gpu
-        From NVML. Slices take the place of the GPU that they are parts of, with its locality; a
-        GPU that only NVML shows is added, without locality.
+        From NVML. Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows
+        is added without locality.
     memory_nodes : CpuSet
-        NUMA nodes that are a GPU's own memory: no place for a worker's heap.
+        NUMA nodes that are a GPU's own memory: not for a worker's heap.
 
     """
     facts: dict[str, list[Gpu]] = {}
@@ -47,7 +47,7 @@ def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSe
 def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
     """Return the topology with these NUMA nodes as other memory of this kind.
 
-    Where one NUMA node is left all devices are next to it: they seemed to be next to two.
+    If one NUMA node is left, all devices are local to it: they seemed to be local to two.
     """
     numa = tuple(n for n in topology.numa_nodes if n.os_index not in nodes)
     other = [replace(n, kind=kind) for n in (*topology.numa_nodes, *topology.other_memory) if n.os_index in nodes]
@@ -70,18 +70,17 @@ def visible(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:
     Parameters
     ----------
     gpus : sequence of Gpu
-        Those that NVML shows (with a UUID).
+        The GPUs that NVML shows (with a UUID).
     text : str or None
-        The variable's value: indices, which count GPUs by PCI address (that of a divided GPU
-        stands for all of its slices), and UUIDs ``GPU-…`` and ``MIG-…`` or beginnings of them.
-        None when it is not set: everything. Empty: nothing. CUDA stops at the first token that
-        names nothing.
+        The variable's value: indices, which count GPUs by PCI address (the index of a divided GPU means all of its
+        slices), and UUIDs ``GPU-…`` and ``MIG-…`` or prefixes of them. None: not set, all GPUs. Empty: no GPU. CUDA
+        stops at the first token that names nothing.
 
     Raises
     ------
     ConfigError
-        A GPU or slice named twice, a beginning of a UUID that fits several, or a slice by its old
-        name ``MIG-GPU-…/…/…``.
+        A GPU or slice is named twice, a prefix of a UUID is ambiguous, or a slice has its old name
+        ``MIG-GPU-…/…/…``.
 
     """
     there = sorted((g for g in gpus if g.uuid), key=lambda g: g.pci)

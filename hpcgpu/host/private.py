@@ -16,7 +16,7 @@ def make_folder(path: Path) -> Path:
     Raises
     ------
     HpcGpuError
-        It belongs to somebody else, is a link, or others may enter it.
+        It belongs to another user, is a link, or others may enter it.
 
     """
     if not path.parent.exists():
@@ -29,13 +29,13 @@ def make_folder(path: Path) -> Path:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Make a file of mode 0600 in the place of what is there, be it a link or a FIFO; return it open for writing."""
+    """Replace whatever is at the path, even a link or FIFO, by a file of mode 0600; return it open for writing."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file at once: a reader sees all of it or nothing."""
+    """Write the file atomically: a reader sees all of it or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as f:
         f.write(text)
@@ -45,17 +45,17 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file that only we can have written.
+    """Return the text of a file that nobody else can have written.
 
     Raises
     ------
     HpcGpuError
-        It belongs to somebody else, or others may read it.
+        It belongs to another user, or others may read it.
     OSError
         There is no such file, or it is a link.
 
     """
-    # By an opener, since os.fdopen leaves the descriptor open when it is that of a folder.
+    # With an opener, for os.fdopen leaves the descriptor of a folder open.
     with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:  # noqa: PTH123
         facts = os.fstat(f.fileno())
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:

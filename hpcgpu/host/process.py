@@ -21,8 +21,8 @@ from hpcgpu.host import log, pids
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _OPEN_FILES = 1 << 19
-# What must stand in the environment before a rank's image starts: distributed's nanny sets the same for its
-# workers (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at import unless told not to.
+# Variables that must be set before a rank's fork server starts: distributed's nanny sets the same for its workers
+# (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
 _IMAGE_ENV = {
     "PYTHONHASHSEED": "6640",
     "MALLOC_TRIM_THRESHOLD_": "65536",
@@ -36,11 +36,11 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
-    """Return the variables to add for a rank; what the user has set stays as it is.
+    """Return the variables to add for a rank; a user's own values stay.
 
-    PBS sets OMP_NUM_THREADS itself, to the cores of the whole job on its node, which each worker would then take
-    (NCPUS, OpenPBS 23.06.06): that is replaced. ``preload`` is a library that ld.so is to load before all others, and
-    before those that the user has preloaded.
+    PBS sets OMP_NUM_THREADS itself, to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each
+    worker would take that number: so it is replaced. ``preload`` is a library that ld.so loads before all others, also
+    before those that the user preloads.
     """
     if _OURS in environ:
         return {}
@@ -53,7 +53,7 @@ def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
 
 
 def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what :func:`image_env` has replaced, for people, but for what the user's ``workers`` have otherwise."""
+    """Return for people what :func:`image_env` has replaced, except variables that the user's ``workers`` set."""
     found = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
     return tuple(
         f"{name}={old} is the batch system's, for the whole job: each worker has {_IMAGE_ENV[name]} (env= changes it)"
@@ -74,7 +74,7 @@ def user_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-    """Become another program; does not return.
+    """Become another program by exec; does not return.
 
     Raises
     ------
@@ -99,8 +99,8 @@ def python_argv(module: str, *words: str, python: str = "", users: bool = False)
     python : str
         Empty: this one.
     users : bool
-        It runs the user's code, whose modules may lie in the current folder: they are found there, unless everybody
-        may write to it, as to ``/tmp``. Whoever puts a ``dask.py`` there would run code as the user.
+        It runs the user's code, whose modules may be in the current folder. They are found there, unless the folder
+        is world-writable, as ``/tmp`` is: a ``dask.py`` of another user there would run as this user.
 
     """
     safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)  # noqa: PTH116
@@ -109,10 +109,10 @@ def python_argv(module: str, *words: str, python: str = "", users: bool = False)
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without the garbage collector, and keep what is there out of its sight.
+    """Import without the garbage collector, and freeze the objects that exist then.
 
-    It finds nothing among modules, and looks at all of them again and again: distributed is imported for three
-    quarters of the CPU time (Python 3.11), and forks go on sharing the pages that it would write to.
+    The collector finds nothing among modules, but scans them again and again: without it the import of distributed
+    takes three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
     """
     gc.disable()
     try:
@@ -136,8 +136,8 @@ def die_with_parent(parent: int, sig: signal.Signals) -> None:
 def outlast(sig: signal.Signals, seconds: int) -> None:
     """Die of ``sig`` only ``seconds`` later.
 
-    A batch system that cancels a job signals every process of it. The leader is to end this one, in order, and
-    until then it holds data that others may want. A forked child dies as usual, and so does a program.
+    A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
+    holds data that others may need. Forked children and executed programs die at once.
     """
     signal.signal(sig, lambda *_: signal.alarm(seconds) and None)
     os.register_at_fork(after_in_child=functools.partial(signal.signal, sig, signal.SIG_DFL))
@@ -152,8 +152,8 @@ def hide_gpus(protocol: str) -> None:
 def allow_open_files() -> None:
     """Raise this process's limit of open descriptors to what it may have.
 
-    1024 is common, and as many connections fill it. Not more than systemd's own hard limit: some programs close
-    every descriptor there may be, and a container may have 2^30.
+    1024 is common, and so many connections exhaust it. The new limit is at most systemd's own hard limit: some programs
+    close every possible descriptor, and a container may allow 2^30.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
@@ -168,7 +168,7 @@ def set_title(title: str) -> None:
 
 @contextlib.contextmanager
 def titled(title: str) -> Iterator[None]:
-    """Have this title for a while, for others to see (:func:`hpcgpu.host.pids.own`)."""
+    """Change the title for a while; other processes see it (:func:`hpcgpu.host.pids.own`)."""
     before = pids.title(os.getpid())
     set_title(title)
     try:
@@ -184,7 +184,7 @@ def retitle(title: str) -> None:
 
 
 def reseed() -> None:
-    """Give a forked child random numbers of its own where a library does not do so itself.
+    """Give a forked child random numbers of its own if a library does not do so itself.
 
     The standard library's ``random`` does (os.register_at_fork); NumPy's global generator does not, and
     all workers of a node would draw the same numbers.
@@ -201,9 +201,9 @@ def call(entry: str, *args: object) -> int:
 
 
 def refused(error: BaseException) -> str:
-    """Return what to say of an error that is the kernel's refusal of another process or thread; empty: it is another.
+    """Return a message if the error is the kernel's refusal of a new process or thread; empty: another error.
 
-    fork(2) says EAGAIN; of a thread Python has words alone (3.11 to 3.14).
+    fork(2) returns EAGAIN; for a thread Python has only a message (3.11 to 3.14).
     """
     if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):
         return ""
@@ -216,7 +216,7 @@ def refused(error: BaseException) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether the process is there and not a zombie."""
+    """Tell whether the process lives and is no zombie."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:  # noqa: PTH123
         return f.read().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -22,14 +22,14 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Mux:
-    """One end.
+    """One end of the relay.
 
     Parameters
     ----------
     reader, writer
         The pipes to the other end.
     connect : callable, optional
-        Opens what a connection of the other end leads to; None at the end that opens them.
+        Opens the target of a connection from the other end; None at the end where connections are accepted.
 
     """
 
@@ -51,13 +51,13 @@ class Mux:
         await self._pump(number, reader)
 
     async def run(self) -> None:
-        """Hand out what comes from the other end, until the pipe ends; then all connections have ended."""
+        """Dispatch what the other end sends, until the pipe ends; then all connections have ended."""
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     number, length = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
                     await self._take(number, await self._reader.readexactly(length))
-        finally:  # whatever ended it: nobody shall wait for an answer
+        finally:  # whatever ended it: no connection may wait for an answer
             for writer in self._open.values():
                 writer.close()
 

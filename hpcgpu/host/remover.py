@@ -1,8 +1,8 @@
 """Removes a private folder of a run as soon as all processes that hold its lock have ended, however they ended.
 
-A launcher that gets a signal gives its ranks less time than an orderly end takes (0.9 s of Open MPI 5.0.11), and nobody
-is left then. So this process has a session of its own, no output, and no parent that would wait for it. It is run by
-its path, without site-packages, since it waits as long as the run: 20 CPU ms, 4 MiB (Pss, Python 3.11).
+After a signal a launcher gives its ranks less time than an orderly end takes (0.9 s with Open MPI 5.0.11), and no rank
+is left to clean up. So this process has a session of its own, no output, and no parent that waits for it. It is run by
+its path, without site-packages, for it waits as long as the run: 20 CPU ms, 4 MiB (Pss, Python 3.11).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-# What has died is gone from the kernel's tables a moment later, and may write until then.
+# A killed process leaves the kernel's tables a moment later, and may write until then.
 _TRIES, _AGAIN_S = 100, 0.1
 
 
@@ -32,11 +32,11 @@ def start(lock: str, *beside: str) -> None:
 
     remover = (sys.executable, "-I", "-S", os.path.abspath(__file__), lock, *beside)  # noqa: PTH100
     shell = run.start(Command(("sh", "-c", '"$@" &', "sh", *remover)))
-    os.waitpid(shell.pid, 0)  # it ends at once; the remover is nobody's child
+    os.waitpid(shell.pid, 0)  # it ends at once; the remover has no parent of ours
 
 
 def main(lock: str, *beside: str) -> None:
-    """Wait for the lock, then remove its folder, and those that have no lock of their own."""
+    """Wait for the lock, then remove its folder, and the folders without a lock of their own."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a batch system signals all processes of a job
         signal.signal(number, signal.SIG_IGN)
     os.closerange(3, 1 << 20)  # what programs inherit, perhaps the lock itself

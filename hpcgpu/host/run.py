@@ -1,4 +1,4 @@
-"""Run what pure code asked for: programs that answer (:func:`run`), and a job that lives on (:func:`start`)."""
+"""Run the commands of pure code: programs that answer (:func:`run`), and a job that lives on (:func:`start`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpcgpu.host import pids
 from hpcgpu.model import Command, Result, Started
 
 COPIES = 8
-# How long a program's output may stay open in other hands after its end: qsub leaves a process behind it
-# for later calls (OpenPBS 23.06.06), and whoever has the pipe would keep us for ever.
+# How long other processes may keep a program's output open after its end: qsub leaves a background process for later
+# calls (OpenPBS 23.06.06), which would hold the pipe for ever.
 _IDLE_S = 1.0
 _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def run(command: Command) -> Result:
-    """Return what a program said and its exit code; at most ``COPIES`` run at once, the others wait.
+    """Return a program's output and exit code; at most ``COPIES`` programs run at once, others wait.
 
     Never raises for a program that fails: 127 when it is not there, 126 when it cannot be executed, 124 when
     it took longer than ``timeout_s`` and was killed with all that it had started, -9 when a signal 9 ended it;
@@ -41,7 +41,7 @@ async def run(command: Command) -> Result:
 
 
 def run_sync(command: Command) -> Result:
-    """Return :func:`run`'s result where no event loop runs."""
+    """Return :func:`run`'s result, if no event loop runs."""
     return asyncio.run(run(command))
 
 
@@ -70,7 +70,7 @@ def start(command: Command, log: str = os.devnull) -> Started:
 
 
 def is_running(started: Started) -> bool:
-    """Tell whether it is there; a process that has its pid by chance, or a zombie, is not."""
+    """Tell whether it lives. A zombie does not live, and a later process with its pid is another one."""
     with contextlib.suppress(ChildProcessError):  # started by another process
         os.waitpid(started.pid, os.WNOHANG)
     return pids.start_time(started.pid) == started.start_time
@@ -89,7 +89,7 @@ def end(started: Started, grace_s: float = 10.0) -> None:
 
 
 async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
-    """Return the exit code, and our own words where the program cannot say it itself; closes ``out`` and ``err``."""
+    """Return the exit code, and a message of ours if the program could not run or end; closes ``out`` and ``err``."""
     program = command.argv[0]
     given = os.memfd_create("stdin")
     try:
@@ -131,7 +131,7 @@ async def _read(fd: int, into: bytearray) -> None:
 
 
 async def _drain(readers: list[asyncio.Task[None]], *outputs: bytearray) -> None:
-    """Read on until both pipes are closed, or nothing comes any more."""
+    """Read until both pipes are closed, or no more output comes."""
     before, pending = -1, set(readers)
     while pending and before < (now := sum(map(len, outputs))):
         before = now

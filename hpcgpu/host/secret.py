@@ -14,7 +14,7 @@ from hpcgpu.host import private
 
 
 def user_secret() -> str:
-    """Return the secret in ``~/.hpcgpu/user/secret``, which is made once and stays.
+    """Return the secret in ``~/.hpcgpu/user/secret``, which is made once and kept.
 
     Raises
     ------
@@ -31,7 +31,7 @@ def user_secret() -> str:
                 os.link(part, path)
             part.unlink()
         return private.read(path)
-    except (OSError, RuntimeError) as e:  # RuntimeError: nobody knows a home
+    except (OSError, RuntimeError) as e:  # RuntimeError: no home is known
         raise HpcGpuError(
             f"a secret of yours cannot be kept in ~/.hpcgpu/user: {e}; HOME must be a folder of yours"
         ) from e

@@ -11,7 +11,7 @@ _NAME_BYTES = 107  # of sockaddr_un, without the last NUL (unix(7))
 
 @contextlib.contextmanager
 def address(path: str) -> Iterator[str]:
-    """Hand out what a socket can be bound or connected to, which leads to ``path``.
+    """Yield an address that a socket can be bound or connected to, and that leads to ``path``.
 
     Raises
     ------

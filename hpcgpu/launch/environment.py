@@ -1,4 +1,4 @@
-"""A rank's place in the world, from the variables that launchers and batch systems set.
+"""Facts about a rank and its job, from the variables that launchers and batch systems set.
 
 Recorded from Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Slurm 22.05; PALS as its mpiexec(1) says.
 """
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from hpcgpu.model import Allocation, HostMemory, RankFacts
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS
 
-# (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the
-# SLURM_* variables are there too, and are those of mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
+# (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
+# variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
 _LAUNCHERS = (
     (
         "Open MPI mpirun",
@@ -26,13 +26,13 @@ _LAUNCHERS = (
     ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
-# What is each launch's own. PALS: as Slurm's cray_shasta plugin, which takes its place, has it.
+# Variables that identify a launch. PALS: as in Slurm's cray_shasta plugin, which replaces it.
 _LAUNCHES = {
     "Open MPI mpirun": ("PMIX_NAMESPACE",),
     "PALS mpiexec": ("PALS_APID",),
     "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
 }
-# What is set, by which option, and the variable that counts what it is for.
+# A variable, the option that sets it, and the variable with the count that it is multiplied by.
 _SLURM_MEMORY = (
     ("SLURM_MEM_PER_NODE", "--mem", ""),
     ("SLURM_MEM_PER_CPU", "--mem-per-cpu", "SLURM_CPUS_ON_NODE"),
@@ -44,12 +44,12 @@ _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
 
 def read_rank(environ: Mapping[str, str]) -> RankFacts:
-    """Return the place of the process with this environment; rank 0 of 1 when no launcher started it."""
+    """Return rank and size of the process with this environment; rank 0 of 1 if no launcher started it."""
     for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
         if rank not in environ or size not in environ:
             continue
         if launcher == "srun" and "SLURM_STEP_ID" not in environ:
-            continue  # the batch script itself: SLURM_PROCID is 0 there, and no step promised a world
+            continue  # the batch script itself: SLURM_PROCID is 0 there, outside of any step
         return RankFacts(
             rank=int(environ[rank]),
             size=int(environ[size]),
@@ -62,9 +62,9 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
 
 
 def read_launch(environ: Mapping[str, str]) -> str:
-    """Return what all ranks of this launch have in common, and no other launch has; empty where nothing is.
+    """Return an identifier of this launch, the same for all of its ranks; empty if the launcher has none.
 
-    A job's id is not it, for a job may start ranks twice; MPICH's mpiexec gives its ranks nothing of the kind.
+    A job's id is none, for a job may start ranks twice. MPICH's mpiexec has no such identifier.
     """
     names = _LAUNCHES.get(read_rank(environ).launcher, ())
     return ".".join(environ[name] for name in names if name in environ).replace("/", "_")
@@ -78,7 +78,7 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
     environ : mapping
         The process's environment.
     host : str
-        This node's own name, which tells its memory where PBS has granted more of one node than of another.
+        This node's name, which selects its memory if PBS has granted different amounts on different nodes.
 
     """
     rank = read_rank(environ)
@@ -97,7 +97,8 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
         return Allocation(
             batch="pbs",
             job_id=environ["PBS_JOBID"],
-            # PBS has no variables for these: the job's script counts, hpcgpu launch counts and asks
+            # PBS has no variables for these: the job's script counts restarts, hpcgpu launch counts nodes and asks for
+            # memory.
             restart_count=_int(environ, JOB_RESTARTS) or 0,
             node_count=_int(environ, JOB_NODES) or 1,
             memory=_pbs_memory(environ, host),
@@ -107,10 +108,10 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
 
 
 def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
-    """Return what this step, or this job, may use of its node, whether or not a cgroup holds it to that.
+    """Return the node's memory that this step, or this job, may use, whether or not a cgroup enforces it.
 
-    One of the three at most is set ("mutually exclusive", srun(1)), in MiB; ``--mem=0``, all of the node, sets none,
-    and a step with an option of its own has that (22.05.8).
+    At most one of the three variables is set ("mutually exclusive", srun(1)), in MiB. ``--mem=0``, all of the node,
+    sets none. A step's own option has precedence (22.05.8).
     """
     for name, option, counted in _SLURM_MEMORY:
         each, count = _int(environ, name), _int(environ, counted) if counted else 1
@@ -121,16 +122,16 @@ def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
 
 
 def render_memory(granted: Mapping[str, int]) -> str:
-    """Return the bytes that a job of PBS is granted of each host as ``JOB_MEMORY`` has them; empty for none."""
+    """Return the memory of each host that a PBS job is granted, as the text of ``JOB_MEMORY``; empty for none."""
     if len(set(granted.values())) < 2:
         return "".join(map(str, set(granted.values())))
     return ",".join(f"{host}={nbytes}" for host, nbytes in granted.items())
 
 
 def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
-    """Return what is granted of this host.
+    """Return the granted memory of this host.
 
-    PBS may know a host by another name than its own: of one that is not found, it is the least of all.
+    PBS may use another name for a host. If the host is not found, the least of all values counts.
     """
     said = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
     granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in said if nbytes.isdigit()}
@@ -139,18 +140,18 @@ def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
 
 
 def _slurm_id(environ: Mapping[str, str]) -> str:
-    """Return the id under which the job is asked for: an array's elements have raw ids, too, which nobody lists."""
+    """Return the id that commands take: an array's elements have raw ids, too, which no command lists."""
     array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
 
 
 def is_isolated(environ: Mapping[str, str]) -> bool:
-    """Tell whether each rank has devices of its own, so that no rank may start workers for another.
+    """Tell whether each rank has devices of its own: then no rank can start workers for another.
 
     ``--gpus-per-task`` and ``--gpu-bind`` give every task its own device cgroup (Slurm 22.05: each step
     numbers its GPUs from 0, CUDA_VISIBLE_DEVICES=0 in every rank, on different devices).
     """
-    # What slurmd did, which tells it also where the option was srun's alone: no SLURM_GPUS_PER_TASK then (22.05.8).
+    # slurmd sets this also if the option was srun's only; then there is no SLURM_GPUS_PER_TASK (22.05.8).
     bound = environ.get("SLURMD_TRES_BIND", "").partition("gpu:")[2] or environ.get("SLURM_GPU_BIND", "")
     if bound:
         return not bound.removeprefix("verbose,").startswith("none")
@@ -158,10 +159,10 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 
 
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of what a job's script has set for all of its nodes, where no launcher brings it there.
+    """Return the names of the variables that ranks on other nodes need, and that no launcher forwards.
 
-    A task of PBS starts with ``PATH=/bin:/usr/bin`` and little else (OpenPBS 23.06.06). Not brought is what each
-    node has of its own: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), a folder that is this job's.
+    A task of PBS starts with ``PATH=/bin:/usr/bin`` and little else (OpenPBS 23.06.06). Variables of one node are not
+    forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's own folder.
     """
     job = environ.get("PBS_JOBID") or None
 

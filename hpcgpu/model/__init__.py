@@ -1,7 +1,7 @@
 """Floor 1, the nouns: frozen values that check themselves. Standard library only, no I/O.
 
-Names are loaded on first touch (PEP 562): a rank that only takes part in the meeting needs two of them, and making a
-dataclass takes a millisecond.
+Names are loaded at their first use (PEP 562): a rank that only takes part in the rendezvous needs two of them, and
+making a dataclass takes a millisecond.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hpcgpu.model.job import JobSpec as JobSpec
     from hpcgpu.model.job import JobState as JobState
     from hpcgpu.model.job import JobStatus as JobStatus
+    from hpcgpu.model.job import Offer as Offer
     from hpcgpu.model.layout import Layout as Layout
     from hpcgpu.model.layout import NodeLayout as NodeLayout
-    from hpcgpu.model.offer import Offer as Offer
     from hpcgpu.model.patience import Patience as Patience
     from hpcgpu.model.settings import Settings as Settings
     from hpcgpu.model.site import Site as Site
@@ -49,7 +49,7 @@ _HOMES = {
     "JobStatus": "job",
     "Layout": "layout",
     "NodeLayout": "layout",
-    "Offer": "offer",
+    "Offer": "job",
     "Patience": "patience",
     "Settings": "settings",
     "Site": "site",

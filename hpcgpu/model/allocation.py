@@ -1,33 +1,33 @@
-"""What a rank knows from its environment, before MPI: the job it is in and its place in the world.
+"""What a rank knows from its environment, before MPI: its job, and its rank.
 
-Named tuples, as in the layout: every rank makes them, and importing dataclasses takes 15 CPU ms (Python 3.11: it
-brings inspect), each of its classes another one.
+Named tuples, as in the layout: each rank makes them. Importing dataclasses takes 15 CPU ms (Python 3.11: it imports
+inspect), and each dataclass another one.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Variables of ours in a job of PBS, which has none for it: its nodes, how often it was started again, and the memory
+# Our variables for what PBS tells a job in none: the number of its nodes, how often it was requeued, and the memory
 # that it was granted.
 JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_JOB_MEMORY"
 
 
-# The source of a limit that is none: nobody limits this job.
+# The source of a limit that is none: nothing limits this job.
 ALL_OF_THE_NODE = "all of this node"
-# The source where nobody knows: a machine of a file that tells no sizes.
+# The source of an unknown size: a machine of a file without sizes.
 NOT_TOLD = "the file tells no memory size"
 
 
 class RankFacts(NamedTuple):
-    """A rank's place, in the launcher's words.
+    """A rank's number and local number, in the launcher's words.
 
     Attributes
     ----------
     launcher : str
         ``Open MPI mpirun``, ``MPICH mpiexec``, ``PALS mpiexec``, ``srun``, or ``none`` for a plain process.
     local_rank, local_size : int or None
-        Place within the node; None when the launcher does not say.
+        Rank and size within the node; None if the launcher does not tell.
     mpi_type : str
         Slurm's ``--mpi=`` of this step, else empty.
 
@@ -42,14 +42,14 @@ class RankFacts(NamedTuple):
 
 
 class HostMemory(NamedTuple):
-    """Host memory that a job may use on one node, and what says so, in words."""
+    """Host memory that a job may use on one node, and the source of that number in words."""
 
     nbytes: int
     source: str
 
     @property
     def known(self) -> bool:
-        """False where no source tells a size."""
+        """False if no source tells a size."""
         return self.source != NOT_TOLD
 
 
@@ -61,10 +61,10 @@ class Allocation(NamedTuple):
     batch : str
         ``slurm``, ``pbs`` or ``local`` (no job).
     job_id : str
-        As the batch system's commands take it, of the element where the job is one of an array: ``123_4``,
-        ``123[4].server``; without a batch system what ``HPCGPU_JOB_ID`` says.
+        As the batch system's commands take it; for an element of an array ``123_4``, ``123[4].server``. Without a batch
+        system the value of ``HPCGPU_JOB_ID``.
     memory : HostMemory or None
-        What the batch system grants of this node; None: all of it, or it does not say.
+        The memory of this node that the batch system grants; None: all of it, or unknown.
 
     """
 

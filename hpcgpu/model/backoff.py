@@ -1,4 +1,4 @@
-"""Work that fails again and again: it is tried again after waits that grow, and each reason is said once."""
+"""Exponential backoff for work that fails repeatedly; each reason is reported once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """What has failed in a row, and so what to do now.
+    """The failures in a row, and so what to do now.
 
     Attributes
     ----------
     first_s, longest_s : float
         The wait after the first failure, doubled with each further one up to the longest.
     calm_s : float
-        When nothing has failed for so long, the next failure is the first one again.
+        After so long without a failure the next failure counts as the first.
     failures : int
-        How many so far.
+        The number of failures so far.
     wait_s : float
         How long to wait before the next try.
     is_new : bool
-        Whether the last failure has a reason that has not been said.
+        Whether the last failure has a reason that has not been reported.
 
     """
 
@@ -34,7 +34,7 @@ class Backoff:
     failed_s: float = float("-inf")
 
     def failed(self, reason: str, now_s: float) -> Backoff:
-        """Return this after one more failure, at a time of a clock that does not go back."""
+        """Return the backoff after one more failure, at a time of a monotonic clock."""
         before = (
             self if now_s - self.failed_s < self.wait_s + self.calm_s else replace(self, failures=0, said=frozenset())
         )

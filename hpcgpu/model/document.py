@@ -1,4 +1,4 @@
-"""The run document: the one thing that all four doors hand to the rank program."""
+"""The run document: what all four ways to start a run pass to the rank program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
-    """What a run is. Holds no secret and no fact of a node: bindings are planned in the job, on each node.
+    """The description of a run.
+
+    It has no secret, and no fact about a node: bindings are planned in the job, on each node.
 
     Attributes
     ----------
@@ -21,14 +23,13 @@ class RunDocument:
     script : tuple of str
         argv of the user's script, run by rank 0; empty when a client outside drives the cluster.
     meeting : str
-        Folder for the files of the meeting and of the client, on a shared file system; empty
-        when the ranks meet by MPI and no client is outside.
+        Folder for the files of the rendezvous and of the client, on a shared file system; empty if the ranks meet by
+        MPI and there is no client outside.
     launch : str
-        What tells this launch from any other, where its ranks meet by files; empty until ``hpcgpu launch`` starts
-        them, and where another launcher does.
-
+        An identifier of this launch, if its ranks meet by files; empty until ``hpcgpu launch`` starts them, and under
+        another launcher.
     exit_file : str
-        Where rank 0 writes its exit code when it has ended; empty where whatever started it returns that itself.
+        Where rank 0 writes its exit code when it has ended; empty if the program that started it returns that code.
 
     """
 

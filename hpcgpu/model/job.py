@@ -1,4 +1,4 @@
-"""What we ask of a batch system (:class:`JobSpec`) and what it tells us (:class:`JobStatus`)."""
+"""A job as it is asked for (:class:`JobSpec`), as it is (:class:`JobStatus`), and what there is (:class:`Offer`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NO_BYTES = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 class JobState(enum.Enum):
-    """States to which all batch systems can be mapped. ``UNKNOWN`` is a state, not an error.
+    """States to which those of all batch systems are mapped. ``UNKNOWN`` is a state, not an error.
 
-    ``HELD``: somebody wants it to wait. ``STUCK``: it could not be started, and is not tried again by itself, or it
-    asks for what there is not.
+    ``HELD``: a person has put the job on hold. ``STUCK``: the job failed to start and is not tried again, or it asks
+    for more than there is.
     """
 
     PENDING = "pending"
@@ -29,15 +29,19 @@ class JobState(enum.Enum):
     UNKNOWN = "unknown"
 
 
+WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
+"""States of a job that has not started, or is to be started again."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """State of one job; ``native`` and ``reason`` keep the batch system's own words.
 
-    ``starts`` is when a pending job is expected to start, as the batch system writes it; empty: not known. ``advice``
-    is what to ask for instead, of one that waits for more than it may have, or than there is: ``fewer nodes=``. A
-    running job is on ``hosts``, as far as the batch system says so, as was one that ended with a node. ``trouble`` is
-    what is wrong with one of them, ``node2 is down``, also of a job that waits to be started again on others, or that a
-    job is on its way out, ``in state COMPLETING``.
+    ``starts`` is the expected start of a pending job, as the batch system writes it; empty: unknown. ``advice`` says
+    what to ask for instead if a job waits for more than it may have, or than there is: ``fewer nodes=``. ``hosts`` are
+    the nodes of a running job, or of a job that ended with a node, as far as the batch system tells them. ``trouble``
+    is what is wrong with one of them, ``node2 is down``, also for a job that waits to be requeued on others, or says
+    that a job is ending, ``in state COMPLETING``.
     """
 
     state: JobState
@@ -59,8 +63,8 @@ class JobSpec:
     argv : tuple of str
         The command of the job; quoted only in ``batch.script``.
     tasks_per_node : int
-        Ranks with GPUs. The scheduler's rank is one more, on node 0, and has no place of its own: the
-        launcher's line inside the job allows it (facts: Slurm 22.05, ``srun -n9 -O`` in 2 nodes of 4 tasks).
+        Ranks with GPUs. The scheduler's rank is one more, on node 0, and has no task of its own: the launcher's
+        command inside the job allows it (Slurm 22.05: ``srun -n9 -O`` on 2 nodes with 4 tasks).
     extra_directives : tuple of str
         The user's own options as they would stand in a script, ``--constraint=a100`` or ``-C a100``; each
         replaces ours of the same name.
@@ -69,19 +73,19 @@ class JobSpec:
     arguments : str
         Shell text after the command, for templates: ``"$@"``.
     exit_file : str
-        Where the script leaves its exit code, for batch systems that forget a job with its end; empty: nowhere.
-        Each job of an array has one of its own: its index is appended, ``exit.3``.
+        Where the script writes its exit code, for batch systems that forget ended jobs; empty: nowhere. Each job of an
+        array has its own file: its index is appended, ``exit.3``.
     count : int
-        How many of these jobs: more than one are submitted together, as an array.
+        The number of jobs; several jobs are submitted together, as an array.
     warn_s : int
-        How long before its time limit the ranks are to get SIGUSR1, where the batch system can do so; 0: not.
+        How long before the time limit the ranks get SIGUSR1, if the batch system can do so; 0: never.
     mark : str
-        By which all jobs of a run are found in the batch system, where it can carry one; empty: none.
+        A mark of all jobs of a run, by which they are found in the batch system, if it can carry one; empty: none.
 
     Raises
     ------
     ConfigError
-        A job of no nodes, no name or no command, or text that no script can carry.
+        The job has no node, no name or no command, or a text that no script can carry.
 
     """
 
@@ -129,3 +133,31 @@ class JobSpec:
         for value in (*values, *more):
             if value and (found := _NO_BYTES.search(value)):
                 raise ConfigError(f"{value!r} has the character {found[0]!r}, which no command can carry; take it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Nodes of one kind in a queue. None: unknown, or unlimited.
+
+    Attributes
+    ----------
+    nodes : int
+        Their number, including nodes that are down.
+    gpus, cpus : int or None
+        Of each node.
+    memory_bytes : int or None
+        Of each node.
+    most_nodes : int or None
+        The most nodes that the queue gives to one job.
+    walltime_s : int or None
+        The queue's time limit.
+
+    """
+
+    queue: str
+    nodes: int
+    gpus: int | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    most_nodes: int | None = None
+    walltime_s: int | None = None

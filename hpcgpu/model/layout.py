@@ -1,4 +1,4 @@
-"""Which rank does what, on which node."""
+"""The layout of a run: the ranks of each node, and their workers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class NodeLayout(NamedTuple):
     Attributes
     ----------
     ranks : tuple of int
-        Global ranks on the node, ascending; the first is the leader.
+        Global ranks on the node, in ascending order; the first is the leader.
     workers : tuple of tuple of int
-        For each rank the positions of its workers in the node's plan, GPU by GPU; empty for the scheduler's rank
-        beside others, and for idle ranks.
+        For each rank the positions of its workers in the node's plan, GPU by GPU; empty for idle ranks, and for the
+        scheduler's rank if it has others beside it.
     cpu_workers : int
-        How many of these, the last ones, are workers without a GPU.
+        The number of workers without a GPU, which are the last ones.
 
     """
 
@@ -42,7 +42,7 @@ class NodeLayout(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The whole world; rank 0 is the scheduler."""
+    """The nodes of the run; rank 0 is the scheduler."""
 
     nodes: tuple[NodeLayout, ...]
 

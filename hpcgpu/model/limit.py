@@ -1,4 +1,4 @@
-"""A limit of memory: read once, with one meaning for configuration, plan and store."""
+"""A limit of memory, with one meaning for configuration, plan and store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Limit:
     Raises
     ------
     ConfigError
-        None of these. What users write is read by the functions of this module.
+        None of these. The functions of this module read what users write.
 
     """
 
@@ -69,13 +69,13 @@ class Limit:
         Parameters
         ----------
         memory_bytes : int
-            The memory of which it is a fraction or a share; 0 when nobody knows.
+            The memory of which it is a fraction or a share; 0: unknown.
         said : str
             The option as it was given, for the message: ``rmm_pool_size=0.5``, and where it was set.
         memory : str
-            What is to be known, for the message: "the size of this GPU's memory".
+            What is unknown, for the message: "the size of this GPU's memory".
         workers : int
-            Who share the memory.
+            The number of workers that share the memory.
 
         Raises
         ------
@@ -95,12 +95,12 @@ class Limit:
         return int(self.given * memory_bytes)
 
     def of_device(self, memory_bytes: int, said: str = "") -> int:
-        """Return where spilling from a device begins, in bytes: at the latest when it is full; 0 is never.
+        """Return the bytes on a device at which spilling begins, at most its size; 0: never.
 
         Parameters
         ----------
         memory_bytes : int
-            The device's memory, or the worker's share of it; 0 when nobody knows.
+            The device's memory, or the worker's share of it; 0: unknown.
         said : str, optional
             The option as it was given, and where it was set, for the message.
 
@@ -149,7 +149,7 @@ def read_host_limit(value: object) -> Limit:
 
 
 def read_disk_limit(value: object) -> int:
-    """Read a limit in bytes; 0 is none. Of which disk it would be a fraction, nobody knows."""
+    """Read a limit in bytes; 0 is none. A fraction of a disk is not allowed."""
     if _is_none(value):
         return 0
     return _checked(value, f"allowed: {_SIZE}, {_NONE}")

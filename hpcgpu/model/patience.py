@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """For how long an answer is awaited, and how soon the batch system is asked again.
+    """How long to wait for an answer of the batch system, and how often to poll it.
 
-    A batch system serves everybody, and one that is slow or down for a while costs no cluster: these are no options.
-    Tests, whose batch system is their own, give less.
+    All users share a batch system, and a cluster survives one that is slow or down for a while. So these are no
+    options. Tests have their own batch system, and wait less.
 
     Attributes
     ----------
     submission_s : float
-        A submission that has not been answered by then is killed; the job may come all the same.
+        A submission without an answer after this time is killed; the job may have been submitted nevertheless.
     retries_s : tuple of float
-        After each of these waits a job is looked for and, but for the last, submitted again.
+        After each of these waits the job is looked for and, except after the last, submitted again.
     ask_s : float
-        Between two questions when something is new.
+        Between two polls when something is new.
     news_s : float
-        Between two questions when there is a sign of news, and before the first one.
+        Between two polls when news is likely, and before the first poll.
     refused_s : float
-        The next submission after a refusal that may pass, and the next question after no answer.
+        Before the next submission after a transient refusal, and before the next poll after no answer.
 
     """
 

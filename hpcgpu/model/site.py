@@ -1,4 +1,4 @@
-"""What a site is known to need: defaults, and how its batch system is spoken to."""
+"""What a site needs: defaults, and the dialect of its batch system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Site:
     dialect : Mapping of str to object
         Fields of the batch system's class (how this site spells GPUs and memory).
     defaults : Mapping of str to object
-        Settings, by the users' names; anything the user says wins.
+        Settings, under users' names; a user's own value wins.
     required : tuple of str
         Settings that the site refuses a job without.
     ucx : bool

@@ -14,7 +14,7 @@ class NumaNode:
     Attributes
     ----------
     cpuset : CpuSet
-        The PUs next to it; may be empty for memory that is no DRAM.
+        The local PUs; may be empty for memory that is no DRAM.
     package : int
         The package of these PUs.
     kind : str
@@ -39,7 +39,7 @@ class Gpu:
     pci : str
         ``0000:03:00.0``; a slice has its GPU's.
     uuid : str
-        ``GPU-…``; empty when nobody told (a topology file without NVML).
+        ``GPU-…``; empty: unknown (a topology file without NVML).
     numa_node : int or None
         None: locality unknown.
     memory_bytes : int
@@ -59,7 +59,7 @@ class Gpu:
 
     @property
     def can_run(self) -> bool:
-        """True for what CUDA programs run on, and for simulated GPUs; a board's display chip may be AMD's."""
+        """True for GPUs that run CUDA programs, and for simulated ones; a board's display chip may be AMD's."""
         return self.vendor in ("nvidia", "simulated")
 
 
@@ -72,14 +72,14 @@ class Nic:
     kind : str
         ``infiniband``, ``roce``, ``slingshot``, ``opa``, ``efa``, ``usnic`` or ``ethernet``.
     state : str
-        ``active``, ``down``, ``init`` or ``armed`` (no subnet manager yet), or ``unknown`` where the source
-        does not say (hwloc, for plain interfaces).
+        ``active``, ``down``, ``init`` or ``armed`` (no subnet manager yet), or ``unknown`` if the source does not
+        tell (hwloc, for plain interfaces).
     rate_gbps : float
         0: unknown.
     virtual : bool
         True for a virtual function (SR-IOV) of another card.
     interface : str or None
-        The IP interface beside it (``ib0``, ``hsn1``); empty when there is none, None when the source does not say.
+        The IP interface of the port (``ib0``, ``hsn1``); empty: none; None: the source does not tell.
 
     """
 
@@ -95,7 +95,7 @@ class Nic:
 
     @property
     def active(self) -> bool:
-        """False when the port is known not to carry data."""
+        """False if the port is known not to carry data."""
         return self.state in ("active", "unknown")
 
 
@@ -106,22 +106,22 @@ class Topology:
     Attributes
     ----------
     numa_nodes : tuple of NumaNode
-        Those with DRAM, where workers' pages are planned. No PU is next to two of them; one whose PUs were left out
-        of a description has none.
+        NUMA nodes with DRAM, on which workers' pages are planned. No PU is local to two of them. A node whose PUs a
+        description leaves out has none.
     cores : tuple of CpuSet
         The PUs of each core.
     hops : tuple of (str, str, int)
-        PCI addresses of GPU and NIC, and the PCI bridges between the two.
+        PCI addresses of GPU and NIC, and the number of PCI bridges between the two.
     source : str
-        Who described the node, for people.
+        The origin of the description, for people.
     other_memory : tuple of NumaNode
-        Memory that is no place for a worker's heap.
+        Memory that is not for a worker's heap.
     name : str
         The machine's product name.
     l3 : tuple of CpuSet
-        The PUs below each L3 cache; empty where nobody tells.
+        The PUs below each L3 cache; empty: unknown.
     allowed, allowed_nodes : CpuSet or None
-        PUs and NUMA nodes that were granted to who described the node; None where nobody tells.
+        PUs and NUMA nodes that were granted to the process that described the node; None: unknown.
 
     """
 

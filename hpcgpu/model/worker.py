@@ -1,4 +1,4 @@
-"""What one worker process is tied to (:class:`Binding`) and everything it starts with (:class:`WorkerSpec`)."""
+"""The binding of one worker process (:class:`Binding`), and everything that it starts with (:class:`WorkerSpec`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Binding:
     Attributes
     ----------
     gpus : tuple of Gpu
-        All whole GPUs that stay visible, the worker's own first; none for a worker without one.
+        All whole GPUs that are visible, the worker's own first; none for a worker without a GPU.
     memory_policy : str
         ``preferred-many``, ``bind``, ``interleave`` or ``none``.
     memory_nodes : CpuSet
         NUMA nodes of the policy.
     shared_cores : bool
-        True when other workers of the node have the same cores (fewer cores than workers).
+        True if other workers of the node have the same cores (fewer cores than workers).
     reasons : tuple of str
-        Why, in words, for ``explain()``.
+        Reasons in words, for ``explain()``.
 
     """
 
@@ -39,7 +39,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class ActualBinding:
-    """What a running process has, read back from the kernel.
+    """The binding of a running process, read back from the kernel.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class ActualBinding:
     memory_policy : str
         As in :class:`Binding`, or ``preferred``; ``none`` is the kernel's default, empty is unknown.
     env : tuple of (str, str)
-        Variables that were asked for, as far as they are set.
+        The requested variables that are set.
 
     """
 
@@ -70,11 +70,11 @@ class Rapids:
     Attributes
     ----------
     resources : tuple of (str, tuple of (str, int or str))
-        Classes of ``rmm.mr`` and their arguments; each one lies on the one before, the last allocates.
+        Classes of ``rmm.mr`` and their arguments; each wraps the one before, the last one allocates.
     libraries : tuple of str
-        ``cupy``, ``torch``: what allocates through RMM.
+        ``cupy``, ``torch``: libraries that allocate through RMM.
     needs : tuple of (str, str)
-        Modules that must be there, and the options that want them.
+        Modules that must be installed, and the options that need them.
 
     """
 

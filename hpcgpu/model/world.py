@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The variable by which a script knows that ranks run it, and where their scheduler is.
+# The variable that tells a script that it runs under ranks, and the address of their scheduler.
 SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 
 
@@ -19,9 +19,9 @@ class World:
     extra : bool
         One rank more on the first node, for the scheduler.
     hosts : tuple of str
-        Names of the nodes, where the launcher must be told; empty where it knows.
+        Names of the nodes, if the launcher needs them; empty if it knows them.
     variables : tuple of str
-        Names of the variables that the ranks on other nodes are to have, too; empty where the launcher sees to it.
+        Names of the variables to forward to ranks on other nodes; empty if the launcher forwards them.
 
     """
 

@@ -11,14 +11,14 @@ from hpcgpu.topology import safe_xml
 
 # An object and those above it, the outermost first.
 Placed = tuple[ET.Element, tuple[ET.Element, ...]]
-# A GPU's own memory and high-bandwidth memory beside DRAM are no place for a worker's heap.
+# A GPU's own memory, and high-bandwidth memory beside DRAM, are not for a worker's heap.
 _OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
 _PACKAGES = ("Package", "Socket")  # "Socket" until hwloc 1.10
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """A NUMA node, the object beside whose PUs it is (since version 2), and what it takes to reach it; 0 is unknown."""
+    """A NUMA node, the object whose PUs are local to it (since version 2), and its latency; 0: unknown."""
 
     node: NumaNode
     home: ET.Element | None
@@ -61,34 +61,34 @@ def read_numa_nodes(
 
 
 def _told_apart(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[NumaNode]]:
-    """Return the DRAM, and what only seems to be: hwloc 2.2 to 2.4 give memory without PUs those of its neighbour.
+    """Return the DRAM, and memory that only seems to be DRAM: hwloc 2.2 to 2.4 give it the PUs of its neighbour.
 
-    MCDRAM, HBM, CXL and GPU memory have no subtype there. DRAM is nearest to its PUs: the least latency where the
-    file tells it, else the lowest number, since Linux numbers the nodes that have PUs first. The size would not tell:
-    a machine may have less DRAM than other memory.
+    These versions give MCDRAM, HBM, CXL and GPU memory no subtype. DRAM is nearest to its PUs: it has the least latency
+    if the file tells latencies, else the lowest number, for Linux numbers the nodes with PUs first. The size does not
+    tell: a machine may have less DRAM than other memory.
     """
     told = all(m.latency for m in memories)
     taken: dict[int, _Memory] = {}
-    places: dict[int, _Memory] = {}
+    dram_of: dict[int, _Memory] = {}
     dram, others = [], []
     for memory in sorted(memories, key=lambda m: (m.latency if told else 0, m.node.os_index)):
         node = memory.node
         cpus = CpuSet(node.cpuset.difference(taken))
         first = taken[min(node.cpuset)] if node.cpuset and not cpus else None
         if not node.cpuset and memory.home is not None:
-            first = places.get(id(memory.home))
+            first = dram_of.get(id(memory.home))
         if first is None:
             dram.append(replace(node, kind="dram", cpuset=cpus))
             taken |= dict.fromkeys(cpus, memory)
             if memory.home is not None:
-                places.setdefault(id(memory.home), memory)
+                dram_of.setdefault(id(memory.home), memory)
         else:
             others.append(replace(node, kind="hbm" if memory.bandwidth > first.bandwidth > 0 else "other"))
     return sorted(dram, key=lambda n: n.os_index), others
 
 
 def _cpus(node: ET.Element) -> CpuSet:
-    """Return the PUs; those of a part of the machine that was not granted are in ``complete_cpuset`` only."""
+    """Return the PUs; PUs that were not granted are in ``complete_cpuset`` only."""
     return safe_xml.cpuset(node, "cpuset") or safe_xml.cpuset(node, "complete_cpuset")
 
 
@@ -101,9 +101,10 @@ def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_powe
 
 
 def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
-    """Tell DRAM whose PUs were cut away (lstopo --restrict) from memory that never had any.
+    """Tell whether memory without PUs is DRAM whose PUs were cut away (lstopo --restrict): other memory never had any.
 
-    The latter hangs beside PUs, and has nothing below it in version 1, where everything near a node is below it.
+    Memory that never had PUs is attached to an object with PUs. In version 1 it has no children, while everything local
+    to a DRAM node is below it.
     """
     above = parents[-1] if parents else None
     beside_none = above is not None and above.get("cpuset") is not None and not _cpus(above)

@@ -88,7 +88,7 @@ def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tup
 
 
 def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
-    """Return what the process that wrote the file was granted; None where the file does not say."""
+    """Return the PUs or NUMA nodes that were granted to the process that wrote the file; None: unknown."""
     told = next((m for m in machines if m.get(name)), None)
     return None if told is None else safe_xml.cpuset(told, name)
 
@@ -142,7 +142,7 @@ def _bridge(node: ET.Element) -> str:
 
 
 def _nodes_above(parents: tuple[ET.Element, ...]) -> CpuSet:
-    """Return the NUMA nodes of the nearest ancestor that has any: I/O hangs below what it is near to.
+    """Return the NUMA nodes of the nearest ancestor that has any: I/O is below the object that it is local to.
 
     ``complete_nodeset`` has those, too, that were not granted. They may be missing in the file, and what is near to
     them hangs higher up then.
@@ -163,7 +163,7 @@ def _infos(node: ET.Element) -> dict[str, str]:
 
 
 def _number(node: ET.Element, name: str, convert: Callable[[str], int] = int, absent: str = "0") -> int:
-    """Return an info that is a number, ``absent`` where there is none."""
+    """Return an info that is a number; ``absent`` if there is none."""
     info = next((i for i in node.findall("info") if i.get("name") == name and i.get("value")), None)
     return convert(absent) if info is None else safe_xml.read(info, "value", convert, "a whole number")
 
@@ -223,7 +223,7 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
 
 
 def _sibling(nets: list[ET.Element], port: int, ports: int) -> str:
-    """Return the IP interface of a port: the function's only one, or the one that says the same port."""
+    """Return the IP interface of a port: the function's only one, or the one with the same port number."""
     same = [n for n in nets if _number(n, "Port", absent="1") == port]
     chosen = same or (nets if ports <= 1 else [])
     return safe_xml.word(chosen[0], "name") if chosen else ""

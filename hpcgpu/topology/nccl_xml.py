@@ -1,4 +1,4 @@
-"""Read NCCL's (and RCCL's) topology XML: what NCCL_TOPO_FILE names and NCCL_TOPO_DUMP_FILE writes.
+"""Read NCCL's (and RCCL's) topology XML, of NCCL_TOPO_FILE and NCCL_TOPO_DUMP_FILE.
 
 Virtual machines show a flat /sys; Azure, AWS and OCI ship such a file beside it. It tells where GPUs
 and network cards are, by PCI address and nesting. It does not tell which PUs share a core, packages,
@@ -29,7 +29,7 @@ _MADE_UP = ("0000", "ffff")
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A PCI function, the switches above it and the NUMA node they hang under, -1 where unknown."""
+    """A PCI function, the switches above it, and their NUMA node; -1: unknown."""
 
     element: ET.Element
     address: str
@@ -89,7 +89,7 @@ def read(text: str) -> Topology:
 
 
 def locate(topology: Topology, text: str) -> Topology:
-    """Return ``topology`` with the NUMA nodes and bridges that NCCL's XML ``text`` tells of devices nobody placed.
+    """Return ``topology`` with NUMA nodes and bridges from NCCL's XML ``text`` for devices of unknown locality.
 
     A device is found by its PCI address and gets the only NUMA node of ``topology`` that has PUs of its
     ``<cpu>``'s affinity, else the one numbered ``numaid``. What has a NUMA node keeps it. Bridges between two
@@ -115,14 +115,14 @@ def locate(topology: Topology, text: str) -> Topology:
         return replace(topology, warnings=(*topology.warnings, note))
     homes = {i: _home(topology, i, claims[i]) for i in claims}
 
-    def place(address: str, node: int | None) -> int | None:
+    def numa_node(address: str, node: int | None) -> int | None:
         return homes[found[address].numaid] if node is None and address in found else node
 
     told = pci.hops({a: f.switches for a, f in found.items()}, topology.gpus, topology.nics)
     return replace(
         topology,
-        gpus=tuple(replace(g, numa_node=place(g.pci, g.numa_node)) for g in topology.gpus),
-        nics=tuple(replace(n, numa_node=place(n.pci, n.numa_node)) for n in topology.nics),
+        gpus=tuple(replace(g, numa_node=numa_node(g.pci, g.numa_node)) for g in topology.gpus),
+        nics=tuple(replace(n, numa_node=numa_node(n.pci, n.numa_node)) for n in topology.nics),
         hops=tuple(
             sorted(
                 {h for h in topology.hops if not (lost & {*h[:2]} and {*h[:2]} <= found.keys())}
@@ -218,7 +218,7 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
 
 
 def _home(topology: Topology, numaid: int, affinity: CpuSet) -> int | None:
-    """Return the node of ``topology`` that a ``<cpu>`` is.
+    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``.
 
     Affinity goes first: it is what NCCL binds to, and a file may number nodes otherwise than the kernel (Azure's
     for ND H100 v5 gives PUs 48-95 to node 0).

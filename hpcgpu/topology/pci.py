@@ -1,4 +1,4 @@
-"""What a PCI function is, and how far two of them are apart: shared by all readers."""
+"""Kinds of PCI functions, and distances between them, for all readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_PCI = "no PCI device is described, so neither GPUs nor network cards are know
 _ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
 _CASSINI = ("17db", "0501")
 _OMNI_PATH = ("8086", ("24f0", "24f1"))
-# RDMA devices that are no RoCE and that UCX's verbs transports do not drive: Cisco usNIC, AWS EFA.
+# RDMA devices that are no RoCE, and that UCX's verbs transports do not support: Cisco usNIC, AWS EFA.
 _NOT_ROCE = {"1137": "usnic", "1d0f": "efa"}
 # Mellanox's before ConnectX-2 have 0c06, "InfiniBand" among the serial buses of the PCI Code and ID Assignment.
 _INFINIBAND = ("0207", "0c06")
@@ -109,7 +109,7 @@ def hops(
 
 
 def home(nodes: CpuSet, numa: Sequence[NumaNode]) -> int | None:
-    """Return the NUMA node of a device that is near ``nodes``; None when that says nothing."""
+    """Return the NUMA node of a device that is local to ``nodes``; None if that is ambiguous."""
     known = CpuSet(n.os_index for n in numa)
     near = nodes & known
     if not nodes and len(known) == 1:

@@ -1,4 +1,4 @@
-"""XML from anybody's hand, parsed without harm: no markup of its own, nothing loaded, no depth without end."""
+"""Safe parsing of untrusted XML: no entity declarations, no external files, limited depth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet
-from hpcgpu.topology.text import one_line
+from hpcgpu.topology.text import printable
 
 # Recorded files are at most 20 levels deep; readers below here may recurse.
 _MAX_DEPTH = 200
@@ -37,7 +37,7 @@ class Misread(ValueError):
 
 
 def root_name(text: str) -> str:
-    """Return the name of the first element, from the prolog alone; empty where there is none.
+    """Return the name of the first element, from the prolog alone; empty if there is none.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def parse(text: str, what: str) -> ET.Element:
 
 
 def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
-    """Return the element's attribute, converted; ``absent`` stands for one that is missing or empty.
+    """Return the element's attribute, converted; ``absent`` if it is missing or empty.
 
     Raises
     ------
@@ -116,24 +116,24 @@ def whole(element: ET.Element, name: str, absent: str = "0") -> int:
 
 
 def cpuset(element: ET.Element, name: str) -> CpuSet:
-    """Return an attribute that is a mask; empty where it is missing."""
+    """Return an attribute that is a mask; empty if it is missing."""
     return read(element, name, mask, "a mask such as 0x00000001,0x0000ffff", "0x0")
 
 
 def word(element: ET.Element, name: str) -> str:
     """Return an attribute as one line of text: names come from firmware, and are printed on terminals."""
-    return one_line(element.get(name) or "")
+    return printable(element.get(name) or "")
 
 
 def misread(text: str, root: ET.Element, error: Misread) -> ParseError:
-    """Return the error of a value: in which line it is, what it is, what was expected."""
+    """Return the error for a value, with its line, the value, and what was expected."""
     element = error.element
-    given = one_line(element.get(error.name) or "")
+    given = printable(element.get(error.name) or "")
     had = f"{error.name}={given[:40]!r}" if error.name in element.attrib else f"no {error.name}"
     at = _line_of(text, next(i for i, e in enumerate(root.iter()) if e is element))
     kind = element.get("type") or element.get("name") or ""
     what = f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>"
-    return ParseError(f"line {at}: {one_line(what)} has {had}; expected {error.expected}", evidence=text[:400])
+    return ParseError(f"line {at}: {printable(what)} has {had}; expected {error.expected}", evidence=text[:400])
 
 
 def _line_of(text: str, position: int) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import one_line
+from hpcgpu.topology.text import printable
 
 _T = TypeVar("_T")
 _PCI = "bus/pci/devices/"
@@ -50,7 +50,7 @@ def read(files: Mapping[str, str]) -> Topology:
         source="sysfs",
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
-        name=one_line(files.get("class/dmi/id/product_name", "")),
+        name=printable(files.get("class/dmi/id/product_name", "")),
         l3=tuple(sorted({_list(files, p) for p in files if _L3.fullmatch(p)} - {CpuSet()}, key=min)),
     )
 
@@ -160,7 +160,7 @@ def _pci(files: Mapping[str, str], numa: list[NumaNode]) -> tuple[list[Gpu], dic
 
 
 def _device_of(target: str) -> str:
-    """Return the PCI function that a class link's target hangs under."""
+    """Return the PCI function above the target of a class link."""
     found = _ADDRESS.findall(target)
     return found[-1] if found else ""
 
@@ -187,7 +187,7 @@ def _nics(files: Mapping[str, str], numa: list[NumaNode] | tuple[NumaNode, ...])
 def _plain(
     files: Mapping[str, str], device: str, address: str, interfaces: list[tuple[str, int]], near: int | None
 ) -> list[Nic]:
-    """Return the interfaces of a function that has no RDMA device: Slingshot's and plain Ethernet's."""
+    """Return the interfaces of a function without an RDMA device: Slingshot and plain Ethernet."""
     vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("vendor", "device"))
     kind = "slingshot" if pci.is_slingshot(vendor, number) else "ethernet"
     out = []

@@ -1,8 +1,8 @@
-"""Words of firmware and drivers, as they may stand on a terminal."""
+"""Names from firmware and drivers, made safe for terminals."""
 
 from __future__ import annotations
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text without line ends, control characters and surrounding blanks."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -13,7 +13,7 @@ import pytest
 from paths import TOPOLOGIES
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology
-from hpcgpu.plan.binding import place_simulated
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.topology import document
 
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))
@@ -31,7 +31,7 @@ def pus(topology: Topology) -> CpuSet:
 
 def gpus_of(topology: Topology) -> tuple[Gpu, ...]:
     """Its GPUs, or four simulated ones where it has none."""
-    return topology.gpus or place_simulated(topology, 4, GIB, "node")
+    return topology.gpus or simulated_gpus(topology, 4, GIB, "node")
 
 
 # --- machines made of recorded ones ------------------------------------------------------------------------------

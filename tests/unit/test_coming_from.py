@@ -13,9 +13,9 @@ from pages import PAGES, blocks
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.config.foreign import DASK_CUDA, FOREIGN
 from hpcgpu.config.jobqueue import ignored, translate
 from hpcgpu.config.layers import BY_NAME
+from hpcgpu.config.migration import DASK_CUDA, HINTS
 from hpcgpu.model.settings import options, user_name
 
 OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)
@@ -55,7 +55,7 @@ def test_a_row_names_what_there_is(page: str, row: list[str]) -> None:
         assert name in OURS
     # what is the same here is taken under their name, too; what is not is answered
     for name in re.findall(r"`([a-z_]+)`", there):
-        assert name in BY_NAME or name in FOREIGN or page == "dask-mpi"
+        assert name in BY_NAME or name in HINTS or page == "dask-mpi"
 
 
 def test_all_their_keywords_have_a_row() -> None:

@@ -14,15 +14,15 @@ import dask
 import numpy as np
 import pytest
 
-from hpcgpu.config.foreign import read_local_cuda
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import HostMemory, Settings
 from hpcgpu.model.allocation import NOT_TOLD
 from hpcgpu.model.limit import SHARE, Limit, read_device_limit
-from hpcgpu.plan.memory import plan_memory_limit_bytes
+from hpcgpu.plan.binding.memory import plan_memory_limit_bytes
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.store.limits import read_limits
 

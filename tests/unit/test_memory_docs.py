@@ -10,8 +10,8 @@ import pytest
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.config.foreign import FOREIGN
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 
@@ -38,7 +38,7 @@ def test_a_row_names_what_there_is(row: list[str]) -> None:
     assert here == "-" or (quoted(here) and all(map(is_known, quoted(here))))
     for name in quoted(there):
         if re.fullmatch(r"[a-z_]+", name):
-            assert name in OURS | ALIASES | set(FOREIGN)
+            assert name in OURS | ALIASES | set(HINTS)
         if name.startswith("distributed."):
             assert dask.config.get(name, None) is not None
 
@@ -52,7 +52,7 @@ def test_what_is_called_an_error_is_one(row: list[str]) -> None:
 
 def test_all_options_have_a_row() -> None:
     named = {name.partition("=")[0] for row in ROWS for name in quoted(row[0])}
-    theirs = {n for n in FOREIGN if n.startswith("rmm_") or "spill" in n or n in ("data", "shared_filesystem")}
+    theirs = {n for n in HINTS if n.startswith("rmm_") or "spill" in n or n in ("data", "shared_filesystem")}
     assert theirs - named == set()
     assert {key for key in MEMORY_KEYS if not any(name.startswith(key) for name in named)} == set()
     memory = {"device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "allocator"}

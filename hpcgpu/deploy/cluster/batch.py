@@ -17,7 +17,7 @@ from hpcgpu.deploy.jobs.rows import Jobs, head_row, jobs_of, member_row
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model import JobState
-from hpcgpu.plan.phase import JobView
+from hpcgpu.plan.jobs.phase import JobView
 
 
 class BatchGPUCluster(GPUCluster):

@@ -22,8 +22,8 @@ from hpcgpu.deploy.start import local_launch
 from hpcgpu.errors import LaunchError
 from hpcgpu.host.run import end
 from hpcgpu.model import JobSpec, Patience, RunDocument, Started
-from hpcgpu.plan.reconcile import Policy
-from hpcgpu.plan.request import workers_per_node
+from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs.request import workers_per_node
 from hpcgpu.spill.storage import parents
 
 

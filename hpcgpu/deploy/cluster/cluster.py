@@ -30,7 +30,7 @@ from hpcgpu.deploy.cluster.state import State, first_line, without_workers
 from hpcgpu.deploy.report import bindings, memory, trim_memory
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.model import Patience
-from hpcgpu.plan.phase import End, JobView, summary_line
+from hpcgpu.plan.jobs.phase import End, JobView, summary_line
 from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise.rounds import reason_of
 

@@ -23,9 +23,9 @@ from hpcgpu.deploy.network.tunnel import Tunnel
 from hpcgpu.errors import JobError, LaunchError, TrustError
 from hpcgpu.host import process
 from hpcgpu.model import JobState, Patience
-from hpcgpu.plan.asking import ask_in_s
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.phase import describe
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.plan.jobs.polling import poll_in_s
 from hpcgpu.supervise import tasks
 
 # The batch system is asked seldom, the files of the job are looked at all the time.
@@ -204,7 +204,7 @@ class Connector:
         job = JobFacts(id=self._job.id, submitted_s=asked_s, expected=self._expected)
         while (found := await self._read()) is None:
             soon = (first or await self._has_just_ended()) and loop.time() - asked_s >= self._patience.news_s
-            if soon or ask_in_s(loop.time(), asked_s, [job], patience=self._patience) == 0:
+            if soon or poll_in_s(loop.time(), asked_s, [job], patience=self._patience) == 0:
                 asked_s, first = loop.time(), False
                 job = job.listed(await self._job.check(), loop.time())
             there = await asyncio.to_thread(scheduler_file.read_progress, self._folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.config import doors
-from hpcgpu.config.foreign import read_local_cuda
+from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.cluster.session import Session

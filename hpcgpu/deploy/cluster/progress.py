@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from hpcgpu.host import log
-from hpcgpu.plan.phase import note_lines
+from hpcgpu.plan.jobs.phase import note_lines
 
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"

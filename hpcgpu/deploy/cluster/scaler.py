@@ -15,8 +15,8 @@ from hpcgpu.deploy.jobs.job_table import Member, Present
 from hpcgpu.deploy.jobs.record import Gone
 from hpcgpu.deploy.processes.heartbeats import HeartbeatMonitor
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.member_name import read_member_name
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.worker_names import read_member_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

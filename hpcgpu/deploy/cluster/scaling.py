@@ -11,7 +11,7 @@ from distributed.deploy.adaptive import Adaptive
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
 from hpcgpu.model.backoff import Backoff
-from hpcgpu.plan.request import workers_for
+from hpcgpu.plan.jobs.request import workers_for
 from hpcgpu.supervise.rounds import Rounds
 from hpcgpu.units import parse_bytes
 

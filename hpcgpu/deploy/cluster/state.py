@@ -9,7 +9,7 @@ from typing import Any
 from distributed.core import Status
 
 from hpcgpu.errors import ConfigError, JobError
-from hpcgpu.plan.phase import End
+from hpcgpu.plan.jobs.phase import End
 
 
 class State:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.batch.text import requested
+from hpcgpu.batch.script import requested
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.offer import shortfalls
+from hpcgpu.plan.jobs.offer import shortfalls
 
 _TIMED_OUT, _NOT_THERE = 124, 127
 _ELSEWHERE = "jobs are submitted from a login node of a cluster; on this machine alone it is LocalGPUCluster"

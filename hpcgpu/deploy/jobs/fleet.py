@@ -17,7 +17,7 @@ from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec
-from hpcgpu.plan.reconcile import Actions, Facts, Failures, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Failures, Policy, reconcile
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.alarm import Alarm
 

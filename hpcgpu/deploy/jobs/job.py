@@ -15,7 +15,7 @@ from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.job_facts import WAITING
+from hpcgpu.model.job import WAITING
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, doors
-from hpcgpu.config.check import check_submission
+from hpcgpu.config.validation import check_submission
 from hpcgpu.deploy import settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log, process
 from hpcgpu.model import JobSpec, RunDocument, Site
-from hpcgpu.plan.request import plan_member, plan_request
+from hpcgpu.plan.jobs.request import plan_member, plan_request
 
 
 def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, ...], batch: str | None) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.model import JobStatus
-from hpcgpu.plan.job_facts import JobFacts
+from hpcgpu.plan.jobs.job_facts import JobFacts
 
 # As many as people look at; a cluster of weeks has thousands.
 _GONE = 5

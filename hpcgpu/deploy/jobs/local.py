@@ -15,7 +15,7 @@ from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.launcher import Launch
+from hpcgpu.plan.jobs.launcher import Launch
 from hpcgpu.spill.storage import parents
 
 # A job whose lease has ended is gone within 5 s.

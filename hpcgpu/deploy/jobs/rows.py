@@ -10,8 +10,8 @@ from datetime import date
 
 from hpcgpu.deploy.jobs.job import Job
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.phase import End, JobView, Phase, describe, describe_after, describe_gone
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import End, JobView, Phase, describe, describe_after, describe_gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.job_facts import WAITING
+from hpcgpu.model.job import WAITING
 from hpcgpu.spill.storage import scratch
 
 # What ends by itself, since its lease has ended, is gone within 5 s; a batch system gives 5 to 30 s after a cancel.

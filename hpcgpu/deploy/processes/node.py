@@ -13,10 +13,10 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.limit import SHARE, read_disk_limit
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.plan.binding import place_simulated
-from hpcgpu.plan.explain import others_words
-from hpcgpu.plan.memory import plan_host_memory, share_of
-from hpcgpu.plan.workers import NodeFacts, device_limits_lowered, plan_workers
+from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding.memory import plan_host_memory, share_of
+from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
+from hpcgpu.plan.views.explain import others_words
 from hpcgpu.units import format_bytes
 
 
@@ -56,7 +56,7 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
     """Return the GPUs of a node that this process may use: real ones, or simulated ones if the settings say so."""
     if settings.gpus is not None:
         wanted = parse_simulated(settings.gpus)
-        return place_simulated(topology, wanted.per_node, wanted.memory_bytes, host)
+        return simulated_gpus(topology, wanted.per_node, wanted.memory_bytes, host)
     visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], environ.get("CUDA_VISIBLE_DEVICES"))}
     return tuple(g for g in topology.gpus if g.uuid in visible)
 

@@ -17,7 +17,7 @@ from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
-from hpcgpu.plan.stall import Stall, look
+from hpcgpu.plan.jobs.stall import Stall, look
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 

@@ -12,7 +12,7 @@ from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import devices
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.model.worker import Rapids
-from hpcgpu.plan.rapids import plan_rapids
+from hpcgpu.plan.binding.rapids import plan_rapids
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf

@@ -24,8 +24,8 @@ from hpcgpu.deploy.jobs.job import SubmittedJob
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
 from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
-from hpcgpu.plan.phase import describe
-from hpcgpu.plan.reconcile import Policy
+from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.plan.jobs.reconcile import Policy
 
 LIMIT_S = 60.0
 

@@ -17,14 +17,14 @@ from paths import BATCH
 from recordings import Record, records
 
 from hpcgpu import batch
-from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_nodes
+from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_answers
 from hpcgpu.cli.commands import jobscript
 from hpcgpu.config import site
 from hpcgpu.deploy import start
 from hpcgpu.deploy.cluster import batch as clusters
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Result
-from hpcgpu.plan.phase import words
+from hpcgpu.plan.jobs.phase import words
 
 SYSTEMS = sorted(batch.SYSTEMS)
 FILES = [(name, path) for name in SYSTEMS for path in sorted((BATCH / name).glob("*/*.txt"))]
@@ -329,7 +329,7 @@ def test_a_lost_node_of_slurm_is_named_for_running_ended_and_waiting_jobs() -> N
     ],
 )
 def test_a_list_of_nodes_is_that_of_their_names(text: str, nodes: tuple[str, ...]) -> None:
-    assert slurm_nodes.names(text) == nodes
+    assert slurm_answers.node_names(text) == nodes
 
 
 def test_the_history_says_how_an_element_ended() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from hpcgpu.config.check import check_submission
-from hpcgpu.config.foreign import DASK_CUDA, FOREIGN, JOBQUEUE, read_local_cuda
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
+from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, read_local_cuda
+from hpcgpu.config.validation import check_submission
 from hpcgpu.config.values import READERS, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
@@ -276,11 +276,11 @@ def test_paths_are_text() -> None:
     assert read_settings({"log_directory": PurePosixPath("/a b")}).log_directory == "/a b"
 
 
-@pytest.mark.parametrize("name", sorted(FOREIGN))
+@pytest.mark.parametrize("name", sorted(HINTS))
 def test_foreign_names_say_what_instead(name: str) -> None:
     assert name not in BY_NAME
-    assert FOREIGN[name].instead in fails({name: "something else"})
-    for value in FOREIGN[name].harmless:
+    assert HINTS[name].instead in fails({name: "something else"})
+    for value in HINTS[name].harmless:
         assert read_settings({name: value}) == Settings()
 
 
@@ -301,7 +301,7 @@ def test_every_keyword_of_local_cuda_cluster_has_an_answer() -> None:
         log_spilling worker_class pre_import"""
     inherited = set(inspect.signature(LocalCluster.__init__).parameters) - {"self", "worker_kwargs"}
     of_the_class = {"loop", "asynchronous"}  # keywords of distributed's Cluster that deploy takes itself
-    assert not (set(words.split()) | inherited) - of_the_class - BY_NAME.keys() - FOREIGN.keys()
+    assert not (set(words.split()) | inherited) - of_the_class - BY_NAME.keys() - HINTS.keys()
 
 
 def test_every_keyword_of_dask_jobqueue_has_an_answer() -> None:
@@ -311,7 +311,7 @@ def test_every_keyword_of_dask_jobqueue_has_an_answer() -> None:
         job_script_epilogue log_directory shebang python job_name name config_name n_workers scheduler_options
         scheduler_cls silence_logs queue extra env_extra header_skip job_extra project account walltime job_cpu job_mem
         resource_spec"""
-    assert not set(words.split()) - BY_NAME.keys() - FOREIGN.keys()
+    assert not set(words.split()) - BY_NAME.keys() - HINTS.keys()
 
 
 def test_local_cuda_keywords() -> None:

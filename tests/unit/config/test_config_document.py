@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcgpu.config import document
+from hpcgpu.config.bootstrap import read_bootstrap_settings
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.terms import read_terms
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.bootstrap import WRITTEN
 from hpcgpu.model.settings import CUDF, RMM, options, user_name
-from hpcgpu.model.terms import WRITTEN
 
 # What a command line carries: no NUL, no half of a surrogate pair. Names and values of options are one line.
 WORD = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
@@ -153,7 +153,7 @@ def test_too_long_for_an_argument() -> None:
 def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
     settings = read_settings(given)
     whole = RunDocument(settings, "gang", meeting="/a/b", launch="1f", exit_file="/a/exit")
-    terms = read_terms(document.render(whole))
+    terms = read_bootstrap_settings(document.render(whole))
     expected = {"shape": "gang", "meeting": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
     assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
 
@@ -161,14 +161,14 @@ def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, objec
 @pytest.mark.parametrize("text", ["", "[1]", "{}", changed(settings={"nods": 1}), changed(settings={"nodes": 2})])
 def test_a_document_without_terms_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="run document"):
-        read_terms(text)
+        read_bootstrap_settings(text)
 
 
 FOLLOWER = """
 import sys
 from hpcgpu.agent import node, rank
 from hpcgpu.agent.follower import follow
-from hpcgpu.plan.layout import plan_layout
+from hpcgpu.plan.binding.layout import plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
 me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([node.rank_record(me._record(None))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcgpu.cli.worker import worker as worker_command
-from hpcgpu.config.foreign import DASK_CUDA, DASK_WORKER
+from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 
 
 def test_every_option_of_dask_worker_is_taken_or_answered() -> None:

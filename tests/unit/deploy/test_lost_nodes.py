@@ -20,8 +20,8 @@ from hpcgpu.deploy.jobs.job import SubmittedJob
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.phase import describe
-from hpcgpu.plan.reconcile import Policy
+from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.plan.jobs.reconcile import Policy
 
 RECORDED = list(records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt"))
 # Nothing is noticed yet; node4 does not answer; it has been given up.

@@ -23,7 +23,7 @@ from hpcgpu import sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, process
-from hpcgpu.plan.memory_table import Moved, WorkerMemory, render, total
+from hpcgpu.plan.views.memory_table import Moved, WorkerMemory, render, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer

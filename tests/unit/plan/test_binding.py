@@ -14,11 +14,11 @@ from paths import TOPOLOGIES
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan import network
-from hpcgpu.plan.binding import place_simulated, plan_bindings
-from hpcgpu.plan.memory import plan_memory_limit_bytes, plan_memory_nodes
-from hpcgpu.plan.overview import render_workers
-from hpcgpu.plan.ports import Ports
+from hpcgpu.plan.binding import network
+from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
+from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
+from hpcgpu.plan.binding.ports import Ports
+from hpcgpu.plan.views.overview import render_workers
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -77,7 +77,7 @@ def test_names_of_ports_do_not_matter() -> None:
 
 def test_infiniband_before_roce_even_when_roce_is_nearer() -> None:
     topology = machine("test-topo")
-    gpu = place_simulated(topology, 1, GIB, "n")[0]
+    gpu = simulated_gpus(topology, 1, GIB, "n")[0]
     near_roce = tuple(replace(n, numa_node=0 if n.kind == "roce" else 3) for n in topology.nics)
     binding = plan_bindings(replace(topology, nics=near_roce), [gpu], pus(topology))[0]
     assert binding.nics[0].kind == "infiniband"
@@ -94,19 +94,19 @@ def test_slow_ports_are_not_used() -> None:
 def test_slingshot_plans_an_interface_and_no_ucx_device() -> None:
     hsn = Nic("hsn0", "0000:c1:00.0", kind="slingshot", numa_node=0, interface="hsn0")
     topology = replace(SMALL, nics=(hsn,))
-    binding = plan_bindings(topology, place_simulated(topology, 1, GIB, "n"), pus(topology))[0]
+    binding = plan_bindings(topology, simulated_gpus(topology, 1, GIB, "n"), pus(topology))[0]
     assert binding.interface == "hsn0"
     assert network.ucx_env(binding) == ()
 
 
 def test_fewer_cores_than_workers_are_shared_and_said() -> None:
-    bindings = plan_bindings(SMALL, place_simulated(SMALL, 4, GIB, "n"), CpuSet([0, 1]))
+    bindings = plan_bindings(SMALL, simulated_gpus(SMALL, 4, GIB, "n"), CpuSet([0, 1]))
     assert [str(b.cpuset) for b in bindings] == ["0-1"] * 4
     assert all(b.shared_cores and "2 cores for 4 workers" in b.reasons[0] for b in bindings)
 
 
 def test_gpus_of_unknown_place_get_an_even_share_and_a_warning() -> None:
-    gpus = [replace(g, numa_node=None) for g in place_simulated(SMALL, 4, GIB, "n")]
+    gpus = [replace(g, numa_node=None) for g in simulated_gpus(SMALL, 4, GIB, "n")]
     bindings = plan_bindings(SMALL, gpus, pus(SMALL))
     assert [str(b.cpuset) for b in bindings] == ["0-1", "2-3", "4-5", "6-7"]
     assert {b.memory_policy for b in bindings} == {"none"}
@@ -114,13 +114,13 @@ def test_gpus_of_unknown_place_get_an_even_share_and_a_warning() -> None:
 
 
 def test_a_gpu_whose_node_was_not_granted_says_so() -> None:
-    gpu = replace(place_simulated(SMALL, 1, GIB, "n")[0], numa_node=0)
+    gpu = replace(simulated_gpus(SMALL, 1, GIB, "n")[0], numa_node=0)
     binding = plan_bindings(SMALL, [gpu], CpuSet([6, 7]))[0]
     assert binding.reasons == ("no core of its own NUMA node 0 for it: PUs 6-7 are on others",)
 
 
 def test_nothing_granted_or_a_gpu_twice_is_an_error() -> None:
-    gpu = place_simulated(SMALL, 1, GIB, "n")[0]
+    gpu = simulated_gpus(SMALL, 1, GIB, "n")[0]
     with pytest.raises(BindingError, match="no core is granted"):
         plan_bindings(SMALL, [gpu], CpuSet())
     with pytest.raises(BindingError, match="given twice"):
@@ -152,7 +152,7 @@ def test_a_worker_has_several_ports_where_there_are_more_of_them() -> None:
     """DGX-like: eight ports for four GPUs, two next to each; what is on another NUMA node is not taken."""
     nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i // 2, interface=f"ib{i}") for i in range(8))
     topology = replace(SMALL, nics=nics)
-    gpus = place_simulated(topology, 4, GIB, "n")
+    gpus = simulated_gpus(topology, 4, GIB, "n")
     bindings = plan_bindings(topology, gpus, pus(topology))
     assert [[n.name for n in b.nics] for b in bindings] == [[f"mlx5_{2 * i}", f"mlx5_{2 * i + 1}"] for i in range(4)]
     assert network.ucx_env(bindings[1]) == (("UCX_NET_DEVICES", "mlx5_2:1,mlx5_3:1"), ("UCX_MAX_RNDV_RAILS", "2"))
@@ -167,14 +167,14 @@ def test_cards_share_the_load_where_ports_leave_a_choice() -> None:
         Nic(f"mlx5_{i}", a, numa_node=0) for i, a in enumerate(["0000:41:00.0", "0000:41:00.1", "0000:42:00.0"])
     )
     topology = replace(SMALL, nics=nics)
-    gpus = tuple(replace(g, numa_node=0) for g in place_simulated(topology, 2, GIB, "n"))
+    gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
     assert {b.nics[0].pci for b in plan_bindings(topology, gpus, pus(topology))} == {"0000:41:00.0", "0000:42:00.0"}
 
 
 def test_rules_of_the_user_for_ports() -> None:
     nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=0, interface=f"ib{i}") for i in range(2))
     topology = replace(SMALL, nics=(*nics, Nic("eth0", "0000:50:00.0", kind="ethernet", interface="eth0")))
-    gpus = place_simulated(topology, 4, GIB, "n")
+    gpus = simulated_gpus(topology, 4, GIB, "n")
 
     def plan(rule: str | tuple[str, ...]) -> list[list[str]]:
         found = plan_bindings(topology, gpus, pus(topology), Settings(nics=rule))
@@ -209,7 +209,7 @@ def test_virtual_functions_are_used_only_where_there_is_nothing_else() -> None:
 
 
 def test_cores_reserved_and_counted() -> None:
-    gpus = place_simulated(SMALL, 2, GIB, "n")  # on NUMA nodes 0 and 2
+    gpus = simulated_gpus(SMALL, 2, GIB, "n")  # on NUMA nodes 0 and 2
 
     def plan(**wanted: object) -> list[str]:
         return [str(b.cpuset) for b in plan_bindings(SMALL, gpus, pus(SMALL), Settings(**wanted))]  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def test_reserved_cores_are_given_up_by_all_workers_and_leave_no_stray_core() ->
     """Two GPUs on the middle two of four NUMA nodes: nobody keeps a core of a third node for the sake of a number."""
     nodes = tuple(NumaNode(i, CpuSet(range(6 * i, 6 * i + 6)), GIB) for i in range(4))
     topology = Topology(nodes, tuple(CpuSet([i]) for i in range(24)))
-    gpus = tuple(replace(g, numa_node=i + 1) for i, g in enumerate(place_simulated(topology, 2, GIB, "n")))
+    gpus = tuple(replace(g, numa_node=i + 1) for i, g in enumerate(simulated_gpus(topology, 2, GIB, "n")))
 
     def plan(reserved: int) -> list[str]:
         found = plan_bindings(topology, gpus, pus(topology), Settings(reserved_cores=reserved))
@@ -244,7 +244,7 @@ def test_reserved_cores_are_given_up_by_all_workers_and_leave_no_stray_core() ->
 
 def test_local_cores_have_local_memory() -> None:
     """Nobody's memory is on NUMA nodes that the rule for cores leaves to nobody."""
-    gpus = tuple(replace(g, numa_node=i) for g, i in zip(place_simulated(SMALL, 2, GIB, "n"), (1, 2), strict=True))
+    gpus = tuple(replace(g, numa_node=i) for g, i in zip(simulated_gpus(SMALL, 2, GIB, "n"), (1, 2), strict=True))
 
     def memory(**wanted: object) -> list[str]:
         found = plan_bindings(SMALL, gpus, pus(SMALL), Settings(memory_policy="bind", **wanted))  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ def test_a_share_is_in_one_cache_where_one_has_room() -> None:
     cores = tuple(CpuSet([i]) for i in range(12))
     caches = tuple(CpuSet(range(i, i + 4)) for i in (0, 4, 8))
     topology = Topology((NumaNode(0, CpuSet(range(12)), GIB),), cores, l3=caches)
-    gpus = place_simulated(topology, 2, GIB, "n")
+    gpus = simulated_gpus(topology, 2, GIB, "n")
 
     def plan(allowed: range, **wanted: object) -> list[str]:
         found = plan_bindings(topology, gpus, CpuSet(allowed), Settings(**wanted))  # type: ignore[arg-type]
@@ -280,14 +280,14 @@ def test_a_share_is_in_one_cache_where_one_has_room() -> None:
 
 
 def test_local_cores_that_cannot_be_had_are_said() -> None:
-    gpus = tuple(replace(g, numa_node=0) for g in place_simulated(SMALL, 3, GIB, "n"))
+    gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(SMALL, 3, GIB, "n"))
     bindings = plan_bindings(SMALL, gpus, pus(SMALL), Settings(cores="local"))
     assert sorted(len(b.cpuset) for b in bindings) == [2, 3, 3]
     assert all("cores='local' cannot be had" in b.reasons[0] for b in bindings)
 
 
 def test_a_launchers_masks_are_respected_when_asked() -> None:
-    gpus = place_simulated(SMALL, 2, GIB, "n")
+    gpus = simulated_gpus(SMALL, 2, GIB, "n")
     masks = (CpuSet([6]), CpuSet([0, 1]))
     bindings = plan_bindings(SMALL, gpus, CpuSet([0, 1, 6]), masks=masks)
     assert [str(b.cpuset) for b in bindings] == ["6", "0-1"]
@@ -313,8 +313,8 @@ def test_a_mig_slice_is_alone_and_whole_gpus_see_whole_ones() -> None:
 @settings(deadline=None, max_examples=40)
 def test_simulated_gpus_are_spread_evenly_and_stable(name: str, count: int) -> None:
     topology = machine(name)
-    gpus = place_simulated(topology, count, GIB, "node0001")
-    assert gpus == place_simulated(topology, count, GIB, "node0001")
+    gpus = simulated_gpus(topology, count, GIB, "node0001")
+    assert gpus == simulated_gpus(topology, count, GIB, "node0001")
     assert len({g.pci for g in gpus}) == len({g.uuid for g in gpus}) == count
     assert [g.pci for g in gpus] == sorted(g.pci for g in gpus)
     loads = [sum(g.numa_node == n.os_index for g in gpus) for n in topology.numa_nodes]
@@ -324,7 +324,7 @@ def test_simulated_gpus_are_spread_evenly_and_stable(name: str, count: int) -> N
 
 def test_no_simulated_gpus_is_an_error() -> None:
     with pytest.raises(ConfigError, match="0 simulated GPUs"):
-        place_simulated(SMALL, 0, GIB, "n")
+        simulated_gpus(SMALL, 0, GIB, "n")
 
 
 def test_host_memory_is_divided_without_the_simulated_devices() -> None:

@@ -17,11 +17,11 @@ from scipy.optimize import linear_sum_assignment
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan.binding import place_simulated, plan_bindings
-from hpcgpu.plan.cores import split_cores, usable_cores
-from hpcgpu.plan.network import plan_nics
-from hpcgpu.plan.ports import NODE, Ports
-from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
+from hpcgpu.plan.binding.cores import split_cores, usable_cores
+from hpcgpu.plan.binding.network import plan_nics
+from hpcgpu.plan.binding.ports import NODE, Ports
+from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 
 
 def symmetric(packages: int, nodes: int, cores: int, gpus: int) -> Topology:
@@ -69,7 +69,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 def cases(draw: st.DrawFn) -> Case:
     """Some of a machine's GPUs in any order, some of its PUs, and options."""
     topology = draw(topologies())
-    everything = topology.gpus or place_simulated(topology, 4, GIB, "node")
+    everything = topology.gpus or simulated_gpus(topology, 4, GIB, "node")
     gpus = tuple(draw(st.lists(st.sampled_from(everything), min_size=1, unique=True)))
     lost = draw(st.sets(st.sampled_from(gpus)))
     gpus = tuple(replace(g, numa_node=None) if g in lost else g for g in gpus)

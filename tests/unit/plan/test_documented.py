@@ -10,8 +10,8 @@ from documented import DOCUMENTED, GRANTED, LUMI_CORES
 from paths import TOPOLOGIES
 
 from hpcgpu.model import Binding, CpuSet, WorkerSpec
-from hpcgpu.plan.binding import plan_bindings
-from hpcgpu.plan.overview import render_workers
+from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.views.overview import render_workers
 
 GOLDEN = TOPOLOGIES / "golden"
 

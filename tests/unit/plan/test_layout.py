@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hpcgpu.errors import ConfigError, LaunchError, WorldError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
 from hpcgpu.model.limit import Limit
-from hpcgpu.plan.layout import RankRecord, plan_layout
-from hpcgpu.plan.overview import render_workers
-from hpcgpu.plan.workers import NodeFacts, node_warnings, plan_workers
+from hpcgpu.plan.binding.layout import RankRecord, plan_layout
+from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
+from hpcgpu.plan.views.overview import render_workers
 
 WORLDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5).filter(
     lambda nodes: any(gpus for _, gpus in nodes)

@@ -11,9 +11,9 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan.memory import is_memory_asked, plan_host_memory, plan_memory_limit_bytes, share_of
-from hpcgpu.plan.overview import render_workers
-from hpcgpu.plan.workers import NodeFacts, plan_workers
+from hpcgpu.plan.binding.memory import is_memory_asked, plan_host_memory, plan_memory_limit_bytes, share_of
+from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
+from hpcgpu.plan.views.overview import render_workers
 
 GIB = 1 << 30
 NODE = HostMemory(64 * GIB, ALL_OF_THE_NODE)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.phase import (
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import (
     End,
     JobView,
     Phase,

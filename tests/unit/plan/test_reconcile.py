@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.job_facts import JobFacts
-from hpcgpu.plan.reconcile import Actions, Facts, Failures, Policy, reconcile
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Failures, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
 HELD = JobStatus(JobState.HELD, "PENDING", "JobHeldUser")

@@ -8,7 +8,7 @@ import pytest
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, Settings
-from hpcgpu.plan.request import plan_request
+from hpcgpu.plan.jobs.request import plan_request
 
 ARGV = ("hpcgpu", "launch")
 

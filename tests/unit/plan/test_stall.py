@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.plan.stall import Stall, look
+from hpcgpu.plan.jobs.stall import Stall, look
 
 
 def test_since_when_nothing_goes_on() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from lab import NUMBER, Lab
 
 from hpcgpu.batch import Slurm
-from hpcgpu.batch.offers import sinfo
+from hpcgpu.batch.slurm_answers import ask_offers
 from hpcgpu.model import Command, JobSpec
 
 SUBMIT = "sbatch --parsable -A project -o /dev/null "
@@ -249,7 +249,7 @@ def offers() -> None:
     """What sinfo says of nodes and limits, and why jobs wait that ask for more."""
     shell("scontrol update partitionname=low MaxTime=1:30:00 MaxNodes=2", "root")
     for queue in (None, "low", "low,high", "nosuch"):
-        run(line(sinfo(queue)))
+        run(line(ask_offers(queue)))
     more = submit(
         "-N5 --wrap true", "-p low -N3 --wrap true", "-p low -t 120 --wrap true", "-c 99 --wrap true",
         "-p low,high -N5 --wrap true",

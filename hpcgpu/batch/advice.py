@@ -1,0 +1,25 @@
+"""What to change of a job that waits for more than it may have, or than there is."""
+
+from __future__ import annotations
+
+import re
+
+# Reasons and comments of jobs that wait for ever unless they or the cluster change (Slurm 22.05.8: main.c, and tests;
+# OpenPBS: tests/data/batch/pbs). Nodes that are down have other words.
+_ADVICE = (
+    (r"PartitionNodeLimit|M(ax|in)Nodes?PerJob", "fewer nodes="),
+    (r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime", "a shorter walltime="),
+    (r"MaxGRESPerJob|resource: (ngpus|gpus)", "fewer gpus_per_node="),
+    (r"MaxCpuPerJob|resource: ncpus", "fewer cores_per_gpu="),
+    (r"MaxMem\w*PerJob|resource: mem", "less memory="),
+    (r"PartitionConfig|BadConstraints|Can Never Run", "less"),
+    (r"AccountNotAllowed|InvalidAccount", "another account="),
+    (r"Q[oO][sS]NotAllowed|InvalidQOS", "another --qos in job_extra_directives="),
+)
+_ELSEWHERE = ", or another queue="
+
+
+def advice(reason: str) -> str:
+    """Return what to ask for instead if a job waits for a reason that will not pass; empty for other reasons."""
+    found = next((text for pattern, text in _ADVICE if re.search(pattern, reason)), "")
+    return f"{found}{_ELSEWHERE}" if found else ""

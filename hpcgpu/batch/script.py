@@ -1,0 +1,158 @@
+"""The common parts of job scripts: users' options, parsed, and the body in bash."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import JobSpec
+
+_OPTION = re.compile(r"^#(?:SBATCH|PBS) (.+)$", re.MULTILINE)
+_WHERE = "job_extra_directives or job_directives_skip:"
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One option of a script: its name (``--constraint``), and its text in the script."""
+
+    key: str
+    text: str
+
+
+def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
+    """Return the script below its options; its exit code is that of the job's command.
+
+    ``index`` is the batch system's variable for an element's index in its array.
+    """
+    env = tuple(f"export {name}={shlex.quote(value)}" for name, value in spec.env)
+    command = f"{shlex.join(spec.argv)} {spec.arguments}".rstrip()
+    if not (spec.exit_file or spec.warn_s):
+        return (*before, *spec.prologue, *env, command, "")
+    # A bash that SIGTERM ends would write 0 to the file (5.2). So it catches the signal, in the prologue to end with
+    # 143.
+    file = exit_file(spec, index)
+    record = (f"trap {shlex.quote(f'code=$?; umask 77; echo $code > {file}')} EXIT",) if spec.exit_file else ()
+    first = (*record, "trap 'exit 143' TERM", "trap : USR1")
+    return (*before, *first, *spec.prologue, *env, *_waited_for(command), "")
+
+
+def exit_file(spec: JobSpec, index: str) -> str:
+    """Return the word of bash for the exit file of a job, or of each element of its array."""
+    return shlex.quote(spec.exit_file) + (f'."${index}"' if spec.count > 1 else "")
+
+
+def _waited_for(command: str) -> tuple[str, ...]:
+    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it.
+
+    Only the script gets that warning (Slurm's ``--signal=B:``), and bash handles it only in ``wait`` and ``read``, not
+    while a command runs in the foreground. After a caught signal ``wait`` forgets the exit code of a command that
+    ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first.
+    SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once
+    (Slurm 22.05.8).
+    """
+    return (
+        "{",  # read as a whole, so that a command that reads the script's stdin cannot eat the rest of it
+        "    exec {out}>&1",
+        "    job= warned=",
+        "    trap : TERM",
+        """    trap 'warned=1; kill -USR1 $job 2>/dev/null || :' USR1""",
+        "    exec {told}< <(",
+        # Caught, not ignored, also above: the command is to have SIGTERM's default.
+        "        trap : TERM USR1",
+        "        (",
+        # Ignored until srun, mpirun or the rank itself listens: an early warning must not end it.
+        "            trap '' USR1",
+        '            echo "$BASHPID"',
+        f"""            exec {command} >&"$out" {{out}}>&-""",
+        '        ) && echo 0 || echo "$?"',  # both: a prologue may have said `set -e`
+        "    )",
+        "    exec {out}>&-",
+        "    read -r job <&$told",
+        '    [ -z "$warned" ] || kill -USR1 "$job" 2>/dev/null || :',  # it came before it was known whose it is
+        # A signal that comes just before read waits is looked at when it returns (bash 5.2.15, under load).
+        # And one whose time is over may have taken a part of the line: 0, and then there is only the line's end.
+        "    code=",
+        "    until read -r -t 5 part <&$told; ended=$?; code+=$part; ((ended <= 128)); do :; done",
+        '    exit "${code:-137}"',  # no exit code was told: the waiting bash was killed
+        "}",
+    )
+
+
+def requested(script: str) -> str:
+    """Return the options of a job script on one line."""
+    return " ".join(_OPTION.findall(script))
+
+
+def options_in(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield (option, value) for each option of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``.
+
+    Raises
+    ------
+    ConfigError
+        Not options, or a value with a blank that is not quoted.
+
+    """
+    refuse_control(text, "job_extra_directives")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{_WHERE} {text!r} is no option for the batch system: {error}") from error
+    if not words or not words[0].startswith("-") or words[0] in ("-", "--"):
+        raise ConfigError(
+            f"{_WHERE} {text!r} is no option for the batch system; allowed: '--constraint=a100', '-C a100'"
+        )
+    option: str | None = None
+    value: str | None = None
+    for word in words:
+        if word.startswith("-"):
+            if option:
+                yield option, value
+            option, value = split_option(word)
+        elif value is None:
+            value = word
+        else:
+            raise ConfigError(
+                f"{_WHERE} {text!r}: {word!r} belongs to no option; quote a value with blanks, or give two options"
+            )
+    if option:
+        yield option, value
+
+
+def split_option(word: str) -> tuple[str, str | None]:
+    """Return (``--a``, ``b``) of ``--a=b``, and (``-a``, ``b``) of ``-ab``."""
+    if word.startswith("--"):
+        name, equals, value = word.partition("=")
+        return name, value if equals else None
+    return word[:2], word[2:].removeprefix("=") or None
+
+
+def merge(
+    ours: list[Directive],
+    extra: list[Directive],
+    skipped: tuple[str, ...],
+    key: Callable[[str], set[str]],
+    refused: Mapping[str, str],
+) -> list[Directive]:
+    """Return our options that the user neither skips nor gives, then the user's, in their order.
+
+    ``refused`` are the options that the user may not give, each with what to do instead.
+
+    Options are compared by name (``key`` knows the short names), never as parts of a text: with dask-jobqueue 0.9 and
+    ``job_directives_skip=["-n"]`` the partition is lost if its name contains "-n".
+    """
+    for directive in extra:
+        if instead := refused.get(directive.key):
+            raise ConfigError(f"job_extra_directives: {directive.text!r} is not for this: {instead}")
+    gone = {found for text in skipped for found in key(text)} | {d.key for d in extra}
+    return [d for d in ours if d.key not in gone and d.key.partition(" ")[0] not in gone] + extra
+
+
+def refuse_control(value: str, what: str) -> str:
+    """Return the value, or raise ConfigError if it has a line break or another control character."""
+    if found := _CONTROL.search(value):
+        raise ConfigError(f"{what}: {value!r} has the character {found[0]!r}, which no line of a script can carry")
+    return value

@@ -1,0 +1,177 @@
+"""Migration hints: options of dask-jobqueue, dask-cuda and distributed that mean something else here, or nothing.
+
+Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`. All others are in these tables:
+users are told what to write instead, and nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hpcgpu.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What to write instead of another package's option, and the values for which the default behaviour is right."""
+
+    instead: str
+    harmless: tuple[object, ...] = ()
+
+    def is_harmless(self, value: object) -> bool:
+        """Return whether the value, or its text from the environment, can be ignored."""
+        # By text, since True == 1 and processes=1 is not processes=True.
+        return str(value).lower() in {str(h).lower() for h in self.harmless}
+
+
+UCX = "UCX chooses its transports itself; leave it out, or give env={'UCX_TLS': '...'}"
+WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
+SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
+PORTS = "ports are free ones, found at start; interface says on which network"
+ADDRESS = "addresses are found at start; interface says on which network"
+DASHBOARD = "the dashboard is on loopback, on a free port behind a secret: dashboard=True or False"
+LIFETIME = "walltime says how long the job lives, and drain how long before its end workers hand their data to others"
+PRELOAD = "workers load nothing at start; Client.register_plugin, once the cluster is there, does it in all of them"
+ARGUMENTS = "a worker's options are options of the cluster: nthreads, memory_limit, resources, local_directory, env"
+
+# dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
+JOBQUEUE: Mapping[str, Hint] = MappingProxyType(
+    {
+        "processes": Hint("there is one worker per GPU: give gpus_per_node", (True,)),
+        "n_workers": Hint("there is one worker per GPU: give nodes and gpus_per_node"),
+        "job_cpu": Hint("give cores_per_gpu, the cores asked for each GPU"),
+        "job_mem": Hint("give memory, the memory asked for on each node"),
+        "ncpus": Hint("give cores_per_gpu, the cores asked for each GPU"),
+        "mem": Hint("give memory, the memory asked for on each node"),
+        "resource_spec": Hint(
+            "it is written from nodes, gpus_per_node, cores_per_gpu and memory; what a site adds to each chunk "
+            "stands in its site file (dialect.resources)"
+        ),
+        "job_extra": Hint("give job_extra_directives"),
+        "header_skip": Hint("give job_directives_skip: whole options, not parts of lines"),
+        "job_script_epilogue": Hint(
+            "the job ends with the ranks and has their exit code; do what comes after in the script itself"
+        ),
+        "shebang": Hint("the job script is bash; shell lines before the command are job_script_prologue"),
+        "submit_command_extra": Hint("give job_extra_directives"),
+        "extra": Hint(ARGUMENTS),
+        "worker_extra_args": Hint(ARGUMENTS, ((), [])),
+        "worker_command": Hint(WATCHED),
+        "nanny": Hint(WATCHED, (True,)),
+        "scheduler_cls": Hint(SCHEDULER),
+        "scheduler_options": Hint(SCHEDULER, ({},)),
+        "shared_temp_directory": Hint("certificates need no shared folder; leave it out"),
+        "config_name": Hint("the section of the dask configuration is hpcgpu; site names a site file"),
+        "silence_logs": Hint("no log is silenced, those of the job go to log_directory", (False,)),
+    }
+)
+# dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
+DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
+    {
+        "CUDA_VISIBLE_DEVICES": Hint("the batch system grants the GPUs: give gpus_per_node"),
+        "default_statistics": Hint("RMM's statistics are not kept; rmm_track_allocations counts", (False,)),
+        "data": Hint("workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory"),
+        "shared_filesystem": Hint("spilled data goes to local_directory, which is never shared between workers"),
+        "enable_tcp_over_ucx": Hint(UCX),
+        "enable_infiniband": Hint(UCX),
+        "enable_nvlink": Hint(UCX),
+        "enable_rdmacm": Hint(UCX),
+        "log_spilling": Hint("what is spilled is in the workers' metrics; leave it out", (False, True)),
+        "worker_class": Hint(WATCHED),
+        "pre_import": Hint(PRELOAD),
+        "start": Hint("the cluster starts when it is made"),
+        "host": Hint(ADDRESS),
+        "ip": Hint(ADDRESS),
+        "contact_address": Hint(ADDRESS),
+        "scheduler_port": Hint(PORTS, (0,)),
+        "port": Hint(PORTS, (0,)),
+        "dashboard_address": Hint(DASHBOARD),
+        "worker_dashboard_address": Hint("workers have no web server; " + DASHBOARD),
+        "http_prefix": Hint(DASHBOARD),
+        "services": Hint("gone from distributed; leave it out"),
+        "worker_services": Hint("gone from distributed; leave it out"),
+        "service_kwargs": Hint(DASHBOARD),
+        "blocked_handlers": Hint(SCHEDULER, ((), [])),
+        "scheduler_kwargs": Hint(SCHEDULER, ({},)),
+        "scheduler_sync_interval": Hint("give distributed's configuration; leave it out", (1,)),
+        "plugins": Hint("give them to the running cluster: Client.register_plugin", ((), [])),
+        "preload": Hint(PRELOAD),
+        "preload_argv": Hint(PRELOAD),
+        "lifetime": Hint(LIFETIME),
+        "lifetime_stagger": Hint(LIFETIME),
+        "lifetime_restart": Hint(LIFETIME, (False,)),
+        "executor": Hint("nthreads says how many threads a worker has"),
+        "config": Hint(
+            "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, ~/.config/dask"
+        ),
+    }
+)
+# Options of dask worker (distributed 2026.8) that "python -m hpcgpu.worker" does not have; others are in DASK_CUDA.
+DASK_WORKER: Mapping[str, Hint] = MappingProxyType(
+    {
+        "nanny": Hint(WATCHED),
+        "worker_port": Hint(PORTS),
+        "nanny_port": Hint(PORTS),
+        "listen_address": Hint(ADDRESS),
+        "scheduler_sni": Hint("certificates are checked by their signer, not by names of hosts; leave it out"),
+        "pid_file": Hint("the batch system knows its job; in a shell: echo $$ > FILE; exec python -m hpcgpu.worker"),
+        "dashboard_address": Hint("workers have no web server; leave it out"),
+        "dashboard_prefix": Hint("workers have no web server; leave it out"),
+    }
+)
+HINTS: Mapping[str, Hint] = MappingProxyType({**JOBQUEUE, **DASK_CUDA})
+
+
+def read_local_cuda(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """Translate the keywords of dask-cuda's LocalCUDACluster for a cluster on this machine.
+
+    Parameters
+    ----------
+    given : Mapping of str to object
+        Keywords as users write them for LocalCUDACluster, ours among them.
+
+    Returns
+    -------
+    tuple of dict and dict
+        Keywords for :func:`hpcgpu.config.layers.read_settings`, and variables that the ranks start
+        with (``CUDA_VISIBLE_DEVICES``: which GPUs are granted).
+
+    Raises
+    ------
+    ConfigError
+        No GPU, or more workers than GPUs. What has no meaning here is left to ``read_settings``, which
+        names the replacement.
+
+    """
+    ours = dict(given)
+    environ: dict[str, str] = {}
+    visible = ours.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        devices = [d.strip() for d in visible.split(",")] if isinstance(visible, str) else _devices(visible)
+        if not any(devices) or not all(devices) or len(set(devices)) < len(devices):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES={visible!r}: no GPU, or one twice; allowed: indices or UUIDs such as '0,1'"
+            )
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    workers = ours.pop("n_workers", None)
+    if workers is not None:
+        if ours.get("gpus_per_node") not in (None, workers):
+            raise ConfigError(f"n_workers={workers!r} with gpus_per_node={ours['gpus_per_node']!r}: say one of them")
+        if visible is not None and isinstance(workers, int) and workers > len(devices):
+            raise ConfigError(
+                f"n_workers={workers} with {len(devices)} GPUs in CUDA_VISIBLE_DEVICES: one worker per GPU"
+            )
+        ours["gpus_per_node"] = workers
+    if ours.get("protocol") == "ucxx":
+        ours["protocol"] = "ucx"
+    return ours, environ
+
+
+def _devices(visible: object) -> list[str]:
+    if isinstance(visible, int) and not isinstance(visible, bool):
+        return [str(visible)]
+    if not isinstance(visible, (list, tuple)) or any(isinstance(d, bool) for d in visible):
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible!r}; allowed: text such as '0,1', or a list")
+    return [str(d).strip() for d in visible]

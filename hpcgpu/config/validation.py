@@ -1,0 +1,129 @@
+"""Validation of settings that depend on each other."""
+
+from __future__ import annotations
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.settings import CUDF, RMM, Settings, options, user_name
+from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.model.site import Site
+
+LIBRARIES = ("cupy", "torch")  # those for which RMM has an allocator (rmm.allocators, 26.10), but for numba
+
+
+def check_settings(settings: Settings, site: Site | None = None) -> None:
+    """Raise if values contradict each other, or do not fit the site's nodes.
+
+    Raises
+    ------
+    ConfigError
+        The message has both values, and where they were set.
+
+    """
+    _check_trust(settings)
+    _check_network(settings, site)
+    _check_gpus(settings, site)
+    _check_rapids(settings)
+
+
+def check_submission(settings: Settings, site: Site | None) -> None:
+    """Raise if a setting is missing without which the site refuses a batch job.
+
+    Raises
+    ------
+    ConfigError
+        The message has the name of each missing setting.
+
+    """
+    if site is None:
+        return
+    by_name = {user_name(f): getattr(settings, f.name) for f in options()}
+    missing = [name for name in site.required if by_name[name] in (None, (), "")]
+    if missing:
+        raise ConfigError(
+            f"site {site.name} refuses a job without {' and '.join(missing)}: give "
+            f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
+        )
+
+
+def _check_trust(settings: Settings) -> None:
+    where, protocol = settings.where, settings.protocol
+    if protocol == "ucx" and settings.security:
+        raise ConfigError(
+            f"protocol='ucx' (set by {where('protocol')}) with security=True (set by {where('security')}): UCX cannot "
+            "encrypt; leave security out and accept it, or take protocol='tls'"
+        )
+    if protocol == "tls" and settings.security is False:
+        raise ConfigError(
+            f"protocol='tls' (set by {where('protocol')}) with security=False (set by {where('security')}): "
+            "leave one of the two out; without TLS it is protocol='tcp'"
+        )
+    if protocol == "tcp" and settings.security:
+        raise ConfigError(
+            f"protocol='tcp' (set by {where('protocol')}) with security=True (set by {where('security')}): tcp is not "
+            "encrypted; leave protocol out, or take protocol='tls'"
+        )
+
+
+def _check_network(settings: Settings, site: Site | None) -> None:
+    if settings.protocol == "ucx" and "rendezvous" in settings.sources and settings.rendezvous == "mpi":
+        raise ConfigError(
+            f"{settings.said('rendezvous')} with {settings.said('protocol')}: MPI brings a UCX of its own into the "
+            "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
+        )
+    if settings.protocol == "ucx" and site is not None and not site.ucx:
+        raise ConfigError(
+            f"{settings.said('protocol')} on {site.name}: UCX has no transport for this site's network; leave protocol "
+            "out, which gives tls on the nearest interface"
+        )
+
+
+def _check_gpus(settings: Settings, site: Site | None) -> None:
+    wanted = settings.gpus_per_node
+    if wanted is None:
+        return
+    said = f"gpus_per_node={wanted} (set by {settings.where('gpus_per_node')})"
+    if settings.gpus is not None:
+        count = parse_simulated(settings.gpus).per_node
+        if count != wanted:
+            raise ConfigError(
+                f"{said}, but gpus={settings.gpus!r} (set by {settings.where('gpus')}) makes {count} on each node; "
+                f"leave gpus_per_node out"
+            )
+    elif site is not None and site.gpus_per_node is not None and wanted > site.gpus_per_node:
+        raise ConfigError(
+            f"{said}, but a node of {site.name} has {site.gpus_per_node}; "
+            f"allowed: 1 to {site.gpus_per_node}, and more by nodes="
+        )
+
+
+def _check_rapids(settings: Settings) -> None:
+    said = settings.said
+    wanted = [name for name in (*RMM, *CUDF) if getattr(settings, name)]
+    if wanted and settings.gpus is not None:
+        raise ConfigError(
+            f"{said(wanted[0])} with {said('gpus')}: simulated GPUs have neither RMM nor cuDF; leave one of the two out"
+        )
+    if settings.rmm_async and settings.rmm_managed_memory:
+        raise ConfigError(
+            f"{said('rmm_async')} with {said('rmm_managed_memory')}: CUDA's asynchronous allocator gives no managed "
+            "memory; leave one of the two out"
+        )
+    if settings.rmm_release_threshold and not settings.rmm_async:
+        raise ConfigError(f"{said('rmm_release_threshold')} is for rmm_async=True only; give it too, or leave it out")
+    if settings.rmm_maximum_pool_size and not (settings.rmm_pool_size or settings.rmm_async):
+        raise ConfigError(
+            f"{said('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or rmm_async=True too, or leave it out"
+        )
+    pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
+    # A fraction and bytes are compared later, when the GPU's size is known.
+    if pool and most and pool.is_part == most.is_part and float(most.given) < float(pool.given):
+        raise ConfigError(
+            f"{said('rmm_maximum_pool_size')} is less than {said('rmm_pool_size')}; allowed: as much, or more"
+        )
+    if unknown := [name for name in settings.rmm_libraries if name not in LIBRARIES]:
+        raise ConfigError(
+            f"{said('rmm_allocator_external_lib_list')}: RMM has no allocator for {unknown[0]!r}; "
+            f"allowed: {', '.join(LIBRARIES)}"
+        )
+    if settings.cudf_spill_stats and not settings.enable_cudf_spill:
+        raise ConfigError(f"{said('cudf_spill_stats')} without enable_cudf_spill=True; give both, or neither")

@@ -1,0 +1,1 @@
+"""Pictures of a node and its bindings, as SVG. Pure."""

@@ -1,0 +1,267 @@
+"""The layout of a node's picture: packages, NUMA nodes, cores, GPUs, ports, and the legend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
+from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_words
+from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
+from hpcgpu.plan.views.explain import counted, port_name
+
+WIDTH = 1200
+MARGIN = 24
+_PAD = 10
+_CORE_WIDTH, _CORE_WIDEST, _CORE_HEIGHT, _CORE_GAP = 22, 46, 20, 3
+_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 230, 122, 150  # at least
+_TAGS_ACROSS = 8  # in a core that workers share
+_KINDS = {
+    "infiniband": "InfiniBand",
+    "roce": "RoCE",
+    "slingshot": "Slingshot",
+    "opa": "Omni-Path",
+    "efa": "EFA",
+    "usnic": "usNIC",
+    "ethernet": "Ethernet",
+}
+_MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
+
+
+# --- tiles -----------------------------------------------------------------------------------------------------
+
+
+def machine(node: Node, y: float) -> tuple[Tile, ...]:
+    """Return the packages in one column, or in two if each has one NUMA node; then the parts of unknown locality."""
+    packages: dict[int, list[NumaNode]] = {}
+    for n in sorted(node.topology.numa_nodes, key=lambda n: (n.package, n.os_index)):
+        packages.setdefault(n.package, []).append(n)
+    most = max((len(nodes) for nodes in packages.values()), default=1)
+    beside = 2 if most == 1 and len(packages) > 1 else 1
+    makers = [partial(_package, node, number, nodes, min(most, 4)) for number, nodes in packages.items()]
+    out = in_rows(makers, MARGIN, y, WIDTH - 2 * MARGIN, beside)
+    lost = _parts(
+        node,
+        "unknown",
+        ("locality unknown", "", "nobody told which NUMA node these are on"),
+        node.contents_of(None),
+        MARGIN,
+        bottom(out, y - GAP) + GAP,
+        WIDTH - 2 * MARGIN,
+    )
+    return (*out, lost) if lost.inside else out
+
+
+def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x: float, y: float, width: float) -> Tile:
+    inner = width - 2 * _PAD
+    makers = [partial(_numa_node, node, n) for n in numa]
+    inside = in_rows(makers, x + _PAD, y + 26, inner, columns)
+    others = [partial(_memory, m) for m in node.of_package(number)]
+    below = in_rows(others, x + _PAD, bottom(inside, y) + GAP, inner, columns_for(inner, _MEMORY_WIDTH))
+    inside = (*inside, *below)
+    texts = (Text(x + _PAD, y + 18, f"package {number}", 12, bold=True),)
+    return Tile("package", Box(x, y, width, bottom(inside, y + 26) + _PAD - y), texts, inside)
+
+
+def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
+    contents = node.contents_of(numa.os_index)
+    words = f"{counted(len(contents.cores), 'core')}, PUs {numa.cpuset}"
+    return _parts(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), words), contents, x, y, width)
+
+
+def _parts(
+    node: Node, kind: str, header: tuple[str, str, str], contents: NumaContents, x: float, y: float, width: float
+) -> Tile:
+    """Return a box with a header, and cores, GPUs, ports and other memory below each other."""
+    title, right, words = header
+    left, inner = x + _PAD, width - 2 * _PAD
+    texts = [Text(left, y + 18, title, 12, bold=True), Text(left, y + 32, fit(words, inner, 10), 10)]
+    if right:
+        texts.append(Text(left + inner, y + 18, right, 11, anchor="end"))
+    inside = list(_cores(node, contents.cores, left, y + 40, inner))
+    groups: list[tuple[Sequence[Callable[[float, float, float], Tile]], float]] = [
+        ([partial(_gpu, node, g) for g in contents.gpus], _GPU_WIDTH),
+        ([partial(_port, node, n) for n in contents.nics], _PORT_WIDTH),
+        ([partial(_memory, m) for m in contents.memories], _MEMORY_WIDTH),
+    ]
+    for makers, smallest in groups:
+        top = bottom(inside, y + 40 - GAP) + GAP
+        inside += in_rows(makers, left, top, inner, columns_for(inner, smallest))
+    return Tile(kind, Box(x, y, width, bottom(inside, y + 32) + _PAD - y), tuple(texts), tuple(inside))
+
+
+def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float) -> list[Tile]:
+    """Return a small box for each core, in rows of about equal length; wider where workers share it, for their tags."""
+    owners = [node.of_core(c) for c in cores]
+    most = max((len(o) for o in owners), default=0)
+    high = math.ceil(most / _TAGS_ACROSS) * TAG + 3 if most > 1 else _CORE_HEIGHT
+    fitting = int((width + _CORE_GAP) // (_CORE_WIDTH + _CORE_GAP))
+    columns = math.ceil(len(cores) / math.ceil(len(cores) / fitting)) if cores else 1
+    wide = min(_CORE_WIDEST, (width + _CORE_GAP) / columns - _CORE_GAP)
+    out: list[Tile] = []
+    left, top = x, y
+    for core, workers in zip(cores, owners, strict=True):
+        own = wide if len(workers) < 2 else min(len(workers), _TAGS_ACROSS) * TAG + 3
+        if left + own > x + width + 0.01:  # widths are fractions
+            left, top = x, top + high + _CORE_GAP
+        box = Box(left, top, own, high)
+        left = box.right + _CORE_GAP
+        label = str(workers[0]) if len(workers) == 1 else ""
+        texts = (Text(box.x + own / 2, box.y + high / 2 + 4, label, 10, anchor="middle"),) if label else ()
+        inside = tags(workers, box.x + 2.5, box.y + 2.5, own - 3) if len(workers) > 1 else ()
+        said = f"PU{'s' if len(core) > 1 else ''} {core}: {node.said_of(workers)}"
+        out.append(Tile("core", box, texts, inside, workers, said))
+    return out
+
+
+def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
+    workers = node.of_gpu(gpu)
+    name = gpu_name(gpu)
+    room = width - 3 * 8 - min(len(workers), 2) * TAG
+    lines = (f"GPU {node.gpus.index(gpu)} · {name}", " · ".join(filter(None, (gpu.pci, _size(gpu)))))
+    texts = (
+        Text(x + 8, y + 16, fit(lines[0], room, 11, bold=True), 11, bold=True),
+        Text(x + 8, y + 31, fit(lines[1], room, 10), 10),
+    )
+    marks = tags(workers, x + width - 8 - min(len(workers), 2) * TAG + 2, y + 5, 2 * TAG)
+    height = max(38.0, bottom(marks, y) + 5 - y)
+    said = ", ".join(filter(None, (lines[0], gpu.model, gpu.pci, gpu.uuid, _size(gpu), node.said_of(workers))))
+    return Tile("gpu", Box(x, y, width, height), texts, marks, workers, said)
+
+
+def _size(gpu: Gpu) -> str:
+    return gib(gpu.memory_bytes) if gpu.memory_bytes else ""
+
+
+def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
+    workers = node.of_port(nic)
+    rate = f"{nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
+    beside = nic.interface if nic.interface and nic.interface != nic.name else ""
+    known = nic.state != "unknown"
+    kind = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if known else "")
+    rest = (beside, rate, "VF" if nic.virtual else "", "" if known else "state unknown")
+    lines = [kind, ", ".join(filter(None, rest))]
+    room = width - 14
+    texts = [Text(x + 7, y + 15, fit(port_name(nic), room, 11, bold=True), 11, bold=True)]
+    texts += [Text(x + 7, y + 28 + 13 * i, fit(line, room, 10), 10) for i, line in enumerate(filter(None, lines))]
+    end = texts[-1].y + 6
+    marks = tags(workers, x + 7, end + 1, room)
+    said = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.said_of(workers))))
+    box = Box(x, y, width, bottom(marks, end) + (5 if marks else 0) - y)
+    return Tile("port", box, tuple(texts), marks, tooltip=said, crossed=not nic.active)
+
+
+def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
+    lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
+    texts = tuple(Text(x + 7, y + 15 + 13 * i, fit(line, width - 14, 10), 10) for i, line in enumerate(lines))
+    return Tile("memory", Box(x, y, width, 34), texts, tooltip=", ".join(lines))
+
+
+# --- the whole, and what stands below the machine --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A laid-out picture, ``WIDTH`` wide."""
+
+    height: float
+    texts: tuple[Text, ...]
+    tiles: tuple[Tile, ...]
+
+
+def lay_out(node: Node) -> Picture:
+    """Return the picture of the node: title, machine, legend, words."""
+    topology = node.topology
+    inner = WIDTH - 2 * MARGIN
+    counts = [
+        (len({n.package for n in topology.numa_nodes}), "package"),
+        (len(topology.numa_nodes), "NUMA node"),
+        (len(node.cores), "core"),
+        (len({pu for c in node.cores for pu in c}), "PU"),
+        (len(node.gpus), "GPU"),
+        (len(topology.nics), "network port"),
+    ]
+    words = ", ".join(counted(n, what) for n, what in counts if n)
+    source = f"; source: {topology.source}" if topology.source else ""
+    texts = (
+        Text(MARGIN, 40, fit(topology.name or "a node", inner, 20, bold=True), 20, bold=True),
+        Text(MARGIN, 60, fit(words + source, inner, 12), 12),
+    )
+    tiles = [*machine(node, 74)]
+    tiles += _samples(tiles, bottom(tiles, 74) + 12)
+    tiles += _legend(node, bottom(tiles, 74) + 12)
+    tiles += _words(node, bottom(tiles, 74) + 10)
+    return Picture(bottom(tiles, 74) + MARGIN, texts, tuple(tiles))
+
+
+def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
+    """Return what grey, stripes and crosses mean, where the picture has them."""
+    everything = list(walk(tiles))
+    cores = [t for t in everything if t.kind == "core"]
+    shown = [
+        (any(not t.workers for t in cores), Tile("core", Box(0, 0, 22, 20)), "core of no worker"),
+        (
+            any(len(t.workers) > 1 for t in cores),
+            Tile("core", Box(0, 0, 2 * TAG + 3, 20), workers=(0, 1)),
+            "core that several workers share",
+        ),
+        (any(t.crossed for t in everything), Tile("port", Box(0, 0, 30, 20), crossed=True), "port that is not active"),
+    ]
+    out: list[Tile] = []
+    x = float(MARGIN)
+    for there, tile, words in shown:
+        if there:
+            box = Box(x, y, tile.box.width, tile.box.height)
+            marks = tags(tile.workers, x + 2.5, y + 2.5, box.width)
+            out.append(replace(tile, kind=f"sample {tile.kind}", box=box, inside=marks))
+            text = Text(box.right + 8, y + 14, words, 11)
+            out.append(Tile("words", Box(text.x, y, text.box.width, 20), (text,)))
+            x = text.box.right + 28
+    return out
+
+
+def _legend(node: Node, y: float) -> list[Tile]:
+    """Return a row for each worker."""
+    columns = (("worker", 150.0), ("GPU", 240.0), ("cores", 352.0), ("memory", 190.0), ("network port", 220.0))
+    rows = [([name for name, _ in columns], -1)] if node.bindings else []
+    rows += [(list(worker_words(node, i)), i) for i in range(len(node.bindings))]
+    out: list[Tile] = []
+    for words, worker in rows:
+        x, texts = float(MARGIN), []
+        for (_, width), cell in zip(columns, words, strict=False):
+            left = x + (TAG + 6 if x == MARGIN else 0)
+            lines = wrap(cell, x + width - 12 - left, 11)
+            texts += [Text(left, y + 14 + 14 * i, line, 11, bold=worker < 0) for i, line in enumerate(lines)]
+            x += width
+        marks = tags((worker,), MARGIN, y + 2, TAG) if worker >= 0 else ()
+        height = max(t.y for t in texts) + 6 - y
+        out.append(Tile("row", Box(MARGIN, y, WIDTH - 2 * MARGIN, height), tuple(texts), marks))
+        y += height
+    return out
+
+
+def _words(node: Node, y: float) -> list[Tile]:
+    """Return the reasons, each with all workers that it holds for, and the topology's warnings."""
+    reasons: dict[str, list[int]] = {}
+    for i, binding in enumerate(node.bindings):
+        for reason in binding.reasons:
+            reasons.setdefault(reason, []).append(i)
+    said = [] if node.bindings else ["no worker is planned"]
+    said += [f"worker{'s' if len(who) > 1 else ''} {CpuSet(who)}: {reason}" for reason, who in reasons.items()]
+    said += [f"note: {warning}" for warning in node.topology.warnings]
+    out: list[Tile] = []
+    for words in said:
+        lines = wrap(words, WIDTH - 2 * MARGIN, 11)
+        texts = tuple(Text(MARGIN, y + 12 + 14 * i, line, 11) for i, line in enumerate(lines))
+        out.append(Tile("words", Box(MARGIN, y, WIDTH - 2 * MARGIN, 14 * len(lines) + 3), texts))
+        y = out[-1].box.bottom
+    return out
+
+
+def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:
+    """Return the tiles and all that are inside them."""
+    for tile in tiles:
+        yield tile
+        yield from walk(tile.inside)

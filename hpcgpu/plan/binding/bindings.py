@@ -1,0 +1,195 @@
+"""The binding of each worker of one node: cores, memory and network ports near its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hpcgpu.errors import BindingError, ConfigError
+from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
+from hpcgpu.plan.binding.cores import split_cores_with_cpu_workers, usable_cores
+from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_of_cpu_workers
+from hpcgpu.plan.binding.network import plan_nics
+
+_DEFAULTS = Settings()
+
+
+def plan_bindings(
+    topology: Topology,
+    gpus: Sequence[Gpu],
+    allowed: CpuSet,
+    wanted: Settings = _DEFAULTS,
+    allowed_nodes: CpuSet | None = None,
+    masks: Sequence[CpuSet] = (),
+    cpu_workers: int = 0,
+) -> tuple[Binding, ...]:
+    """Return the bindings of one node's workers, in the order of ``gpus``; the plan does not depend on it.
+
+    Parameters
+    ----------
+    topology : Topology
+        Of this node: names of ports differ between the nodes of a cluster.
+    gpus : sequence of Gpu
+        The granted GPUs, each once; ``numa_node`` is the locality of each.
+    allowed : CpuSet
+        PUs that this job may use, by its cgroup and its launcher's mask.
+    wanted : Settings
+        ``nthreads``, ``workers_per_gpu`` (workers of one GPU follow each other), and the options of bindings.
+    allowed_nodes : CpuSet, optional
+        NUMA nodes that this job may use; default: all.
+    masks : sequence of CpuSet, optional
+        A mask for each worker, which bounds its cores (``respect_launcher``).
+    cpu_workers : int
+        Workers without a GPU, which come last. Each has ``nthreads`` cores, or an even share if that is less.
+
+    Returns
+    -------
+    tuple of Binding
+        Cores are whole, inside ``allowed``, and disjoint. If there are fewer cores than workers, each worker has
+        all of them, and ``shared_cores`` is set.
+
+    Raises
+    ------
+    BindingError
+        No core is allowed, or a GPU is given twice.
+    ConfigError
+        The options ask for cores or ports that the node does not have.
+
+    """
+    _check(topology, gpus, allowed)
+    each = wanted.workers_per_gpu
+    order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
+    workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
+    positions = [*(i * each + k for i in order for k in range(each)), *range(len(gpus) * each, len(workers))]
+    inside = [masks[p] & allowed if masks else allowed for p in positions]
+    planned = dict(zip(positions, _plan(topology, workers, inside, wanted, allowed_nodes), strict=True))
+    return tuple(planned[p] for p in sorted(planned))
+
+
+def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
+    names = [(g.pci, g.uuid) for g in gpus]
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
+    if not usable_cores(topology, allowed):
+        raise BindingError(f"no core is granted to this process (allowed PUs: {str(allowed) or 'none'}): bind to what?")
+
+
+def _plan(
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings, allowed_nodes: CpuSet | None
+) -> list[Binding]:
+    """Return the bindings of the workers, given in PCI order, those without a GPU last."""
+    own = [g for g in workers if g]
+    cores = _cores(topology, workers, masks, wanted)
+    cpusets, rule = [c for c, _, _ in cores], wanted.memory_policy
+    near, others = cpusets[: len(own)], cpusets[len(own) :]
+    homes, divide_all = [g.numa_node for g in own], wanted.cores == "all"
+    memory = (
+        *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, divide_all=divide_all),
+        *plan_memory_nodes_of_cpu_workers(topology, others, allowed_nodes, rule),
+    )
+    # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
+    ports = (
+        *plan_nics(topology, own, wanted.nics),
+        *plan_nics(topology, [gpu_at(topology, c) for c in others], wanted.nics),
+    )
+    out = []
+    for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
+        binding = Binding(
+            cpuset=cpuset,
+            gpus=_visible(gpu, own),
+            nics=port.nics,
+            memory_policy=policy,
+            memory_nodes=nodes,
+            interface=port.interface,
+            shared_cores=shared,
+        )
+        out.append(replace(binding, reasons=(*notes, *_core_reasons(topology, gpu, binding), *port.reasons)))
+    return out
+
+
+def _visible(gpu: Gpu | None, own: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that the worker sees: all whole ones, its own first.
+
+    A slice is alone: CUDA takes one slice per process, and slices have no IPC.
+    """
+    if gpu is None or gpu.mig:
+        return (gpu,) if gpu else ()
+    whole = list(dict.fromkeys(g for g in own if not g.mig))
+    first = whole.index(gpu)
+    return tuple(whole[first:] + whole[:first])
+
+
+def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
+    """Return an imagined GPU near these PUs: a worker without a GPU gets the ports that such a GPU would get."""
+    nearest = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
+    return Gpu("", vendor="", numa_node=nearest.os_index if nearest and nearest.cpuset & cpuset else None)
+
+
+def _cores(
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings
+) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
+    """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
+    out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
+    for mask in dict.fromkeys(masks):
+        mine = [i for i, m in enumerate(masks) if m == mask]
+        cores = usable_cores(topology, mask)
+        if not cores:
+            raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
+        homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
+        others, threads = len(mine) - len(homes), wanted.nthreads
+        found = split_cores_with_cpu_workers(
+            topology, cores, homes, others, threads, wanted.cores, wanted.reserved_cores
+        )
+        notes = (found.note,) if found.note else ()
+        shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
+        if len(cores) < len(mine):
+            few = f"{len(cores)} core{'s' if len(cores) > 1 else ''} for {len(mine)} workers"
+            notes = (*notes, f"{few}: all of them share what there is")
+        for i, share in zip(mine, found.shares, strict=True):
+            out[i] = (CpuSet(pu for core in share for pu in core), shared, notes)
+    return out
+
+
+def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tuple[str, ...]:
+    """Say where the cores are not local to the GPU."""
+    if gpu is None:
+        return ()
+    home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
+    if home is None:
+        return ("nobody knows which NUMA node this GPU is on: cores are an even share, memory is not bound",)
+    if binding.shared_cores or not (far := CpuSet(binding.cpuset - home.cpuset)):
+        return ()
+    if far == binding.cpuset:
+        return (f"no core of its own NUMA node {home.os_index} for it: PUs {far} are on others",)
+    return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on others",)
+
+
+def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
+    """Return ``count`` simulated GPUs, spread evenly over the NUMA nodes of this machine.
+
+    UUIDs (``GPU-SIM-<node_name>-<i>``) and PCI addresses are stable. No real device has the PCI domain ``ffff``.
+
+    Raises
+    ------
+    ConfigError
+        The count is not between 1 and 8192 (one PCI domain holds no more), or the GPUs have no memory.
+
+    """
+    if not 1 <= count <= 8192 or memory_bytes <= 0:
+        raise ConfigError(
+            f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 of them, with some memory "
+            "(gpus='sim:4x256MiB')"
+        )
+    nodes = [n.os_index for n in sorted(topology.numa_nodes, key=lambda n: n.os_index)]
+    return tuple(
+        Gpu(
+            pci=f"ffff:{i // 32:02x}:{i % 32:02x}.0",
+            uuid=f"GPU-SIM-{node_name}-{i}",
+            model="simulated",
+            vendor="simulated",
+            numa_node=nodes[i * len(nodes) // count] if nodes else None,
+            memory_bytes=memory_bytes,
+        )
+        for i in range(count)
+    )

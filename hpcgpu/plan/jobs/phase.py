@@ -1,0 +1,182 @@
+"""What people see of jobs: a phase and a few words for each job, and one line for all jobs."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from hpcgpu.model import JobState, JobStatus
+from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.job_facts import JobFacts
+
+_MOST_NODES = 4
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
+
+
+class Phase(enum.Enum):
+    """The phases of a job's life, in this order."""
+
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    STUCK = "WILL NOT START"
+    STARTING = "STARTING"
+    UP = "UP"
+    SUSPENDED = "SUSPENDED"
+    UNKNOWN = "UNKNOWN"
+    DRAINING = "DRAINING"
+    GONE = "GONE"
+
+
+class End(enum.Enum):
+    """How a cluster object has ended: with its jobs, without them, or because its jobs ended."""
+
+    CLOSED = "closed"
+    LEFT = "left"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job for people. ``text`` is complete; pending and gone jobs have a ``reason``, pending ones ``starts``."""
+
+    id: str
+    phase: Phase
+    text: str
+    reason: str = ""
+    starts: str = ""
+
+
+def words(status: JobStatus) -> str:
+    """Return the batch system's own words for a state: ``exit code 1, FAILED, NonZeroExitCode``."""
+    code = "" if status.exit_code is None else f"exit code {status.exit_code}"
+    return ", ".join(filter(None, (code, status.native, status.reason, status.trouble)))
+
+
+def reason_of(status: JobStatus) -> str:
+    """Return why a job does not start, and what to ask for instead if that will not pass."""
+    return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
+
+
+def describe(job: JobFacts, today: date) -> JobView:
+    """Return what people see of a job.
+
+    Parameters
+    ----------
+    job : JobFacts
+        The facts about it.
+    today : datetime.date
+        A start on another day is shown with its date.
+
+    """
+    status, state = job.status, job.state
+    if status and state is JobState.ENDED:
+        return _view(job, Phase.GONE, words(status))
+    if job.leaving:
+        return _view(job, Phase.DRAINING, "" if job.cancelled_s is None else "cancelled")
+    if status and state is JobState.SUSPENDED:
+        return _view(job, Phase.SUSPENDED, status.reason)
+    if status and state is JobState.STUCK and not job.workers:
+        return _view(job, Phase.STUCK, reason_of(status))
+    if status and state in WAITING and not job.workers:
+        return _pending(job, status, today)
+    if job.workers or (status and state is JobState.RUNNING):
+        return _running(job)
+    if status or job.missing_since_s is not None:
+        return _view(job, Phase.UNKNOWN, words(status) if status else "the batch system does not list it")
+    return _running(job) if job.started_s is not None else _view(job, Phase.SUBMITTED)
+
+
+def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
+    """Return what people see of a job that is gone: the reason, and when it was learned."""
+    moment = f"{at:%H:%M}" if at.date() == today else f"{at:%Y-%m-%d %H:%M}"
+    return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} at {moment} ({why})", why)
+
+
+def describe_after(job_id: str, status: JobStatus | None, end: End) -> JobView:
+    """Return what people see of a job whose cluster object has ended, and does not poll any more."""
+    if status and status.state is JobState.ENDED:
+        return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} ({words(status)})", words(status))
+    phase = Phase.GONE if end is End.CLOSED else Phase.UNKNOWN
+    why = {End.CLOSED: "closed", End.LEFT: "this object has left it", End.LOST: "the cluster is lost"}[end]
+    return JobView(job_id, phase, f"{phase.value} ({why})", why)
+
+
+def _running(job: JobFacts) -> JobView:
+    count = f"{job.workers}/{job.expected}" if job.expected else str(job.workers)
+    trouble = job.status.trouble if job.status and not job.heard else ""
+    if job.workers and (job.was_full or job.workers >= job.expected):
+        return _view(job, Phase.UP, trouble, count)
+    why = ": ".join(filter(None, ("lost its workers" if job.was_full and not job.workers else "", trouble)))
+    return _view(job, Phase.STARTING, why, count)
+
+
+def _view(job: JobFacts, phase: Phase, why: str = "", count: str = "") -> JobView:
+    text = f"{phase.value} {count}".rstrip()
+    return JobView(job.id, phase, f"{text} ({why})" if why else text)
+
+
+def _pending(job: JobFacts, status: JobStatus, today: date) -> JobView:
+    state = "" if status.state is JobState.PENDING else status.state.value
+    reason = ", ".join(filter(None, (state, reason_of(status), status.trouble)))
+    found = _MOMENT.match(status.starts)
+    moment = status.starts
+    if found:
+        moment = found[2] if found[1] == today.isoformat() else f"{found[1]} {found[2]}"
+    return JobView(job.id, Phase.PENDING, _pending_text((reason,), moment), reason, moment)
+
+
+def _pending_text(reasons: Sequence[str], starts: str) -> str:
+    said = ", ".join(dict.fromkeys(filter(None, reasons)))
+    return f"PENDING{f' ({said})' if said else ''}{f', starts about {starts}' if starts else ''}"
+
+
+def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int = 0) -> str:
+    """Return one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
+
+    Parameters
+    ----------
+    views : sequence of JobView
+        Its jobs; jobs that are gone are left out, unless all are gone.
+    workers, wanted : int
+        Registered workers, and wanted workers.
+    nodes : int
+        The number of their nodes; 0: unknown.
+
+    """
+    if workers >= wanted:
+        where = f" on {_counted(nodes, 'node')}" if nodes and workers else ""
+        return f"READY {_counted(workers, 'worker')}{where}"
+    shown = [v for v in views if v.phase is not Phase.GONE] or list(views)
+    if len(shown) == 1 and shown[0].phase is not Phase.UP:
+        return shown[0].text
+    parts = [_part(phase, [v for v in shown if v.phase is phase]) for phase in Phase]
+    return f"{', '.join(filter(None, parts)) or 'no job'}; {workers} of {_counted(wanted, 'worker')}"
+
+
+def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one line for each text, with its nodes: ``node1, node2: …``, ``node1 and 63 others: …``."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in notes:
+        nodes.setdefault(text, []).append(node)
+    return [f"{_listed(names)}: {text}" for text, names in nodes.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NODES else f"{names[0]} and {len(names) - 1} others"
+
+
+def _part(phase: Phase, views: Sequence[JobView]) -> str:
+    if not views:
+        return ""
+    if phase is not Phase.PENDING:
+        return f"{len(views)} {phase.value}"
+    # A time without a date is today, and is sooner.
+    starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
+    return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

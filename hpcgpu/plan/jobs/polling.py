@@ -1,0 +1,60 @@
+"""When to poll the batch system: soon after a change, seldom later, never without need."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hpcgpu.model import JobState, Patience
+from hpcgpu.plan.jobs.job_facts import JobFacts
+
+# The longest interval between two polls, and the ratio of the time since the last change to the interval.
+_LONGEST_S, _RATIO = 60.0, 6.0
+
+
+def poll_in_s(
+    now_s: float,
+    asked_s: float | None,
+    jobs: Sequence[JobFacts],
+    acted: Collection[str] = (),
+    patience: Patience = Patience(),  # noqa: B008 - frozen
+) -> float | None:
+    """Return in how many seconds to poll for all these jobs; None if their workers tell everything.
+
+    Each job is polled for once when it has started: the batch system knows its nodes then. It no longer names them
+    after a requeue because one of them was lost.
+
+    Parameters
+    ----------
+    now_s, asked_s : float
+        The time, and the time of the last poll, answered or not; None: never.
+    jobs : sequence of JobFacts
+        The jobs that are not gone.
+    acted : collection of str
+        Ids of jobs that are being retired or cancelled now.
+    patience : Patience
+        The intervals when something is new, and when a job has just lost its workers.
+
+    """
+    unsettled = [
+        j for j in jobs if not j.heard or j.unasked or j.leaving or j.id in acted or j.state is JobState.SUSPENDED
+    ]
+    if not unsettled:
+        return None
+    if asked_s is None:
+        return 0.0
+    changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
+    interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
+    if any(_has_lost_workers_since(j, asked_s) for j in unsettled):
+        interval_s = patience.news_s
+    return max(0.0, asked_s + interval_s - now_s)
+
+
+def _changed_s(job: JobFacts) -> float:
+    life = (job.submitted_s, job.started_s, job.retired_s, job.cancelled_s)
+    absence = (job.alone_since_s, job.silent_since_s, job.missing_since_s)
+    return max(s for s in (*life, *absence) if s is not None)
+
+
+def _has_lost_workers_since(job: JobFacts, asked_s: float) -> bool:
+    since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+    return since_s is not None and since_s > asked_s and not job.leaving

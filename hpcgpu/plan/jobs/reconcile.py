@@ -1,0 +1,297 @@
+"""What to do so that as many jobs run as are wanted: facts in, actions out, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from hpcgpu.model import JobState, Patience
+from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import words
+from hpcgpu.plan.jobs.polling import poll_in_s
+
+_NEVER_S = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Limits, in seconds.
+
+    Attributes
+    ----------
+    walltime_s : float or None
+        Time limit of a job. If there is one, each job has a successor before it ends.
+    drain_s : float
+        How long before its end a job hands over its data; a quarter of the walltime at most.
+    hold_s : float
+        ``adapt`` cancels no younger job without workers: its position in the queue would be lost.
+    start_limit_s : float
+        A job that has run for so long without any worker is a ghost.
+    missing_limit_s : float
+        A job without workers is gone if the batch system has not listed it for so long, or if it is in trouble.
+    leave_limit_s : float
+        A job that was to leave so long ago is cancelled, again if necessary.
+    breaker : int
+        Submissions stop when so many jobs in a row have ended before their first worker.
+    patience : Patience
+        How long to wait for the batch system.
+
+    """
+
+    walltime_s: float | None = None
+    drain_s: float = 120.0
+    hold_s: float = 60.0
+    start_limit_s: float = 300.0
+    missing_limit_s: float = 60.0
+    leave_limit_s: float = 60.0
+    breaker: int = 3
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def lead_s(self) -> float:
+        """How long before its end a job is retired; its successor is submitted twice as early."""
+        return min(self.drain_s, (self.walltime_s or 0) / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Jobs in a row that ended before their first worker: their number; and of the last its time, end in words, and id.
+
+    The last one's log is the one to show.
+    """
+
+    in_a_row: int = 0
+    last_s: float = _NEVER_S
+    last: str = ""
+    last_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All facts that a decision depends on.
+
+    Attributes
+    ----------
+    wanted : int
+        How many jobs are wanted.
+    submitting : int
+        Jobs of submissions in progress, which have no id yet.
+    adapting : bool
+        ``wanted`` comes from ``adapt``, which changes it often; otherwise a user has set it.
+    asked_s, answered_s : float or None
+        When the batch system was last polled for all these jobs, and when it last answered.
+    held_back_until_s : float
+        No submission before this time: the last one was refused for now.
+    failures : Failures
+        From the last actions; a new one if a user wants to try again.
+
+    """
+
+    now_s: float
+    wanted: int
+    jobs: tuple[JobFacts, ...] = ()
+    submitting: int = 0
+    adapting: bool = False
+    asked_s: float | None = None
+    answered_s: float | None = None
+    held_back_until_s: float = _NEVER_S
+    failures: Failures = Failures()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """What to do. No job is in two of these, except that an unlisted job is cancelled and forgotten.
+
+    Attributes
+    ----------
+    submit : int
+        How many jobs to submit, in one submission.
+    cancel : tuple of str
+        Jobs to cancel; from then on they have ``cancelled_s``. A job that cannot be cancelled is not forgotten.
+    retire : tuple of str
+        Jobs whose workers are to hand over their data and leave; from then on they have ``retired_s``.
+    forget : tuple of (str, str)
+        Jobs that are gone, each with the reason. Workers that seem to be left are to be removed.
+    lost : tuple of str
+        Requeued jobs: the workers of the previous run are silent, and are to be removed.
+    give_up : str
+        Why submissions have stopped; empty if they go on. They go on again when a worker registers.
+    next_s : float or None
+        In how many seconds to poll the batch system; None: no need.
+    wake_s : float or None
+        In how many seconds to reconcile again even without an event; None: no need.
+
+    """
+
+    submit: int = 0
+    cancel: tuple[str, ...] = ()
+    retire: tuple[str, ...] = ()
+    forget: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+    failures: Failures = Failures()
+    give_up: str = ""
+    next_s: float | None = None
+    wake_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Classified:
+    """The jobs by what is to become of them."""
+
+    gone: list[tuple[JobFacts, str]] = field(default_factory=list)
+    missing: list[tuple[JobFacts, str]] = field(default_factory=list)
+    ghosts: list[tuple[JobFacts, str]] = field(default_factory=list)
+    leaving: list[JobFacts] = field(default_factory=list)
+    outgoing: list[JobFacts] = field(default_factory=list)
+    alive: list[JobFacts] = field(default_factory=list)
+
+
+def reconcile(facts: Facts, policy: Policy) -> Actions:
+    """Return what to do now; to be called after each event, and after ``next_s`` and ``wake_s``.
+
+    A job counts until the batch system says that it has ended, or has not listed it for long. A job that leaves
+    (retired, cancelled, or near its walltime) does not count. Missing jobs are submitted at once. Of surplus jobs those
+    without workers go first, the youngest before others, then those with the least time left.
+    """
+    jobs = _classify(facts, policy)
+    failures = _failures(facts, jobs)
+    give_up = _give_up(failures, policy)
+    cancel, retire = _surplus(facts, policy, jobs)
+    shortage = max(0, facts.wanted - len(jobs.alive) - facts.submitting)
+    held_back = facts.now_s < facts.held_back_until_s
+    cancelled = [j for j, _ in (*jobs.ghosts, *jobs.missing)] + _overdue(facts, policy, jobs.leaving) + cancel
+    acted = {j.id for j in (*cancelled, *retire)}
+    there = [*(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
+    wakes = list(_wakes(facts, policy, jobs, acted))
+    if shortage and held_back and not give_up:
+        wakes.append(facts.held_back_until_s)
+    return Actions(
+        submit=0 if give_up or held_back else shortage,
+        cancel=tuple(j.id for j in cancelled),
+        retire=tuple(j.id for j in retire),
+        forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
+        lost=tuple(j.id for j in there if j.workers and not j.heard and j.state in WAITING),
+        failures=failures,
+        give_up=give_up,
+        next_s=poll_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
+        wake_s=max(0.0, min(wakes) - facts.now_s) if wakes else None,
+    )
+
+
+def _classify(facts: Facts, policy: Policy) -> _Classified:
+    out = _Classified()
+    for job in facts.jobs:
+        if job.status and job.state is JobState.ENDED:
+            out.gone.append((job, words(job.status) or "ended"))
+        elif not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
+            out.missing.append((job, f"not listed any more since {policy.missing_limit_s:g} s"))
+        elif job.leaving:
+            out.leaving.append(job)
+        elif job.status and job.state is JobState.STUCK and not job.workers:
+            out.ghosts.append((job, words(job.status)))
+        elif job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
+            out.ghosts.append((job, f"ran for {policy.start_limit_s:g} s without a worker"))
+        elif (why := _in_trouble(facts, policy, job)) and not job.heard:
+            out.ghosts.append((job, why))
+        elif facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s:
+            out.outgoing.append(job)
+        else:
+            out.alive.append(job)
+    return out
+
+
+def _in_trouble(facts: Facts, policy: Policy, job: JobFacts) -> str:
+    """Return what has been wrong for long with a running job without workers, or with its node."""
+    since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+    trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
+    return trouble if _answered(facts, since_s, policy.missing_limit_s) else ""
+
+
+def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
+    """Tell whether answers of the batch system span the limit: without an answer nothing is proven."""
+    return since_s is not None and facts.answered_s is not None and facts.answered_s - since_s >= limit_s
+
+
+def _end_s(job: JobFacts, policy: Policy) -> float:
+    """Return when the job reaches its walltime. A suspended job cannot hand over, and its time may not run."""
+    if policy.walltime_s is None or job.started_s is None or job.state is JobState.SUSPENDED:
+        return float("inf")
+    return job.started_s + policy.walltime_s
+
+
+def _failures(facts: Facts, jobs: _Classified) -> Failures:
+    """Count failures in the order of the news: workers as they registered, ends with the last answer."""
+    failures = facts.failures
+    if any(j.first_worker_s is not None and j.first_worker_s > failures.last_s for j in facts.jobs):
+        failures = replace(failures, in_a_row=0)
+    ends = (*jobs.gone, *jobs.missing, *jobs.ghosts)
+    failed = [(j, why) for j, why in ends if j.first_worker_s is None and not j.leaving]
+    if not failed:
+        return failures
+    job, why = failed[-1]
+    return Failures(failures.in_a_row + len(failed), facts.now_s, f"job {job.id}: {why}", job.id)
+
+
+def _give_up(failures: Failures, policy: Policy) -> str:
+    if failures.in_a_row < policy.breaker:
+        return ""
+    return f"{failures.in_a_row} jobs in a row ended before their first worker; the last was {failures.last}"
+
+
+def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobFacts], list[JobFacts]]:
+    """Return the jobs to cancel and the jobs to retire: the surplus, and jobs near their walltime."""
+    cancel, retire = [], []
+    surplus = len(jobs.alive) - facts.wanted
+    for job in _dispensable(jobs.alive, policy)[: max(0, surplus)]:
+        if job.workers:
+            retire.append(job)
+        elif not _is_held(facts, policy, job):
+            cancel.append(job)
+    # A job near its end goes on until the jobs that stay have all their workers.
+    full = sum(1 for j in jobs.alive if j.workers and j.workers >= j.expected)
+    for job in jobs.outgoing:
+        if full >= facts.wanted or facts.now_s >= _end_s(job, policy) - policy.lead_s:
+            # Workers leave by themselves at the batch system's warning; their job is about to end then.
+            (cancel if job.first_worker_s is None else retire).append(job)
+    return cancel, retire
+
+
+def _dispensable(alive: Sequence[JobFacts], policy: Policy) -> list[JobFacts]:
+    """Return the jobs in the order in which they are dispensable."""
+    youngest = sorted(reversed(alive), key=lambda j: -j.submitted_s)
+
+    def rank(job: JobFacts) -> tuple[int, float]:
+        if not job.workers:
+            return (0, 0.0) if job.started_s is None else (1, 0.0)
+        return 2, _end_s(job, policy)
+
+    return sorted(youngest, key=rank)
+
+
+def _is_held(facts: Facts, policy: Policy, job: JobFacts) -> bool:
+    return facts.adapting and facts.now_s < job.submitted_s + policy.hold_s
+
+
+def _overdue(facts: Facts, policy: Policy, leaving: Sequence[JobFacts]) -> list[JobFacts]:
+    """Return the jobs that should have been gone long ago, by the batch system's last answer."""
+    out = []
+    for job in leaving:
+        since_s = job.cancelled_s
+        if since_s is None and job.retired_s is not None:
+            since_s = job.retired_s + policy.drain_s if job.alone_since_s is None else job.alone_since_s
+        if _answered(facts, since_s, policy.leave_limit_s):
+            out.append(job)
+    return out
+
+
+def _wakes(facts: Facts, policy: Policy, jobs: _Classified, acted: set[str]) -> Iterator[float]:
+    """Yield the times at which something is due that no event and no answer announces."""
+    for job in jobs.outgoing:
+        if job.id not in acted:
+            yield _end_s(job, policy) - policy.lead_s
+    for job in jobs.alive:
+        if job.id not in acted and (end_s := _end_s(job, policy)) < float("inf"):
+            yield end_s - 2 * policy.lead_s
+    surplus = _dispensable(jobs.alive, policy)[: max(0, len(jobs.alive) - facts.wanted)]
+    yield from (j.submitted_s + policy.hold_s for j in surplus if not j.workers and _is_held(facts, policy, j))

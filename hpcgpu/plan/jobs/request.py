@@ -1,0 +1,151 @@
+"""From settings to the job that is requested of a batch system."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import JobSpec, Settings
+from hpcgpu.model.simulated import parse_simulated
+
+
+def plan_member(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
+    """Return the request for a member job of an elastic cluster: one node, no scheduler.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`plan_request`.
+
+    """
+    return replace(plan_request(settings, argv), nodes=1)
+
+
+def workers_per_node(settings: Settings) -> int:
+    """Return how many workers each node has.
+
+    Raises
+    ------
+    ConfigError
+        The number of GPUs is not given.
+
+    """
+    return _gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
+
+
+def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
+    """Return how many workers have so many cores and so much memory together, as dask-jobqueue's users ask for them.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the cluster.
+    cores, memory_bytes : number
+        Of all workers; 0 asks for nothing.
+    most : bool
+        Return how many have at most so much, not at least.
+
+    Raises
+    ------
+    ConfigError
+        Nobody said how much of it one worker has.
+
+    """
+    counts = []
+    if cores:
+        counts.append(cores / _cores_of_one(settings))
+    if memory_bytes:
+        counts.append(memory_bytes / _memory_of_one(settings))
+    return math.floor(min(counts)) if most else math.ceil(max(counts))
+
+
+def _cores_of_one(settings: Settings) -> float:
+    if settings.cores_per_gpu:
+        return settings.cores_per_gpu / settings.workers_per_gpu
+    if settings.where("nthreads") != "default":
+        return settings.nthreads
+    raise ConfigError(
+        "cores= of all workers: nobody said how many a worker has; give the cluster cores_per_gpu=, or say how many "
+        "workers, scale(n), or jobs, scale(jobs=n)"
+    )
+
+
+def _memory_of_one(settings: Settings) -> float:
+    if settings.memory_limit.nbytes:
+        return settings.memory_limit.nbytes
+    if settings.memory_bytes:
+        return settings.memory_bytes / workers_per_node(settings)
+    raise ConfigError(
+        "memory= of all workers: nobody said how much a worker has; give the cluster memory= (of each node) or "
+        "memory_limit= (of each worker), or say how many workers, scale(n), or jobs, scale(jobs=n)"
+    )
+
+
+def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
+    """Return the request for a gang: one job, one rank per GPU (or per node) and the scheduler's beside them.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked by ``config``; a site's number of GPUs is in it already.
+    argv : tuple of str
+        The command of the job: what starts the ranks with the run document.
+
+    Raises
+    ------
+    ConfigError
+        Nobody said how many GPUs, or a number that no job can have.
+
+    """
+    for name in ("nodes", "gpus_per_node", "cores_per_gpu", "memory_bytes", "walltime_s"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            user = name.removesuffix("_bytes").removesuffix("_s")
+            raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
+    count = _gpus_per_node(settings)
+    per_gpu = settings.ranks == "gpu"
+    return JobSpec(
+        name=settings.job_name,
+        argv=argv,
+        nodes=settings.nodes,
+        tasks_per_node=count if per_gpu else 1,
+        cpus_per_task=_cores_per_task(settings, count if per_gpu else 1, count),
+        gpus_per_node=0 if settings.gpus else count,
+        memory_per_node_bytes=settings.memory_bytes,
+        walltime_s=settings.walltime_s,
+        warn_s=int(settings.warning_s),
+        queue=settings.queue,
+        account=settings.account,
+        prologue=settings.job_script_prologue,
+        extra_directives=settings.job_extra_directives,
+        skipped_directives=settings.job_directives_skip,
+        log_directory=settings.log_directory,
+    )
+
+
+def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
+    """Return the cores of each task of a node: the cores of its GPUs, and its part of the CPU workers' cores."""
+    if settings.cores_per_gpu is None:
+        return None
+    beside = settings.cpu_workers * settings.nthreads
+    return settings.cores_per_gpu * gpus // tasks + -(-beside // tasks)
+
+
+def _gpus_per_node(settings: Settings) -> int:
+    """Return the GPUs of each node; the batch system knows nothing of simulated ones."""
+    wanted = settings.gpus_per_node
+    if settings.gpus:
+        simulated = parse_simulated(settings.gpus).per_node
+        if wanted is not None and wanted > simulated:
+            raise ConfigError(
+                f"gpus_per_node={wanted}, set by {settings.where('gpus_per_node')}, but gpus={settings.gpus!r} (set by "
+                f"{settings.where('gpus')}) makes {simulated} on each node; leave gpus_per_node out"
+            )
+        return wanted or simulated
+    if wanted is None:
+        raise ConfigError(
+            "how many GPUs of each node? Nobody said it: give gpus_per_node=4, or site= for a machine that is known, "
+            "or gpus='sim:4' to try it without GPUs"
+        )
+    return wanted

@@ -1,0 +1,1 @@
+"""Plans and measurements as text and tables for people."""

@@ -1,0 +1,168 @@
+"""A node and its workers as plain data for JSON, and the differences between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.plan.binding.bindings import gpu_at
+from hpcgpu.plan.binding.ports import DISTANCES, SPARE, Ports
+from hpcgpu.plan.views.explain import worker_reasons
+
+Described = Mapping[str, Any]
+
+
+def describe(
+    topology: Topology, specs: Sequence[WorkerSpec], host: str = "", nics: str | tuple[str, ...] = "balanced"
+) -> dict[str, Any]:
+    """Return the node, its workers and its ports, used or not, as ``hpcgpu topo --json`` prints them.
+
+    Parameters
+    ----------
+    topology : Topology
+        The node.
+    specs : sequence of WorkerSpec
+        Its workers.
+    host : str
+        Its name; empty if it is not this machine.
+    nics : str or tuple of str
+        The rule that chose the ports.
+
+    """
+    ports = Ports(topology, nics)
+    return {
+        "machine": _machine(topology, host),
+        "source": topology.source,
+        "warnings": list(topology.warnings),
+        "workers": [_worker(topology, ports, spec) for spec in specs],
+        "nics": [_port(ports, nic, specs) for nic in ports.all],
+    }
+
+
+def _machine(topology: Topology, host: str) -> dict[str, Any]:
+    return {
+        "host": host,
+        "name": topology.name,
+        "packages": len({n.package for n in topology.numa_nodes}),
+        "cores": len(topology.cores),
+        "pus": sum(len(c) for c in topology.cores),
+        "numa_nodes": [
+            {
+                "index": n.os_index,
+                "package": n.package,
+                "kind": n.kind,
+                "cpuset": str(n.cpuset),
+                "memory_bytes": n.memory_bytes,
+            }
+            for n in (*topology.numa_nodes, *topology.other_memory)
+        ],
+        "gpus": [_gpu(g) for g in topology.gpus],
+    }
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "pci": gpu.pci,
+        "uuid": gpu.uuid or None,
+        "vendor": gpu.vendor,
+        "model": gpu.model,
+        "numa_node": gpu.numa_node,
+        "memory_bytes": gpu.memory_bytes or None,
+        "mig": gpu.mig or None,
+    }
+
+
+def _nic(nic: Nic) -> dict[str, Any]:
+    return {"name": nic.name, "port": nic.port, "pci": nic.pci, "kind": nic.kind, "state": nic.state}
+
+
+def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any]:
+    binding, gpu = spec.binding, spec.gpu
+    near = gpu or gpu_at(topology, binding.cpuset)
+    return {
+        "name": spec.name,
+        "gpu": _gpu(gpu) if gpu else None,
+        "cpuset": str(binding.cpuset),
+        "shared_cores": binding.shared_cores,
+        "memory": {"policy": binding.memory_policy, "nodes": _near_first(binding.memory_nodes, near.numa_node)},
+        "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(near, n).kind]} for n in binding.nics],
+        "interface": binding.interface or None,
+        "env": dict(spec.env),
+        "reasons": list(worker_reasons(spec)),
+    }
+
+
+def _near_first(nodes: CpuSet, home: int | None) -> str:
+    if home not in nodes or len(nodes) == 1:
+        return str(nodes)
+    return f"{home},{CpuSet(nodes - {home})}"
+
+
+def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]:
+    users = [s.name for s in specs if nic in s.binding.nics]
+    return {
+        **_nic(nic),
+        "rate_gbps": nic.rate_gbps or None,
+        "numa_node": nic.numa_node,
+        "interface": nic.interface or None,
+        "virtual": nic.virtual,
+        "workers": users,
+        "why_not": None if users else ports.why_not.get(nic, SPARE).one,
+    }
+
+
+def differences(nodes: Mapping[str, Described]) -> tuple[str, ...]:
+    """Return the differences between nodes in words; devices are compared by PCI address.
+
+    Parameters
+    ----------
+    nodes : mapping of str to mapping
+        The results of :func:`describe`, by the nodes' names.
+
+    """
+    facts: dict[str, dict[str, list[str]]] = {}
+    told = {name: dict(_facts(node)) for name, node in nodes.items()}
+    for what in dict.fromkeys(w for facts_of in told.values() for w in facts_of):
+        for name, known in told.items():
+            facts.setdefault(what, {}).setdefault(known.get(what, "not there"), []).append(name)
+    out = []
+    for what, values in facts.items():
+        if len(values) > 1:
+            most_first = sorted(values.items(), key=lambda item: -len(item[1]))
+            out.append(f"{what}: {'; '.join(f'{value} on {_names(there)}' for value, there in most_first)}")
+    return tuple(out)
+
+
+def _facts(node: Described) -> list[tuple[str, str]]:
+    machine = node["machine"]
+    out = [
+        ("machine", str(machine["name"] or "name unknown")),
+        ("cores", f"{machine['cores']} with {machine['pus']} PUs"),
+    ]
+    for n in machine["numa_nodes"]:
+        # Memory sizes of equal nodes differ by the part that firmware has taken.
+        out.append(
+            (
+                f"NUMA node {n['index']}",
+                f"{n['kind']}, PUs {n['cpuset'] or 'none'}, {n['memory_bytes'] / 2**30:.0f} GiB",
+            )
+        )
+    for g in machine["gpus"]:
+        slice_of = f" {g['mig']}" if g["mig"] else ""
+        out.append(
+            (f"GPU at {g['pci']}{slice_of}", f"{g['model'] or g['vendor']} on NUMA node {_known(g['numa_node'])}")
+        )
+    for n in node["nics"]:
+        at = f"port {n['port']} at {n['pci']}"
+        out += [(f"{at}, name", n["name"]), (f"{at}, state", n["state"])]
+        out.append((f"{at}, kind", f"{n['kind']} on NUMA node {_known(n['numa_node'])}"))
+    return out
+
+
+def _known(node: int | None) -> str:
+    return "unknown" if node is None else str(node)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

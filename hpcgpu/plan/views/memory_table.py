@@ -1,0 +1,201 @@
+"""The memory of workers as tables for people: managed by the store, and in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcgpu.units import format_bytes
+
+# Names of the store's counters, in the order of the columns.
+_DIRECTIONS = {
+    "device_to_host": "device to host",
+    "host_to_disk": "host to disk",
+    "disk_to_host": "disk to host",
+    "host_to_device": "host to device",
+}
+_NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Moves in one direction since the worker started.
+
+    Attributes
+    ----------
+    seconds : float
+        Time spent in them, summed over all threads.
+
+    """
+
+    nbytes: int = 0
+    number: int = 0
+    seconds: float = 0.0
+
+    @property
+    def gb_per_s(self) -> float:
+        """GB (1e9 bytes) per second while moving; 0 if nothing was moved."""
+        return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        if not self.number:
+            return _NOTHING
+        return f"{format_bytes(self.nbytes)} in {self.number} ({self.seconds:.2f} s, {self.gb_per_s:.2f} GB/s)"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The memory of one worker at one moment, in bytes; None: unknown, or no limit.
+
+    Attributes
+    ----------
+    device_managed_bytes : int
+        Dask's data on the device.
+    device_used_bytes : int or None
+        Memory in use on the device, by ``device_source``.
+    device_limit_bytes, device_capacity_bytes : int or None
+        Where spilling begins, and what the worker has of the device's memory.
+    device_source : str
+        ``simulated``; ``pool``: arrays in this worker's CuPy pool, Dask's and others; ``NVML``: the whole device,
+        other processes and CUDA's own memory included; empty: unknown.
+    host_managed_bytes : int
+        Dask's data in host memory: that of the host, what was spilled from the device, and copies of it that are
+        kept when it goes up again.
+    process_bytes : int
+        Resident memory of the process, without simulated device memory.
+    host_limit_bytes : int or None
+        ``memory_limit``.
+    spilled_to_host_bytes, spilled_to_disk_bytes : int
+        Data that lies below the tier in which it is used.
+    moved : mapping of str to Moved
+        By direction: ``device_to_host``, ``host_to_disk``, ``disk_to_host``, ``host_to_device``.
+    rescues : int
+        Allocations that failed on the device and went well after the store had made room.
+    immovable_number, immovable_bytes : int
+        Values that were to go to disk and stay in memory, since they cannot be pickled.
+    allocator : str
+        Of host memory: ``system``, or ``jemalloc`` with its version.
+
+    """
+
+    name: str
+    device_managed_bytes: int = 0
+    device_used_bytes: int | None = None
+    device_limit_bytes: int | None = None
+    device_capacity_bytes: int | None = None
+    device_source: str = ""
+    host_managed_bytes: int = 0
+    process_bytes: int = 0
+    host_limit_bytes: int | None = None
+    spilled_to_host_bytes: int = 0
+    spilled_to_disk_bytes: int = 0
+    moved: Mapping[str, Moved] = field(default_factory=dict)
+    rescues: int = 0
+    immovable_number: int = 0
+    immovable_bytes: int = 0
+    allocator: str = "system"
+
+    @property
+    def host_unmanaged_bytes(self) -> int:
+        """The process's memory that is not Dask's data: modules, what tasks hold, what the allocator keeps."""
+        return max(0, self.process_bytes - self.host_managed_bytes)
+
+
+def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
+    """Return the sum as a worker named ``all``; a number that is unknown for one worker is unknown for all.
+
+    NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
+    """
+    shared = len(workers) > 1 and any(w.device_source == "NVML" for w in workers)
+    sources = {w.device_source for w in workers}
+    return WorkerMemory(
+        name="all",
+        device_managed_bytes=sum(w.device_managed_bytes for w in workers),
+        device_used_bytes=None if shared else _known_sum(w.device_used_bytes for w in workers),
+        device_limit_bytes=_known_sum(w.device_limit_bytes for w in workers),
+        device_capacity_bytes=_known_sum(w.device_capacity_bytes for w in workers),
+        device_source=sources.pop() if len(sources) == 1 else "",
+        host_managed_bytes=sum(w.host_managed_bytes for w in workers),
+        process_bytes=sum(w.process_bytes for w in workers),
+        host_limit_bytes=_known_sum(w.host_limit_bytes for w in workers),
+        spilled_to_host_bytes=sum(w.spilled_to_host_bytes for w in workers),
+        spilled_to_disk_bytes=sum(w.spilled_to_disk_bytes for w in workers),
+        moved={way: _moved_sum(w.moved.get(way, Moved()) for w in workers) for way in _DIRECTIONS},
+        rescues=sum(w.rescues for w in workers),
+        immovable_number=sum(w.immovable_number for w in workers),
+        immovable_bytes=sum(w.immovable_bytes for w in workers),
+        allocator=", ".join(sorted({w.allocator for w in workers})),
+    )
+
+
+def render(workers: Sequence[WorkerMemory]) -> str:
+    """Return tables of the memory and of the moves, each with a sum line, and an explanation of the columns."""
+    rows = [*workers, total(workers)]
+    device = {
+        "worker": [w.name for w in rows],
+        "device: managed": [format_bytes(w.device_managed_bytes) for w in rows],
+        "in use": [_size(w.device_used_bytes) for w in rows],
+        "limit": [_size(w.device_limit_bytes) for w in rows],
+        "capacity": [_size(w.device_capacity_bytes) for w in rows],
+    }
+    host = {
+        "host: managed": [format_bytes(w.host_managed_bytes) for w in rows],
+        "unmanaged": [format_bytes(w.host_unmanaged_bytes) for w in rows],
+        "process": [format_bytes(w.process_bytes) for w in rows],
+        "limit": [_size(w.host_limit_bytes) for w in rows],
+        "spilled: to host": [format_bytes(w.spilled_to_host_bytes) for w in rows],
+        "to disk": [format_bytes(w.spilled_to_disk_bytes) for w in rows],
+    }
+    text = _aligned([*device.items(), *host.items()])
+    if any(m.number for w in workers for m in w.moved.values()):
+        moves = {words: [str(w.moved.get(way, Moved())) for w in rows] for way, words in _DIRECTIONS.items()}
+        text += "\n" + _aligned([("moved", device["worker"]), *moves.items()])
+    else:
+        text += "nothing has been moved\n"
+    return text + _exceptions(rows[-1]) + _notes(rows[-1], workers)
+
+
+def _exceptions(all_of_them: WorkerMemory) -> str:
+    """Return lines about exceptional events; most tables have none."""
+    text, number = "", all_of_them.immovable_number
+    if all_of_them.rescues:
+        text += f"allocations that failed on the device and went well after data was moved: {all_of_them.rescues}\n"
+    if number:
+        size = format_bytes(all_of_them.immovable_bytes)
+        text += f"values that cannot be pickled and stay in memory (the log names their types): {number}, {size}\n"
+    return text
+
+
+def _notes(all_of_them: WorkerMemory, workers: Sequence[WorkerMemory]) -> str:
+    sources = {w.device_source for w in workers} - {""}
+    said = {
+        "simulated": "arrays on the simulated GPU",
+        "pool": "arrays in the worker's CuPy pool",
+        "NVML": "the whole device, by NVML",
+    }
+    notes = ["managed: Dask's data", *(f"in use: {said[s]}" for s in sorted(sources))]
+    return f"{'; '.join(notes)}; allocator: {all_of_them.allocator}\n"
+
+
+def _known_sum(values: Iterable[int | None]) -> int | None:
+    found = list(values)
+    known = [v for v in found if v is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def _moved_sum(moves: Iterable[Moved]) -> Moved:
+    found = list(moves)
+    return Moved(sum(m.nbytes for m in found), sum(m.number for m in found), sum(m.seconds for m in found))
+
+
+def _size(size: int | None) -> str:
+    return _NOTHING if size is None else format_bytes(size)
+
+
+def _aligned(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return columns below their headers; names are aligned left, numbers right."""
+    padded = []
+    for number, (head, cells) in enumerate(columns):
+        width = max(len(head), *(len(c) for c in cells))
+        padded.append([c.rjust(width) if number else c.ljust(width) for c in (head, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True)) + "\n"

@@ -1,0 +1,237 @@
+"""A machine and its planned workers as text for people, in the width of their terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.plan.binding.bindings import gpu_at
+from hpcgpu.plan.binding.cores import usable_cores
+from hpcgpu.plan.binding.ports import DISTANCES, FAR, Ports, Why, label, unused_ports
+from hpcgpu.plan.views.explain import aligned, counted, gpu_words, others_words, port_words, worker_reasons
+
+_COLUMNS = ("worker", "GPU", "NUMA", "cores: PUs", "memory", "port")
+_NEAR = {"pci": "same PCI host bridge", "node": "same NUMA node", "package": "same package"}
+_FAR = {"machine": "another package", "unknown": "distance unknown"}
+_WIDEST = 1 << 16
+
+
+class Plan(NamedTuple):
+    """A machine and the plan for its workers.
+
+    Attributes
+    ----------
+    specs : tuple of WorkerSpec
+        The workers, those without a GPU last.
+    nics : str or tuple of str
+        The rule that chose the ports.
+    allowed : CpuSet
+        The PUs of the plan.
+    reserved_cores : int
+        The setting.
+    allowed_nodes : CpuSet
+        The NUMA nodes of the plan; empty: all.
+    host : str
+        Name of the node; empty if it comes from a file.
+
+    """
+
+    topology: Topology
+    specs: tuple[WorkerSpec, ...]
+    allowed: CpuSet
+    nics: str | tuple[str, ...] = "balanced"
+    reserved_cores: int = 0
+    allowed_nodes: CpuSet = CpuSet()
+    host: str = ""
+
+
+def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
+    """Return the machine on one line, its workers, unused parts, variables, and warnings about the plan.
+
+    Parameters
+    ----------
+    plan : Plan
+        The machine and its workers.
+    where : str
+        The file that describes the machine, if any.
+    width : int
+        Columns of the terminal; 0: unlimited.
+
+    """
+    lines = [_machine(plan), f"read by {plan.topology.source}{f', from {where}' if where else ''}", *_notes(plan)]
+    if not plan.specs:
+        again = f"hpcgpu topo --gpus sim:4{f' --from {where}' if where else ''}"
+        return _wrapped([*lines, f"no GPU here that workers run on; plan for some: {again}"], width)
+    below = [*_idle(plan), *_variables(plan.specs), *(f"warning: {w}" for w in _poor(plan))]
+    table = render_workers(plan.topology, plan.specs, plan.nics, width)
+    return f"{_wrapped(lines, width)}\n{table}\n{_wrapped(below, width)}"
+
+
+def render_workers(
+    topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced", width: int = 0
+) -> str:
+    """Return the workers as a table, or as a list if the table is too wide; reasons are below each worker."""
+    ports = Ports(topology, nics)
+    alike = _said_of_all(specs)
+    rows = [(_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs]
+    below = [f"each worker: {reason}" for reason in alike]
+    table = aligned(_COLUMNS, rows)
+    first_lines = [line for line in table.splitlines() if not line.startswith(" ")]
+    if not width or max(map(len, first_lines)) <= width:
+        return _wrapped([*table.splitlines(), *below], width)
+    blocks = []
+    for cells, reasons in rows:
+        fields = [f"    {name:<12}{cell}" for name, cell in zip(_COLUMNS[1:], cells[1:], strict=True) if cell != "-"]
+        blocks.append(
+            _wrapped([cells[0]], width) + _wrapped(fields, width, 12) + _wrapped(reasons, width, first="    ")
+        )
+    return "".join([*blocks, _wrapped(below, width)])
+
+
+def _said_of_all(specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
+    """Return the reasons that all of several workers have."""
+    first, *others = [worker_reasons(s) for s in specs] or [()]
+    return tuple(r for r in first if others and all(r in reasons for reasons in others))
+
+
+def _wrapped(lines: Sequence[str], width: int, more: int = 4, first: str = "") -> str:
+    """Return the lines. Long ones are folded at blanks; continuation lines are indented by ``more``."""
+    out = []
+    for text in lines:
+        line = first + text
+        if len(line) > (width or _WIDEST):
+            indent = " " * (len(line) - len(line.lstrip()) + more)
+            out += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        else:
+            out.append(line)
+    return "".join(f"{line}\n" for line in out)
+
+
+def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...]:
+    binding, gpu = spec.binding, spec.gpu
+    near = gpu or gpu_at(topology, binding.cpuset)
+    cores = len(usable_cores(topology, binding.cpuset))
+    shared = ", shared" if binding.shared_cores else ""
+    node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_node)
+    memory = f"NUMA {binding.memory_nodes}, {binding.memory_policy}" if binding.memory_policy != "none" else "not bound"
+    return (
+        spec.name,
+        gpu_words(gpu) if gpu else "none",
+        node,
+        f"{cores}{shared}: {binding.cpuset}",
+        memory,
+        ", ".join([_port(binding), *_of_port(ports, near, binding.nics)]),
+    )
+
+
+def _port(binding: Binding) -> str:
+    return port_words(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
+
+
+def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
+    """Yield distance and rate of the nearest port, and whether its state is unknown."""
+    if not nics:
+        return
+    kind = DISTANCES[ports.distance(gpu, nics[0]).kind]
+    yield (_NEAR | _FAR)[kind]
+    yield f"{nics[0].rate_gbps:g} Gb/s" if nics[0].rate_gbps else "rate unknown"
+    if nics[0].state == "unknown":
+        yield "state unknown"
+
+
+def _machine(plan: Plan) -> str:
+    topology = plan.topology
+    packages, there = len({n.package for n in topology.numa_nodes}), [g for g in topology.gpus if g.can_run]
+    ports = Ports(topology, plan.nics)
+    counts = [
+        counted(len(there), "GPU"),
+        f"{counted(len(topology.cores), 'core')} with {counted(sum(map(len, topology.cores)), 'PU')}",
+        f"{counted(len(topology.numa_nodes), 'NUMA node')} on {counted(packages, 'package')}",
+        f"{len(ports.usable)} of {counted(len(ports.all), 'port')} to use" if ports.all else "no network port",
+    ]
+    return f"{', '.join(filter(None, (plan.host, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    topology = plan.topology
+    for warning in topology.warnings:
+        yield f"note: {warning}"
+    if others := others_words(topology):
+        yield others
+    everything = CpuSet(pu for core in topology.cores for pu in core)
+    if plan.allowed < everything:
+        yield f"planned with PUs {plan.allowed}, which are granted, of {everything}"
+    nodes = CpuSet(n.os_index for n in topology.numa_nodes)
+    if plan.allowed_nodes and (granted := plan.allowed_nodes & nodes) < nodes:
+        yield f"planned with memory of NUMA nodes {granted}, which are granted, of {nodes}"
+
+
+def _idle(plan: Plan) -> Iterator[str]:
+    """Yield the cores and ports that no worker has."""
+    used = CpuSet().union(*(s.binding.cpuset for s in plan.specs))
+    if free := usable_cores(plan.topology, CpuSet(plan.allowed - used)):
+        why = f", with reserved_cores={plan.reserved_cores}" if plan.reserved_cores else ""
+        yield f"no worker's: {counted(len(free), 'core')}, PUs {CpuSet(CpuSet().union(*free))}{why}"
+    whys: dict[Why, list[str]] = {}
+    for nic, reason in unused_ports(Ports(plan.topology, plan.nics), plan.specs):
+        whys.setdefault(reason, []).append(label(nic))
+    for reason, names in whys.items():
+        yield f"not used: {', '.join(names)} ({reason.many if len(names) > 1 else reason.one})"
+
+
+def _variables(specs: Sequence[WorkerSpec]) -> Iterator[str]:
+    """Yield the variables of all workers, then those of each."""
+    each = [dict(s.env) for s in specs]
+    alike = {k: v for k, v in each[0].items() if all(env.get(k) == v for env in each)}
+    if alike:
+        yield f"set for each worker: {_assigned(alike)}"
+    for spec, env in zip(specs, each, strict=True):
+        if own := {k: v for k, v in env.items() if k not in alike}:
+            yield f"set for {spec.name}: {_assigned(own)}"
+    if any(s.gpu and not s.simulated and "CUDA_VISIBLE_DEVICES" not in {*dict(s.env), *s.kept_env} for s in specs):
+        yield "CUDA_VISIBLE_DEVICES will be set, too, to the GPUs' UUIDs, which are not known here"
+
+
+def _assigned(env: dict[str, str]) -> str:
+    return " ".join(f"{name}={_shortened(value) or repr('')}" for name, value in sorted(env.items()))
+
+
+def _shortened(value: str) -> str:
+    first, *more = value.split(",")
+    return f"{first},(and {len(more)} more)" if len(value) > 60 and more else value
+
+
+def _poor(plan: Plan) -> Iterator[str]:
+    """Yield what makes the whole plan worse than people may expect."""
+    topology, on_gpus = plan.topology, [s for s in plan.specs if s.gpu]
+    several = len(on_gpus) > 1
+    ports = Ports(topology, plan.nics)
+    used = {n for s in on_gpus for n in s.binding.nics}
+    if several and len(used) == 1 and all(s.binding.nics for s in on_gpus):
+        (nic,) = used
+        fabric = [n for n in ports.all if n.kind == nic.kind and n != nic]
+        others = (
+            f"; {', '.join(label(n) for n in fabric)} {'are' if len(fabric) > 1 else 'is'} not used" if fabric else ""
+        )
+        yield f"all {len(on_gpus)} workers on GPUs use one port, {label(nic)}{others}"
+    far = [s.name for s in on_gpus if (g := s.gpu) and s.binding.nics and _is_far(ports, g, s.binding.nics[0])]
+    if far and len(used) > 1:
+        yield f"{_named(far, len(on_gpus))} a port on another package than the GPU"
+    homes = {n.os_index: n.cpuset for n in topology.numa_nodes}
+    lost = [
+        s.name for s in on_gpus if (g := s.gpu) and g.numa_node in homes and not s.binding.cpuset & homes[g.numa_node]
+    ]
+    if lost:
+        yield f"{_named(lost, len(on_gpus))} no core on the NUMA node of the GPU"
+    if several and any(s.binding.shared_cores for s in plan.specs):
+        yield f"all {len(plan.specs)} workers share their cores: there are fewer than workers"
+
+
+def _is_far(ports: Ports, gpu: Gpu, nic: Nic) -> bool:
+    return ports.distance(gpu, nic).kind == FAR
+
+
+def _named(names: Sequence[str], of: int) -> str:
+    return f"{len(names)} of {of} workers on GPUs ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}) have"

@@ -1,0 +1,53 @@
+"""The name of a worker says which job it belongs to, whatever the batch system calls its jobs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.plan.jobs.worker_names import MemberName, member_worker_name, read_member_name
+
+NUMBERS = st.integers(0, 10**7)
+SERVERS = st.from_regex(r"[a-z0-9]([a-z0-9_.-]{0,20}[a-z0-9])?", fullmatch=True)
+SLURM_IDS = st.one_of(NUMBERS.map(str), st.builds("{}_{}".format, NUMBERS, NUMBERS))
+PBS_IDS = st.one_of(
+    st.builds("{}.{}".format, NUMBERS, SERVERS), st.builds("{}[{}].{}".format, NUMBERS, NUMBERS, SERVERS)
+)
+
+
+@given(st.one_of(SLURM_IDS, PBS_IDS), st.integers(0, 99), st.integers(0, 999))
+def test_a_name_says_what_it_was_made_of(job_id: str, restart_count: int, index: int) -> None:
+    name = member_worker_name(job_id, restart_count, index)
+    assert read_member_name(name) == MemberName(job_id, restart_count, index)
+
+
+@pytest.mark.parametrize(
+    ("name", "job_id"),
+    [
+        ("123_4-0", "123_4"),
+        ("123_4-0r1", "123_4"),
+        ("17[4].server-0", "17[4].server"),
+        ("17.master1-0", "17.master1"),  # a server whose name ends like a restart
+        ("17.pbs-0r1-3", "17.pbs-0r1"),
+    ],
+)
+def test_the_job_is_what_stands_before_the_last_hyphen(name: str, job_id: str) -> None:
+    found = read_member_name(name)
+    assert found
+    assert found.job_id == job_id
+
+
+@pytest.mark.parametrize(
+    "name", ["node1-0", "gpu-17-3", "123_4", "123_4-", "123_4-r1", "-0", "", "tcp://10.0.0.1:4711", "१२-0", "17[]-0"]
+)
+def test_another_name_belongs_to_no_job(name: str) -> None:
+    assert read_member_name(name) is None
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_either_a_name_of_ours_or_of_no_job(text: str) -> None:
+    found = read_member_name(text)
+    assert (
+        found is None or read_member_name(member_worker_name(found.job_id, found.restart_count, found.index)) == found
+    )
