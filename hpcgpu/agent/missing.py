@@ -48,7 +48,7 @@ class Node(NamedTuple):
     away: dict[int, str]
 
 
-class Absence:
+class MissingRanks:
     """The end of a meeting to which somebody has not come.
 
     Parameters

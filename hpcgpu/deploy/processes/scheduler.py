@@ -29,7 +29,7 @@ from hpcgpu.deploy.processes.watch import Lease
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, process
 
-# Before rank 0 gives up waiting (agent.image): the log shows where it hangs.
+# Before rank 0 gives up waiting (agent.rank0): the log shows where it hangs.
 _HANGS_S = 55.0
 # A client's gather() must have looked at the errors before it hears that the connection is lost.
 _TELL_S = 0.3

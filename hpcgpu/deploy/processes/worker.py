@@ -31,7 +31,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
-# Of the store. Its few lines are to be seen where a run's logs begin at warnings (agent.image).
+# Of the store. Its few lines are to be seen where a run's logs begin at warnings (agent.fork_server).
 _SPILL_LOGGER = logging.getLogger("distributed.worker.memory")
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
