@@ -1,10 +1,11 @@
-"""A rank that is not its node's leader: it hands its output to the leader and waits, and leads when it must.
+"""A rank that is not its node's leader: it hands its output to the leader, waits, and takes over if the leader dies.
 
-Who leads after a leader's death is not voted on. Each rank of the node listens at a door of its own, a unix socket in
-the run's folder, before it goes to its leader, and the kernel refuses at a door exactly when its process is dead.
-A follower whose leader died knocks at the doors of the ranks before it, in their order. One that answers leads, or
-dies, too, which is seen; if all refuse, all are dead, for good, and this rank leads. So two leaders never live at
-once, whoever dies, and when. The folder lasts since every rank holds its lock; it goes in an orderly end only.
+The successor of a dead leader is not elected. Each rank of the node listens on a unix socket of its own in the run's
+folder before it connects to its leader, and the kernel refuses a connection exactly when the rank is dead. If the
+leader dies, a follower connects to the sockets of the ranks before it, in their order. If one accepts, that rank leads,
+or dies, too, which its followers see. If all refuse, all are dead, for good, and this rank leads. So two leaders never
+live at once, whichever ranks die, and whenever. Every rank holds the folder's lock, so the folder outlives the leader;
+it is removed in an orderly end only.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class FollowerConnection(NamedTuple):
     stderr: int
 
     def tell(self, op: str, **fields: object) -> None:
-        """Send it a message; one that is gone is noticed by who reads."""
+        """Send it a message; the reader notices one that is gone."""
         with contextlib.suppress(OSError):
             self.sock.send(_encode(op, **fields))
 
 
 class LeaderSocket:
-    """Where the followers of a node come to a rank that leads: a unix socket in a folder of mode 0700."""
+    """The socket to which a node's followers connect: a unix socket in a folder of mode 0700."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -57,7 +58,7 @@ class LeaderSocket:
         Raises
         ------
         LaunchError
-            Somebody did not come within ``deadline_s`` seconds.
+            A follower did not connect within ``deadline_s`` seconds.
 
         """
         end = time.monotonic() + deadline_s
@@ -182,7 +183,7 @@ class _Follower:
                 sock.connect(address)
             outputs = [sys.stdout.fileno(), sys.stderr.fileno()]
             socket.send_fds(sock, [json.dumps(self._rank).encode()], outputs)
-            # the worker holds what it needs: who waits for this rank's output to end shall not wait for this process
+            # the worker holds what it needs: a reader of this rank's output shall not wait for this process to end
             while True:
                 data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
                 if not data:

@@ -90,11 +90,11 @@ class FollowerLiveness:
     workers : callable
         Returns the names of the workers of a rank.
     retire : callable
-        Has the scheduler retire the workers with these names; returns the names of those that went.
+        Has the scheduler retire the workers with these names; returns the names of the retired.
     ended : asyncio.Event
         The run ends: from then on nobody's death counts.
     node : str
-        To say where it happened.
+        Named in messages.
 
     """
 
@@ -278,7 +278,7 @@ class Leader:
         """Let the scheduler move the workers' data to others and close them, for good; return those that went."""
         async with scheduler_rpc(self.context.scheduler, _REPORT_S) as scheduler:
             if not await worker_names(scheduler) - set(names):
-                return []  # who waits for a result would wait for ever
+                return []  # a client that waits for a result would wait for ever
             gone = await scheduler.retire_workers(names=names, close_workers=True, remove=True)
         return [worker["name"] for worker in gone.values()]
 
@@ -379,7 +379,7 @@ class ForcedEnd:
     fork_server : ForkServer
         Killed with all that it has forked, and this process after it.
     followers : sequence of FollowerConnection
-        The followers, who hear a goodbye: else one of them would lead in this process's place.
+        They are told goodbye: otherwise one of them would lead in this process's place.
     limit_s : float
         How long an end may take, in seconds.
 

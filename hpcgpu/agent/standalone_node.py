@@ -58,7 +58,7 @@ class StandaloneOptions:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def run(given: Mapping[str, object], given_from: str, joining: StandaloneOptions) -> int:
+def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions) -> int:
     """Start the workers and stay as long as one of them lives; return the exit code.
 
     Raises
@@ -76,18 +76,18 @@ def run(given: Mapping[str, object], given_from: str, joining: StandaloneOptions
         added = process.image_env(os.environ, preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
     with LeaderResources.make(settings) as resources:
-        specs = plan(settings, joining, str(resources.scratch.path))
-        process.hide_gpus(_protocol(joining.scheduler))
-        return asyncio.run(_StandaloneNode(settings, joining, specs, resources).run())
+        specs = plan(settings, options, str(resources.scratch.path))
+        process.hide_gpus(_protocol(options.scheduler))
+        return asyncio.run(_StandaloneNode(settings, options, specs, resources).run())
 
 
-def plan(settings: Settings, joining: StandaloneOptions, scratch: str) -> tuple[WorkerSpec, ...]:
-    """Return the workers, with the names by which who asked for them counts them."""
+def plan(settings: Settings, options: StandaloneOptions, scratch: str) -> tuple[WorkerSpec, ...]:
+    """Return the workers, with the names by which the caller counts them."""
     from hpcgpu.deploy.processes import node
 
     machine = node.Machine.read(settings, os.environ)
     most = len(machine.gpus) * settings.workers_per_gpu
-    count = joining.workers or most
+    count = options.workers or most
     if count > most or count % settings.workers_per_gpu:
         raise LaunchError(
             f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
@@ -99,8 +99,8 @@ def plan(settings: Settings, joining: StandaloneOptions, scratch: str) -> tuple[
         *node.lowered(settings, specs),
         *node.folder_notes(settings, count),
     )
-    log.say_of(machine.name, (*notes, node.exposed(_protocol(joining.scheduler))))
-    return tuple(replace(spec, name=name) for spec, name in zip(specs, names(joining.name, specs), strict=True))
+    log.say_of(machine.name, (*notes, node.exposed(_protocol(options.scheduler))))
+    return tuple(replace(spec, name=name) for spec, name in zip(specs, names(options.name, specs), strict=True))
 
 
 def _protocol(address: str) -> str:
@@ -113,7 +113,7 @@ def names(given: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
     Raises
     ------
     ConfigError
-        A name that no file can have.
+        The name cannot be the name of a file.
 
     """
     if "/" in given or "\0" in given:
@@ -127,12 +127,12 @@ class _StandaloneNode:
     """The nannies, from start to end."""
 
     def __init__(
-        self, settings: Settings, joining: StandaloneOptions, specs: tuple[WorkerSpec, ...], resources: LeaderResources
+        self, settings: Settings, options: StandaloneOptions, specs: tuple[WorkerSpec, ...], resources: LeaderResources
     ) -> None:
         from distributed.security import Security
 
-        self._settings, self._options, self._specs, self._resources = settings, joining, specs, resources
-        self._security: Security = Security(**joining.tls)
+        self._settings, self._options, self._specs, self._resources = settings, options, specs, resources
+        self._security: Security = Security(**options.tls)
         self._nannies: list[Nanny] = []
         self._signal = 0
 
