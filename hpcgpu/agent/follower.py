@@ -1,10 +1,11 @@
-"""A rank that is not its node's leader: it hands its output to the leader and waits, and leads when it must.
+"""A rank that is not its node's leader: it hands its output to the leader, waits, and takes over if the leader dies.
 
-Who leads after a leader's death is not voted on. Each rank of the node listens at a door of its own, a unix socket in
-the run's folder, before it goes to its leader, and the kernel refuses at a door exactly when its process is dead.
-A follower whose leader died knocks at the doors of the ranks before it, in their order. One that answers leads, or
-dies, too, which is seen; if all refuse, all are dead, for good, and this rank leads. So two leaders never live at
-once, whoever dies, and when. The folder lasts since every rank holds its lock; it goes in an orderly end only.
+The successor of a dead leader is not elected. Each rank of the node listens on a unix socket of its own in the run's
+folder before it connects to its leader, and the kernel refuses a connection exactly when the rank is dead. If the
+leader dies, a follower connects to the sockets of the ranks before it, in their order. If one accepts, that rank leads,
+or dies, too, which its followers see. If all refuse, all are dead, for good, and this rank leads. So two leaders never
+live at once, whichever ranks die, and whenever. Every rank holds the folder's lock, so the folder outlives the leader;
+it is removed in an orderly end only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MESSAGE_BYTES = 256
 _LOOK_S = 0.1
 
 
-class Guest(NamedTuple):
+class FollowerConnection(NamedTuple):
     """A follower, as its leader has it."""
 
     rank: int
@@ -34,13 +35,13 @@ class Guest(NamedTuple):
     stderr: int
 
     def tell(self, op: str, **fields: object) -> None:
-        """Send it a message; one that is gone is noticed by who reads."""
+        """Send it a message; the reader notices one that is gone."""
         with contextlib.suppress(OSError):
             self.sock.send(_encode(op, **fields))
 
 
-class Door:
-    """Where the followers of a node come to a rank that leads: a unix socket in a folder of mode 0700."""
+class LeaderSocket:
+    """The socket to which a node's followers connect: a unix socket in a folder of mode 0700."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -51,18 +52,18 @@ class Door:
 
     def receive(
         self, ranks: Iterable[int], deadline_s: float, alive: Callable[[int], bool] = lambda _: True
-    ) -> tuple[Guest, ...]:
+    ) -> tuple[FollowerConnection, ...]:
         """Wait for the followers ``ranks``, as long as they are ``alive``.
 
         Raises
         ------
         LaunchError
-            Somebody did not come within ``deadline_s`` seconds.
+            A follower did not connect within ``deadline_s`` seconds.
 
         """
         end = time.monotonic() + deadline_s
         waiting = set(ranks)
-        out: list[Guest] = []
+        out: list[FollowerConnection] = []
         self._sock.settimeout(_LOOK_S)
         while waiting:
             try:
@@ -77,7 +78,7 @@ class Door:
                 continue
             data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 2)
             if data:  # else it is dead, or it was a look whether this rank lives
-                out.append(Guest(json.loads(data), sock, *fds))
+                out.append(FollowerConnection(json.loads(data), sock, *fds))
                 waiting.discard(out[-1].rank)
         return tuple(out)
 
@@ -86,14 +87,14 @@ class Door:
         self._sock.close()
 
 
-class Estate(NamedTuple):
+class FailoverState(NamedTuple):
     """What a rank has of its node when it must lead, since all ranks before it are dead.
 
     Attributes
     ----------
     folder : str
         The run's folder on the node; its lock is held by ``lock``.
-    heirs : tuple of int
+    successors : tuple of int
         The ranks after this one, dead or alive.
     lost : frozenset of int
         Ranks that died as followers: their workers were retired.
@@ -104,30 +105,32 @@ class Estate(NamedTuple):
 
     folder: str
     lock: int
-    door: Door
-    heirs: tuple[int, ...]
+    leader_socket: LeaderSocket
+    successors: tuple[int, ...]
     lost: frozenset[int]
     since_s: float
 
-    def receive(self, deadline_s: float) -> tuple[Guest, ...]:
+    def receive(self, deadline_s: float) -> tuple[FollowerConnection, ...]:
         """Wait for the followers that live."""
-        return self.door.receive(self.heirs, deadline_s, lambda rank: _answers(_door(self.folder, rank)))
+        return self.leader_socket.receive(
+            self.successors, deadline_s, lambda rank: _answers(_socket_path(self.folder, rank))
+        )
 
 
-def welcome(guests: Iterable[Guest], lock: int) -> None:
+def welcome(followers: Iterable[FollowerConnection], lock: int) -> None:
     """Let the followers, who are all there, hold the folder's lock: from now on any of them can lead."""
-    for guest in guests:
+    for follower in followers:
         with contextlib.suppress(OSError):
-            socket.send_fds(guest.sock, [_encode("welcome")], [lock])
+            socket.send_fds(follower.sock, [_encode("welcome")], [lock])
 
 
-def dismiss(guests: Iterable[Guest]) -> None:
+def dismiss(followers: Iterable[FollowerConnection]) -> None:
     """Let the followers end with exit code 0."""
-    for guest in guests:
-        guest.tell("end")
+    for follower in followers:
+        follower.tell("end")
 
 
-def follow(rank: int, ranks: Sequence[int], path: str) -> int | Estate:
+def follow(rank: int, ranks: Sequence[int], path: str) -> int | FailoverState:
     """Go to the leader, to those after it when it dies, and wait for a goodbye.
 
     Parameters
@@ -137,11 +140,11 @@ def follow(rank: int, ranks: Sequence[int], path: str) -> int | Estate:
     ranks : sequence of int
         Those of the node, ascending; the first leads. Rank 0 has no successor: the scheduler is its child.
     path : str
-        The first leader's door.
+        The first leader's socket.
 
     Returns
     -------
-    int or Estate
+    int or FailoverState
         The exit code; or what is needed to lead, because every rank before this one is dead.
 
     """
@@ -153,34 +156,34 @@ class _Follower:
         self._rank, self._path = rank, path
         place = ranks.index(rank)
         self._before = tuple(ranks[1:place]) if ranks[0] else ()
-        self._heirs = tuple(ranks[place + 1 :])
-        self._heritable = ranks[0] != 0
+        self._successors = tuple(ranks[place + 1 :])
+        self._can_fail_over = ranks[0] != 0
         self._lock: int | None = None
         self._lost: set[int] = set()
 
-    def follow(self) -> int | Estate:
+    def follow(self) -> int | FailoverState:
         folder = os.path.dirname(self._path)  # noqa: PTH120 - pathlib takes 5 CPU ms, which every rank would pay
         died_s = time.monotonic()
         with contextlib.suppress(FileNotFoundError):  # the folder is gone: an end, without a word for this rank
-            door = Door(_door(folder, self._rank)) if self._heritable else None
-            for path in (self._path, *(_door(folder, rank) for rank in self._before)):
+            leader_socket = LeaderSocket(_socket_path(folder, self._rank)) if self._can_fail_over else None
+            for path in (self._path, *(_socket_path(folder, rank) for rank in self._before)):
                 if self._stay(path):
                     return 0
                 if path == self._path:
                     died_s = time.monotonic()
-            if door and self._lock is not None:
-                return Estate(folder, self._lock, door, self._heirs, frozenset(self._lost), died_s)
+            if leader_socket and self._lock is not None:
+                return FailoverState(folder, self._lock, leader_socket, self._successors, frozenset(self._lost), died_s)
         log.say(f"rank {self._rank}: the leader of this node ended without a goodbye")
         return os.EX_SOFTWARE
 
     def _stay(self, path: str) -> bool:
-        """Be a guest at the door ``path``; tell whether there was a goodbye, else who was there is dead."""
+        """Follow the rank behind the socket ``path``; tell whether it said goodbye: if not, it is dead."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(ConnectionError):
             with unix_socket.address(path) as address:
                 sock.connect(address)
             outputs = [sys.stdout.fileno(), sys.stderr.fileno()]
             socket.send_fds(sock, [json.dumps(self._rank).encode()], outputs)
-            # the worker holds what it needs: who waits for this rank's output to end shall not wait for this process
+            # the worker holds what it needs: a reader of this rank's output shall not wait for this process to end
             while True:
                 data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
                 if not data:
@@ -198,7 +201,7 @@ class _Follower:
         return False
 
 
-def _door(folder: str, rank: int) -> str:
+def _socket_path(folder: str, rank: int) -> str:
     return f"{folder}/door-{rank}"
 
 

@@ -1,4 +1,7 @@
-"""The rank that owns its node's processes: it starts the workers, watches them, and ends them."""
+"""The rank that owns its node's processes: it starts the workers, watches them, and ends them.
+
+Over 300 lines: the watch over followers, the leader after the first, and the end by force are parts of the same life.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,19 @@ import functools
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from hpcgpu.agent.attendance import Attendance
-from hpcgpu.agent.follower import Guest
-from hpcgpu.agent.spawner import ZygoteSpawner
-from hpcgpu.agent.zygote import Zygote
-from hpcgpu.errors import LaunchError, cause_of
+from hpcgpu.agent.follower import FailoverState, FollowerConnection, dismiss
+from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
+from hpcgpu.errors import HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import log
 from hpcgpu.model import RunDocument, WorkerSpec
 from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import reason_of
 
 if TYPE_CHECKING:
     from distributed import Nanny
@@ -31,10 +35,16 @@ logger = logging.getLogger("distributed.hpcgpu")
 _CLOSE_S = 2.0
 _REPORT_S = 10.0
 _SENDERS = {signal.SIGTERM: "(cancelled, preempted, or at its time limit)"}
+# A signal to a whole job reaches the followers, who die at once, and their leader, who ends the run.
+_TOGETHER_S = 0.5
+# Its script has 2 s, its workers 2, the other nodes 4, the scheduler 5 (agent.rank0 and .leader, deploy's scheduler).
+# Much more on a node that is overloaded; and an end that is forced there for nothing would lose the script's exit code.
+LIMIT_S = 60.0
+_ASK_S = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
-class Post:
+class LeaderContext:
     """Everything that a leader needs once the ranks have met.
 
     Attributes
@@ -43,7 +53,7 @@ class Post:
         ``addresses``, ``protocol``, ``cert``, ``key``, ``local`` of rank 0's record.
     workers : sequence of (int, WorkerSpec)
         The node's workers and the rank of each.
-    guests : sequence of Guest
+    followers : sequence of FollowerConnection
         The followers, with their stdout and stderr.
     node : str
         The host's name.
@@ -60,25 +70,103 @@ class Post:
 
     run: RunDocument
     environ: Mapping[str, str]
-    zygote: Zygote
+    fork_server: ForkServer
     scheduler: Mapping[str, Any]
     workers: Sequence[tuple[int, WorkerSpec]]
-    guests: Sequence[Guest] = ()
+    followers: Sequence[FollowerConnection] = ()
     node: str = ""
     place: str = ""
     in_job: bool = False
     notes: Sequence[str] = ()
 
 
-class Leader:
-    """The workers of one node, from start to end. Rank 0's is a :class:`hpcgpu.agent.head.Head`."""
+class FollowerLiveness:
+    """Watches the followers' connections, which end with their processes.
 
-    def __init__(self, post: Post) -> None:
-        self.post = post
-        self.security = security_of(post.scheduler)
+    Parameters
+    ----------
+    followers : sequence of FollowerConnection
+        The followers.
+    workers : callable
+        Returns the names of the workers of a rank.
+    retire : callable
+        Has the scheduler retire the workers with these names; returns the names of the retired.
+    ended : asyncio.Event
+        The run ends: from then on nobody's death counts.
+    node : str
+        Named in messages.
+
+    """
+
+    def __init__(
+        self,
+        followers: Sequence[FollowerConnection],
+        workers: Callable[[int], list[str]],
+        retire: Callable[[list[str]], Awaitable[list[str]]],
+        ended: asyncio.Event,
+        node: str,
+    ) -> None:
+        self._followers = {g.rank: g for g in followers}
+        self._workers, self._retire, self._ended, self._node = workers, retire, ended, node
+        self._tasks = tasks.Group()
+        self._loop = asyncio.get_running_loop()
+        for follower in followers:
+            self._loop.add_reader(
+                follower.sock, tasks.guarded(self._look, f"the look at rank {follower.rank}", tasks.say_only), follower
+            )
+
+    def _look(self, follower: FollowerConnection) -> None:
+        self._loop.remove_reader(follower.sock)  # followers say nothing once they are there: this is the end
+        del self._followers[follower.rank]
+        lose = functools.partial(self._lose, follower.rank)
+        self._tasks.start(lose, f"the end of rank {follower.rank}", functools.partial(self._failed, follower.rank))
+
+    def _failed(self, rank: int, error: BaseException) -> None:
+        names = self._workers(rank)
+        self._say(
+            f"rank {rank} died; {_its(names) if names else 'its worker'} could not be retired: {reason_of(error)}"
+        )
+
+    async def _lose(self, rank: int) -> None:
+        try:
+            await asyncio.wait_for(self._ended.wait(), _TOGETHER_S)
+        except TimeoutError:
+            self._say(f"rank {rank} died; {await self._retired(rank)}")
+
+    async def _retired(self, rank: int) -> str:
+        """Retire the workers of a rank; return what became of them."""
+        names = self._workers(rank)
+        if not names:
+            return "it had no worker"
+        try:
+            gone = await self._retire(names)
+        except (OSError, HpcGpuError) as e:
+            return f"{_its(names)} could not be retired: {e}"
+        if kept := [n for n in names if n not in gone]:
+            return f"{_its(kept)} stay{'s' if len(kept) == 1 else ''}: there is no other to take the data and the tasks"
+        for follower in self._followers.values():
+            follower.tell("lost", rank=rank)
+        return f"{_its(names)} {'was' if len(names) == 1 else 'were'} retired"
+
+    def _say(self, text: str) -> None:
+        log.say_of(self._node, (text,))
+
+    def close(self) -> None:
+        """Watch no more."""
+        for follower in self._followers.values():
+            self._loop.remove_reader(follower.sock)
+        self._tasks.cancel()
+
+
+class Leader:
+    """The workers of one node, from start to end. Rank 0's is a :class:`hpcgpu.agent.rank0.Rank0Leader`."""
+
+    def __init__(self, context: LeaderContext) -> None:
+        self.context = context
+        self.security = security_of(context.scheduler)
         self.nannies: list[Nanny] = []
         self.watch: Any = None  # a comm of distributed
-        self.attendance: Attendance | None = None
+        self.liveness: FollowerLiveness | None = None
         self._outliving: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
         self.on_end: Callable[[], object] = lambda: None
@@ -113,13 +201,13 @@ class Leader:
             loop.add_signal_handler(sig, self._answer(sig))
         warn = tasks.guarded(self._warn, "the answer to the end of the job's time", tasks.say_only)
         loop.add_signal_handler(signal.SIGUSR1, warn)  # Slurm's --signal, through the batch script
-        if self.post.in_job and (limit_s := self.post.run.settings.walltime_s):
+        if self.context.in_job and (limit_s := self.context.run.settings.walltime_s):
             self._ends_s = loop.time() + limit_s
-            loop.call_at(self._ends_s - self.post.run.settings.warning_s, warn)
-        self.spawner = ZygoteSpawner(
-            self.post.zygote,
-            {g.rank: (g.stdout, g.stderr) for g in self.post.guests},
-            lambda: self.end(os.EX_SOFTWARE, "the zygote process died"),
+            loop.call_at(self._ends_s - self.context.run.settings.warning_s, warn)
+        self.spawner = ForkServerSpawner(
+            self.context.fork_server,
+            {g.rank: (g.stdout, g.stderr) for g in self.context.followers},
+            lambda: self.end(os.EX_SOFTWARE, "the fork server process died"),
         )
         duty = asyncio.create_task(self.serve())
         ended = asyncio.create_task(self.ended.wait())
@@ -155,18 +243,20 @@ class Leader:
         from hpcgpu.deploy.network.connect_first import connect_first
 
         deadline_s = self.reach_s
-        reached = await connect_first(self.post.scheduler["addresses"], self.security, deadline_s)
+        reached = await connect_first(self.context.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
-        about = {"node": self.post.node, "place": self.post.place, "workers": len(self.post.workers)}
-        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(self.post.notes)})
+        about = {"node": self.context.node, "place": self.context.place, "workers": len(self.context.workers)}
+        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(self.context.notes)})
         await self.watch.read()
-        host = "127.0.0.1" if self.post.scheduler["local"] else reached.own_host
-        self.nannies = [self._nanny(reached.address, host, rank, spec) for rank, spec in self.post.workers]
+        host = "127.0.0.1" if self.context.scheduler["local"] else reached.own_host
+        self.nannies = [self._nanny(reached.address, host, rank, spec) for rank, spec in self.context.workers]
         done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
         failed = [e for e in done if isinstance(e, BaseException)]
         if failed and len(failed) == len(done):
             raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
-        self.attendance = Attendance(self.post.guests, self._names_of, self._retire, self.ended, self.post.node)
+        self.liveness = FollowerLiveness(
+            self.context.followers, self._names_of, self._retire, self.ended, self.context.node
+        )
         if self.nannies:
             self._outliving = tasks.start(self._outlive_workers, "the look for the end of all workers", tasks.say_only)
 
@@ -182,25 +272,25 @@ class Leader:
         await asyncio.gather(*(n.finished() for n in self.nannies))
 
     def _names_of(self, rank: int) -> list[str]:
-        return [spec.name for owner, spec in self.post.workers if owner == rank]
+        return [spec.name for owner, spec in self.context.workers if owner == rank]
 
     async def _retire(self, names: list[str]) -> list[str]:
         """Let the scheduler move the workers' data to others and close them, for good; return those that went."""
-        async with scheduler_rpc(self.post.scheduler, _REPORT_S) as scheduler:
+        async with scheduler_rpc(self.context.scheduler, _REPORT_S) as scheduler:
             if not await worker_names(scheduler) - set(names):
-                return []  # who waits for a result would wait for ever
+                return []  # a client that waits for a result would wait for ever
             gone = await scheduler.retire_workers(names=names, close_workers=True, remove=True)
         return [worker["name"] for worker in gone.values()]
 
     @property
     def reach_s(self) -> float:
         """How long to try the scheduler's addresses."""
-        return self.post.run.settings.death_timeout_s
+        return self.context.run.settings.death_timeout_s
 
     def _nanny(self, scheduler: str, host: str, rank: int, spec: WorkerSpec) -> Nanny:
         from hpcgpu.deploy.processes.nanny import ForkNanny
 
-        settings = self.post.run.settings
+        settings = self.context.run.settings
         # Dask's traffic takes the planned interface, when there is one, else the way to the scheduler
         place = (
             {"interface": spec.binding.interface} if spec.binding.interface and host != "127.0.0.1" else {"host": host}
@@ -215,7 +305,7 @@ class Leader:
             memory_limit=spec.memory_limit_bytes or 0,
             resources=dict(spec.resources),
             security=self.security,
-            protocol=self.post.scheduler["protocol"],
+            protocol=self.context.scheduler["protocol"],
             local_directory=spec.local_directory,
             death_timeout=settings.death_timeout_s,
             **place,
@@ -238,14 +328,94 @@ class Leader:
         """End the workers, the busy ones by force."""
         if self._outliving:
             self._outliving.cancel()
-        if self.attendance:
-            self.attendance.close()
+        if self.liveness:
+            self.liveness.close()
         await asyncio.gather(*(n.close(timeout=_CLOSE_S, reason="the run ended") for n in self.nannies))
         if self.watch:
             if self.exit_code != os.EX_SOFTWARE:
                 with contextlib.suppress(OSError):
                     await self.watch.write("bye")  # else rank 0 would say that this leader is lost
             await self.watch.close()
+
+
+class Successor(Leader):
+    """Does what the node's first leader did, for the workers that it had."""
+
+    def __init__(self, context: LeaderContext, failover: FailoverState, rank: int) -> None:
+        super().__init__(context)
+        self._failover, self._rank = failover, rank
+
+    async def start_workers(self) -> None:
+        """Start the workers when the scheduler has noticed the death of those before."""
+        names = {spec.name for _, spec in self.context.workers}
+        await self._wait_for(names)
+        await super().start_workers()
+        count, after_s = len(names), time.monotonic() - self._failover.since_s
+        log.say(
+            f"{self.context.node}: the leader died; rank {self._rank} leads, and {count} "
+            f"worker{'s are' if count != 1 else ' is'} back after {after_s:.1f} s"
+        )
+
+    async def _wait_for(self, names: set[str]) -> None:
+        """Wait until nobody has these names: a worker whose name is taken is refused (distributed 2026.8.0)."""
+        deadline_s = self.context.run.settings.death_timeout_s
+        taken = names
+        try:
+            async with asyncio.timeout(deadline_s), scheduler_rpc(self.context.scheduler, deadline_s) as scheduler:
+                while taken := names & await worker_names(scheduler):
+                    await asyncio.sleep(_ASK_S)
+        except TimeoutError:
+            raise LaunchError(
+                f"{self.context.node}: the leader died, but within {deadline_s:g} s the scheduler did not lose its "
+                f"workers {', '.join(sorted(taken))}"
+            ) from None
+
+
+class ForcedEnd:
+    """Used as a context manager around a leader's event loop, whose tasks may refuse to end.
+
+    Parameters
+    ----------
+    fork_server : ForkServer
+        Killed with all that it has forked, and this process after it.
+    followers : sequence of FollowerConnection
+        They are told goodbye: otherwise one of them would lead in this process's place.
+    limit_s : float
+        How long an end may take, in seconds.
+
+    """
+
+    def __init__(
+        self, fork_server: ForkServer, followers: Sequence[FollowerConnection] = (), limit_s: float = LIMIT_S
+    ) -> None:
+        self._fork_server, self._followers, self._limit_s = fork_server, followers, limit_s
+        self._begun, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def begin(self) -> None:
+        """Count from now on; called when the run ends."""
+        self._begun.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()  # now: at the end there may be no room for another one
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._begun.set()
+
+    def _watch(self) -> None:
+        self._begun.wait()
+        if not self._over.wait(self._limit_s):
+            self._force()
+
+    def _force(self) -> None:
+        try:
+            log.say(f"process {os.getpid()} has not ended within {self._limit_s:g} s; it is killed, and its workers")
+            self._fork_server.kill()
+            dismiss(self._followers)
+        finally:
+            os._exit(os.EX_SOFTWARE)
 
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:
@@ -278,3 +448,7 @@ async def worker_names(scheduler: Any) -> set[str]:  # noqa: ANN401 - distribute
     """Return the names of the workers that the scheduler has."""
     identity = await scheduler.identity(n_workers=-1)
     return {worker["name"] for worker in identity["workers"].values()}
+
+
+def _its(names: Sequence[str]) -> str:
+    return f"its worker{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent.leader import Leader, Post, security_of
+from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
 from hpcgpu.supervise import tasks
@@ -35,25 +35,25 @@ _BROKEN = "worker-handle-scheduler-connection-broken"  # Worker.handle_scheduler
 class Member(Leader):
     """The workers of one node, in a cluster whose scheduler is in another job."""
 
-    def __init__(self, post: Post) -> None:
-        super().__init__(post)
+    def __init__(self, context: LeaderContext) -> None:
+        super().__init__(context)
         self._retiring: asyncio.Task[None] | None = None
         self._cancelled = ""
 
     @property
     def reach_s(self) -> float:
         """How long to try the scheduler's addresses."""
-        return min(self.post.run.settings.death_timeout_s, _REACH_S)
+        return min(self.context.run.settings.death_timeout_s, _REACH_S)
 
     async def serve(self) -> int:
         """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
         found = await self._find_scheduler()
         protocol = found.addresses[0].partition("://")[0]
-        self.post.scheduler = {
+        self.context.scheduler = {
             **{"addresses": found.addresses, "protocol": protocol, "local": False},
             **{"cert": found.cert, "key": found.key},
         }
-        self.security = security_of(self.post.scheduler)
+        self.security = security_of(self.context.scheduler)
         await self.start_workers()
         with self._launcher_watched():
             return await self._stay()
@@ -84,7 +84,7 @@ class Member(Leader):
         """
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
-            launcher = pids.find(self.post.environ.get(pids.LAUNCHER, ""))
+            launcher = pids.find(self.context.environ.get(pids.LAUNCHER, ""))
             pidfd = stack.enter_context(pids.watched(*launcher)) if launcher else None
             if pidfd is not None:
                 orphaned = tasks.guarded(
@@ -102,7 +102,7 @@ class Member(Leader):
         """Wait for the contact of the cluster's scheduler."""
         from hpcgpu.deploy.network import scheduler_file
 
-        folder, deadline_s = Path(self.post.run.meeting), self.post.run.settings.death_timeout_s
+        folder, deadline_s = Path(self.context.run.meeting), self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
                 while (found := scheduler_file.read(folder)) is None:

@@ -1,6 +1,6 @@
-"""Who has not come to the meeting: looked for at its deadline only, so that ranks that all come pay nothing for it.
+"""The ranks that have not come to the rendezvous: looked for at its deadline only, so it costs nothing if all come.
 
-A rank at the meeting has a title that the others of its node see in /proc, where only its owner can put it. What is
+A rank at the rendezvous has a title that the others of its node see in /proc, where only its owner can put it. What is
 seen on each node lies in a folder that the nodes may share.
 """
 
@@ -37,9 +37,9 @@ class Node(NamedTuple):
     Attributes
     ----------
     there : tuple of int
-        Ranks that are at the meeting.
+        Ranks that are at the rendezvous.
     away : dict
-        Of each other rank, what its process does.
+        What the process of each other rank does.
 
     """
 
@@ -48,8 +48,8 @@ class Node(NamedTuple):
     away: dict[int, str]
 
 
-class Absence:
-    """The end of a meeting to which somebody has not come.
+class MissingRanks:
+    """The end of a rendezvous to which a rank has not come.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Absence:
         return Node(self._host, tuple(sorted(there)), does)
 
     def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
-        """Return the processes on this node of the ranks that are at the meeting, and of those that are not."""
+        """Return the processes on this node of the ranks that are at the rendezvous, and of those that are not."""
         found: dict[int, list[pids.Process]] = {}
         for one in pids.own():
             if (rank := self._rank_of(one)) is not None:
@@ -212,7 +212,7 @@ def _read(text: str) -> Node:
 def describe(
     size: int, nodes: Sequence[Node], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Return in words who is missing, and who is there.
+    """Return in words which ranks are missing, and which are there.
 
     Parameters
     ----------

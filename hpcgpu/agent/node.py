@@ -27,7 +27,7 @@ class Planned(NamedTuple):
 
 
 def granted(terms: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what this rank may use, for its record in the meeting."""
+    """Return what this rank may use, for its record in the rendezvous."""
     if terms.gpus is not None:
         from hpcgpu.model.simulated import parse_simulated
 

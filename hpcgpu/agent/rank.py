@@ -1,4 +1,4 @@
-"""One rank, from its start to its end: image, meeting, layout, then leader or follower."""
+"""One rank, from its start to its end: resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent import meeting, node
+from hpcgpu.agent import node, rendezvous
 from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
 from hpcgpu.host import process
 from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch
@@ -18,11 +18,11 @@ from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpcgpu.agent.follower import Estate
-    from hpcgpu.agent.image import Image
-    from hpcgpu.agent.leader import Post
-    from hpcgpu.agent.missing import Absence
-    from hpcgpu.agent.scheduling import Scheduling
+    from hpcgpu.agent.follower import FailoverState
+    from hpcgpu.agent.fork_server import LeaderResources
+    from hpcgpu.agent.leader import LeaderContext
+    from hpcgpu.agent.missing import MissingRanks
+    from hpcgpu.agent.rank0 import SchedulerProcess
     from hpcgpu.model import Layout, RunDocument
     from hpcgpu.model.bootstrap import BootstrapSettings
 
@@ -54,7 +54,7 @@ class Rank:
         # Nobody else can fork for a rank with devices of its own, nor where nobody says who is where.
         own_devices = is_isolated(environ) and self._terms.gpus is None
         self._isolated = self._facts.local_rank is None or own_devices
-        self._scheduling: Scheduling | None = None
+        self._scheduler: SchedulerProcess | None = None
         self._folder: Path | None = None
         self._failure = ""
         self._held = contextlib.ExitStack()
@@ -77,37 +77,37 @@ class Rank:
             # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
             process.die_with_parent(os.getppid(), signal.SIGTERM)
         with self._held as stack:
-            image = None
+            resources = None
             try:
                 self._check_exit_file()
                 self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
-                    image = stack.enter_context(self._make_image())
-                    self._start_scheduler(image)
+                    resources = stack.enter_context(self._make_resources())
+                    self._start_scheduler(resources)
             except HpcGpuError as e:
-                self._failure = str(e)  # said in the meeting, or the others would wait for this rank
-            records = self._meet(image)
-            if shape == "head" and image:
-                return self._serve(self._post(image, records[0]["scheduler"], workers=()), image, Layout(()))
+                self._failure = str(e)  # said in the rendezvous, or the others would wait for this rank
+            records = self._meet(resources)
+            if shape == "head" and resources:
+                return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
             met = [node.rank_record(r) for r in records]
             each, beside = self._terms.workers_per_gpu, self._terms.cpu_workers
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
-                from hpcgpu.agent.follower import Estate, follow
+                from hpcgpu.agent.follower import FailoverState, follow
 
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
-                end = follow(rank, home.ranks, records[home.leader]["door"])
-                return self._take_over(end, records, layout) if isinstance(end, Estate) else end
-            if image is None:
-                image = stack.enter_context(self._make_image(after_mpi=True))
-            return self._lead(image, records, layout)
+                end = follow(rank, home.ranks, records[home.leader]["leader_socket"])
+                return self._take_over(end, records, layout) if isinstance(end, FailoverState) else end
+            if resources is None:
+                resources = stack.enter_context(self._make_resources(after_mpi=True))
+            return self._lead(resources, records, layout)
 
-    def _take_over(self, estate: Estate, records: Records, layout: Layout) -> int:
-        from hpcgpu.agent.image import Image
+    def _take_over(self, failover: FailoverState, records: Records, layout: Layout) -> int:
+        from hpcgpu.agent.fork_server import LeaderResources
 
-        with Image.inherit(estate) as image:
-            return self._lead(image, records, layout, estate)
+        with LeaderResources.inherit(failover) as resources:
+            return self._lead(resources, records, layout, failover)
 
     def _check_exit_file(self) -> None:
         if self._facts.rank == 0 and self._terms.exit_file:
@@ -130,37 +130,35 @@ class Rank:
                 "(client_grace), and it has not detached"
             )
 
-    def _make_image(self, *, after_mpi: bool = False) -> Image:
-        """Make the leader's image; followers, of which there are many, do without the imports that it takes."""
-        from hpcgpu.agent.image import Image
+    def _make_resources(self, *, after_mpi: bool = False) -> LeaderResources:
+        """Make the leader's resources; followers, of which there are many, do without the imports that it takes."""
+        from hpcgpu.agent.fork_server import LeaderResources
 
-        return Image.make(self._run.settings, after_mpi=after_mpi)
+        return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
 
-    def _start_scheduler(self, image: Image) -> None:
-        from hpcgpu.agent.scheduling import Scheduling
+    def _start_scheduler(self, resources: LeaderResources) -> None:
+        from hpcgpu.agent.rank0 import SchedulerProcess
 
         if self._facts.rank == 0 and self._terms.shape != "member":
-            self._scheduling = Scheduling(self._run, image, local=self._all_on_one_node())
+            self._scheduler = SchedulerProcess(self._run, resources, local=self._all_on_one_node())
 
-    def _meet(self, image: Image | None) -> Records:
+    def _meet(self, resources: LeaderResources | None) -> Records:
         """Return what all ranks say of themselves; raise WorldError when one of them has failed."""
         terms = self._terms
         if self._facts.size == 1:
-            records = [self._record(image)]
+            records = [self._record(resources)]
         elif terms.rendezvous == "file":
-            from hpcgpu.agent import meeting_files  # pathlib takes 5 CPU ms, which every rank would pay
-
-            self._folder = meeting_folder(terms, self._environ)
+            self._folder = rendezvous_folder(terms, self._environ)
             if self._facts.rank == 0 and not terms.launch:
-                meeting_files.clear_old(self._folder.parent)
-            own = self._record(image)
-            records = meeting_files.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
+                rendezvous.clear_old(self._folder.parent)
+            own = self._record(resources)
+            records = rendezvous.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
         else:
             launch = "" if self._isolated else read_launch(self._environ)
-            limit = meeting.Limit(terms.death_timeout_s, lambda: self._absence.note(), self._end_late)
-            records = meeting.meet_by_mpi(lambda: self._record(image), self._facts, limit, launch)
-            if "_absence" in self.__dict__:
-                self._absence.withdraw()
+            limit = rendezvous.Deadline(terms.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
+            records = rendezvous.meet_by_mpi(lambda: self._record(resources), self._facts, limit, launch)
+            if "_missing_ranks" in self.__dict__:
+                self._missing_ranks.withdraw()
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
@@ -168,25 +166,25 @@ class Rank:
         return records
 
     @functools.cached_property
-    def _absence(self) -> Absence:
-        from hpcgpu.agent.missing import Absence
+    def _missing_ranks(self) -> MissingRanks:
+        from hpcgpu.agent.missing import MissingRanks
 
         folder = None
         with contextlib.suppress(LaunchError):
-            folder = meeting_folder(self._terms, self._environ)
-        return Absence(self._facts, self._environ, self._host, folder, self._terms.death_timeout_s)
+            folder = rendezvous_folder(self._terms, self._environ)
+        return MissingRanks(self._facts, self._environ, self._host, folder, self._terms.death_timeout_s)
 
     def _end_late(self) -> None:
-        """End this process, whose first thread is in MPI, since somebody has not come to the meeting."""
+        """End this process, whose first thread is in MPI, since a rank has not come to the rendezvous."""
         try:
-            self._absence.tell()
+            self._missing_ranks.tell()
             self._held.close()
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(1)
 
-    def _record(self, image: Image | None) -> dict[str, Any]:
+    def _record(self, resources: LeaderResources | None) -> dict[str, Any]:
         """Return what this rank says of itself."""
         record = {"rank": self._facts.rank, "host": self._host}
         try:
@@ -194,8 +192,8 @@ class Rank:
                 raise LaunchError(self._failure)
             return record | {
                 "isolated": self._isolated,
-                "door": image.door.path if image else "",
-                "scheduler": self._scheduling.record() if self._scheduling else None,
+                "leader_socket": resources.leader_socket.path if resources else "",
+                "scheduler": self._scheduler.record() if self._scheduler else None,
                 **(node.granted(self._terms, self._environ) if self._terms.shape != "head" else {}),
             }
         except HpcGpuError as e:
@@ -209,7 +207,9 @@ class Rank:
         elsewhere = shape == "head" or (shape == "gang" and self._allocation.batch != "local")
         return not elsewhere and (facts.size in (1, facts.local_size) or one_step)
 
-    def _lead(self, image: Image, records: Records, layout: Layout, estate: Estate | None = None) -> int:
+    def _lead(
+        self, resources: LeaderResources, records: Records, layout: Layout, failover: FailoverState | None = None
+    ) -> int:
         """Run this node's workers until the end; on rank 0 the whole run."""
         import asyncio
         import shutil
@@ -220,62 +220,64 @@ class Rank:
         rank, settings, scheduler = self._facts.rank, self._run.settings, records[0]["scheduler"]
         home = layout.node_of(rank)
         deadline_s = settings.death_timeout_s
-        guests = estate.receive(deadline_s) if estate else image.door.receive(home.ranks[1:], deadline_s)
-        welcome(guests, image.scratch.lock)
+        followers = (
+            failover.receive(deadline_s) if failover else resources.leader_socket.receive(home.ranks[1:], deadline_s)
+        )
+        welcome(followers, resources.scratch.lock)
         try:
             try:
-                planned = node.plan(self._run, self._environ, str(image.scratch.path), records, layout, rank)
+                planned = node.plan(self._run, self._environ, str(resources.scratch.path), records, layout, rank)
             except HpcGpuError as e:
-                if rank and scheduler and not estate:
+                if rank and scheduler and not failover:
                     asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
-            os.sched_setaffinity(image.zygote.pid, os.sched_getaffinity(0))
-            mine = [w for w in planned.workers if not estate or w[0] not in estate.lost]
-            more = {"guests": guests, "place": f"{self._host}/{home.leader}", "notes": planned.notes}
-            post = self._post(image, scheduler, workers=mine, **more)
-            return self._serve(post, image, layout, estate)
+            os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
+            mine = [w for w in planned.workers if not failover or w[0] not in failover.lost]
+            more = {"followers": followers, "place": f"{self._host}/{home.leader}", "notes": planned.notes}
+            context = self._context(resources, scheduler, workers=mine, **more)
+            return self._serve(context, resources, layout, failover)
         finally:
-            dismiss(guests)
+            dismiss(followers)
             if self._folder and rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _post(self, image: Image, scheduler: Mapping[str, Any] | None, **more: Any) -> Post:  # noqa: ANN401
-        from hpcgpu.agent.leader import Post
-        from hpcgpu.agent.scheduling import protocol
+    def _context(self, resources: LeaderResources, scheduler: Mapping[str, Any] | None, **more: Any) -> LeaderContext:  # noqa: ANN401
+        from hpcgpu.agent.leader import LeaderContext
+        from hpcgpu.agent.rank0 import protocol
 
         process.hide_gpus(protocol(self._run.settings))
         in_job = self._allocation.batch != "local"
-        given = {"environ": self._environ, "zygote": image.zygote, "node": self._host, "in_job": in_job, **more}
-        return Post(run=self._run, scheduler=scheduler or {}, **given)
+        given = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
+        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **given)
 
-    def _serve(self, post: Post, image: Image, layout: Layout, estate: Estate | None = None) -> int:
+    def _serve(
+        self, context: LeaderContext, resources: LeaderResources, layout: Layout, failover: FailoverState | None = None
+    ) -> int:
         """Do what a leader of this run does: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.forced_end import ForcedEnd
-        from hpcgpu.agent.head import Head
-        from hpcgpu.agent.leader import Leader
+        from hpcgpu.agent.leader import ForcedEnd, Leader, Successor
         from hpcgpu.agent.member import Member
-        from hpcgpu.agent.takeover import Heir
+        from hpcgpu.agent.rank0 import Rank0Leader
 
         def make() -> Leader:
-            if self._scheduling:
-                return Head(post, self._scheduling, layout, image.scratch.path, self._allocation)
-            if estate:
-                return Heir(post, estate, self._facts.rank)
-            return Leader(post) if post.scheduler else Member(post)
+            if self._scheduler:
+                return Rank0Leader(context, self._scheduler, layout, resources.scratch.path, self._allocation)
+            if failover:
+                return Successor(context, failover, self._facts.rank)
+            return Leader(context) if context.scheduler else Member(context)
 
         async def lead() -> int:
             leader = make()
             leader.on_end = forced.begin
             return await leader.run()
 
-        with ForcedEnd(image.zygote, post.guests) as forced:
+        with ForcedEnd(resources.fork_server, context.followers) as forced:
             return asyncio.run(lead())
 
 
-def meeting_folder(terms: BootstrapSettings, environ: Mapping[str, str]) -> Path:
-    """Return the folder of this run's meeting: the document's, or one that this launch alone has.
+def rendezvous_folder(terms: BootstrapSettings, environ: Mapping[str, str]) -> Path:
+    """Return the folder of this run's rendezvous: the document's, or one that this launch alone has.
 
     Raises
     ------

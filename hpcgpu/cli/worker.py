@@ -54,7 +54,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> i
 
     Takes the options of 'dask worker', and those of hpcgpu that are about a worker.
     """
-    from hpcgpu.agent.joining import Joining, run
+    from hpcgpu.agent.standalone_node import StandaloneOptions, run
 
     if not words.pop("nanny"):
         raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
@@ -64,7 +64,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> i
     tls = {n: words.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
     options = {n: words.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
     options |= {n: list(words.pop(n)) or None for n in ("preload", "preload_nanny")}
-    joining = Joining(
+    joining = StandaloneOptions(
         scheduler=_address(scheduler, scheduler_file),
         name=words.pop("name"),
         workers=words.pop("nworkers"),

@@ -23,12 +23,12 @@ CALLBACKS = {
 }
 # In which function, what is called, and why that may be.
 EXCEPTIONS = {
-    ("agent/forced_end.py", "ForcedEnd.__init__", "Thread"): "it ends the process whatever is raised",
-    ("agent/joining.py", "_Joined.run", "add_signal_handler"): "it cancels the task that runs",
+    ("agent/leader.py", "ForcedEnd.__init__", "Thread"): "it ends the process whatever is raised",
+    ("agent/standalone_node.py", "_StandaloneNode.run", "add_signal_handler"): "it cancels the task that runs",
     ("agent/leader.py", "Leader.run", "add_signal_handler"): "what _answer returns is guarded",
     ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
-    ("agent/head.py", "Head.serve", "add_done_callback"): "it sets an event",
-    ("agent/meeting.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
+    ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
+    ("agent/rendezvous.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
     ("agent/member.py", "Member.stop", "call_later"): "it sets an event",
     ("agent/member.py", "Member._stay", "ensure_future"): "awaited in the same function",
     ("deploy/cluster/cluster.py", "GPUCluster._close", "create_task"): "awaited in the same function",

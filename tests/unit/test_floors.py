@@ -193,8 +193,22 @@ def test_no_circle_of_modules() -> None:
     """Imports for types only and in functions count: who cannot be read without the other is one module with it."""
     uses = modules_used()
     assert "hpcgpu.config.document" in uses["hpcgpu.config.bootstrap"], "an import in a function does not count"
-    assert "hpcgpu.agent.image" in uses["hpcgpu.agent.rank"], "an import for types does not count"
+    assert "hpcgpu.agent.fork_server" in uses["hpcgpu.agent.rank"], "an import for types does not count"
     assert circles(uses) == []
+
+
+MOST_SIBLINGS = 8
+
+
+def test_a_module_needs_few_of_its_room() -> None:
+    """More of them, and nobody reads the one without the whole room."""
+
+    def siblings(name: str, used: set[str]) -> set[str]:
+        room = name.rpartition(".")[0]
+        return {other for other in used if other.rpartition(".")[0] == room}
+
+    many = {name: found for name, used in modules_used().items() if len(found := siblings(name, used)) > MOST_SIBLINGS}
+    assert many == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -241,6 +255,10 @@ def test_distributed_is_imported_by_deploy_and_agent_only() -> None:
 
 # What makes sense together only is one module, and says here why; none is longer than 500 lines.
 LONG = {
+    "agent/fork_server.py": "both ends of one socket, and what lives as long as the process behind it",
+    "agent/leader.py": "one life cycle: the leader, its watch over followers, its successor, its end by force",
+    "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
+    "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",

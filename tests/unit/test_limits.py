@@ -156,12 +156,12 @@ def test_a_store_refuses_before_anything_is_there(
 
 _MAKE = """
 import sys
-from hpcgpu.agent.image import Image
+from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
 
 try:
-    with Image.make(Settings(gpus="sim:1", local_directory=sys.argv[1])):
+    with LeaderResources.make(Settings(gpus="sim:1", local_directory=sys.argv[1])):
         pass
 except ConfigError as e:
     print(e, "distributed" in sys.modules, sep="\\n")

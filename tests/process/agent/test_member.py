@@ -159,7 +159,7 @@ def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too
         leaving.stdout.close()
         leaving.stdout = None
         family = psutil.Process(leaving.pid).children(recursive=True)
-        assert len(family) == 3  # zygote, two workers
+        assert len(family) == 3  # fork_server, two workers
         launcher.kill()
         assert leaving.wait(DEADLINE_S) == 0
         assert psutil.wait_procs(family, timeout=5)[1] == []

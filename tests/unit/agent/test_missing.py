@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.agent import missing
-from hpcgpu.agent.missing import Absence, Node, describe
+from hpcgpu.agent.missing import MissingRanks, Node, describe
 from hpcgpu.host import pids
 from hpcgpu.host import process as process_of_host
 from hpcgpu.launch.environment import read_rank
@@ -47,14 +47,15 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
         return pids.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
 
     nodes = {
-        "n1": [process(0, missing.TITLE), process(0, "hpcgpu-zygote"), process(3, missing.TITLE, "another@1")],
+        "n1": [process(0, missing.TITLE), process(0, "hpcgpu-fork"), process(3, missing.TITLE, "another@1")],
         "n2": [process(1, missing.TITLE), process(2, "python3")],
     }
     monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
     monkeypatch.setattr(pids, "own", lambda: nodes[threading.current_thread().name])
     ends = [
         threading.Thread(
-            target=Absence(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "meeting", 60, 0.5).tell, name=host
+            target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "meeting", 60, 0.5).tell,
+            name=host,
         )
         for rank, host in ((0, "n1"), (1, "n2"))
     ]
@@ -80,7 +81,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
     monkeypatch.setattr(pids, "own", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
     folder, together_s = tmp_path / "meeting", 0.25
-    absence = Absence(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
+    absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
     absence.note()
 
     def clear_up(seconds: float) -> None:

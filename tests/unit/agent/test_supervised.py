@@ -14,20 +14,18 @@ import pytest
 from background import failures
 from waiting import Said, run, when
 
-from hpcgpu.agent.attendance import Attendance
-from hpcgpu.agent.follower import Guest
-from hpcgpu.agent.leader import Leader, Post
+from hpcgpu.agent.follower import FollowerConnection
+from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
+from hpcgpu.agent.leader import FollowerLiveness, Leader, LeaderContext
 from hpcgpu.agent.member import Member
-from hpcgpu.agent.spawner import ZygoteSpawner
-from hpcgpu.agent.zygote import Zygote
 from hpcgpu.model import RunDocument, Settings
 
 
-def post() -> Any:
+def context() -> Any:
     settings = Settings()
-    return Post(
+    return LeaderContext(
         run=RunDocument(settings=settings, shape="gang", meeting=""),
-        **{"environ": {}, "zygote": None, "scheduler": {}, "workers": ()},
+        **{"environ": {}, "fork_server": None, "scheduler": {}, "workers": ()},
     )
 
 
@@ -49,11 +47,13 @@ def test_workers_of_a_dead_rank_that_cannot_be_retired_are_said(
 
     async def body() -> str:
         ours, theirs = pair
-        attendance = Attendance([Guest(3, ours, 1, 2)], lambda _: ["w"], retire, asyncio.Event(), "node1")
+        liveness = FollowerLiveness(
+            [FollowerConnection(3, ours, 1, 2)], lambda _: ["w"], retire, asyncio.Event(), "node1"
+        )
         theirs.close()
         await asked.wait()
         await when(lambda: "retired" in said.text)
-        attendance.close()
+        liveness.close()
         return said.text
 
     assert "node1: rank 3 died; its worker w could not be retired: KeyError: 'name'" in run(body)
@@ -67,14 +67,14 @@ def test_a_rank_whose_end_cannot_be_looked_at_is_said_once(
 
     async def body() -> None:
         ours, theirs = pair
-        guest = Guest(3, ours, 1, 2)
-        attendance = Attendance([guest], lambda _: ["w"], None, asyncio.Event(), "node1")  # type: ignore[arg-type]
-        attendance._guests.clear()  # what cannot be
+        follower = FollowerConnection(3, ours, 1, 2)
+        liveness = FollowerLiveness([follower], lambda _: ["w"], None, asyncio.Event(), "node1")  # type: ignore[arg-type]
+        liveness._followers.clear()  # what cannot be
         theirs.close()
         await when(lambda: failures(log))
         for _ in range(5):  # each time the loop looks at what is readable
             await asyncio.sleep(0)
-        attendance.close()
+        liveness.close()
 
     run(body)
     assert failures(log) == ["the look at rank 3 failed: KeyError: 3"]
@@ -86,7 +86,7 @@ def test_a_zygote_whose_reports_cannot_be_read_is_taken_for_dead(
     async def body() -> None:
         ours, theirs = pair
         died = asyncio.Event()
-        spawner = ZygoteSpawner(Zygote(ours, 0), {}, died.set)
+        spawner = ForkServerSpawner(ForkServer(ours, 0), {}, died.set)
         child = spawner.adopt(1 << 30, theirs)
         theirs.send(b"garbage")
         await died.wait()
@@ -94,7 +94,7 @@ def test_a_zygote_whose_reports_cannot_be_read_is_taken_for_dead(
 
     run(body)
     (said,) = failures(log)
-    assert said.startswith("reading the zygote's reports failed: UnpicklingError")
+    assert said.startswith("reading the fork server's reports failed: UnpicklingError")
 
 
 class Stubborn(Leader):
@@ -103,7 +103,7 @@ class Stubborn(Leader):
 
 
 def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptureFixture) -> None:
-    leader = Stubborn(post())
+    leader = Stubborn(context())
     leader._answer(signal.SIGTERM)()
     assert leader.exit_code == 128 + signal.SIGTERM
     assert leader.why.startswith("it got SIGTERM")
@@ -115,7 +115,7 @@ def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCapt
         raise RuntimeError("no")
 
     async def body() -> None:
-        member = Member(post())
+        member = Member(context())
         member.watch = SimpleNamespace(peer_address="tls://x")
         member.nannies = [SimpleNamespace(close_gracefully=close_gracefully)]
         member.drain(None)

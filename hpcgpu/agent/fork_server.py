@@ -1,31 +1,45 @@
-"""The image that forks: a process that has imported distributed and does nothing but fork on request.
+"""The fork server: a process that has imported distributed and does nothing but fork on request.
 
 A fork of it costs 5 ms where an import costs 0.4 CPU s. It must stay single-threaded: it is made before
 MPI, event loops, CUDA and threads. Its parent is the rank; it dies with it, and its children with it.
+
+Over 300 lines: both ends of its socket are here, the spawner that nannies ask, and what its life is bound to.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Self
 
+from hpcgpu.agent.follower import FailoverState, LeaderSocket
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import log, pids, process
+from hpcgpu.host import log, pids, process, remover
+from hpcgpu.supervise import tasks
+
+if TYPE_CHECKING:
+    from hpcgpu.deploy.processes.control import Child
+    from hpcgpu.model import Settings
+    from hpcgpu.spill.storage.scratch import Scratch
 
 # SOCK_SEQPACKET keeps messages whole but bounds them (about 200 KiB): the payload travels in a memfd.
 _MESSAGE_BYTES = 1 << 16
 # It answers in milliseconds; somebody has stopped one that does not (SIGSTOP).
 _ANSWER_S = 10.0
+# distributed reads it at import: 40 lines for the start of two workers otherwise
+_QUIET = ("DASK_LOGGING__DISTRIBUTED", "warning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +50,7 @@ class Exit:
     code: int
 
 
-class Zygote:
+class ForkServer:
     """The parent's end. Requests are answered in milliseconds, so :meth:`spawn` is a plain call."""
 
     def __init__(self, sock: socket.socket, pid: int, answer_s: float = _ANSWER_S) -> None:
@@ -46,8 +60,8 @@ class Zygote:
         self._exits: list[Exit] = []
 
     @classmethod
-    def fork(cls) -> Zygote:
-        """Fork this process, single-threaded and with its imports done, into a zygote."""
+    def fork(cls) -> ForkServer:
+        """Fork this process, single-threaded and with its imports done, into a fork server."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         with _said():
@@ -59,13 +73,15 @@ class Zygote:
         return cls(ours, pid)
 
     @classmethod
-    def execute(cls, lock: int) -> Zygote:
-        """Start a fresh image, for a process that has threads or has used MPI and must not fork.
+    def execute(cls, lock: int) -> ForkServer:
+        """Start a fresh fork server, for a process that has threads or has used MPI and must not fork.
 
         ``lock`` is a descriptor that it and its children hold, as those of a fork do.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = process.python_argv("hpcgpu.agent.zygote", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True)
+        argv = process.python_argv(
+            "hpcgpu.agent.fork_server", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True
+        )
         with _said():
             child = subprocess.Popen(argv, pass_fds=[theirs.fileno(), lock], stdin=subprocess.DEVNULL)
         theirs.close()
@@ -91,7 +107,7 @@ class Zygote:
         Raises
         ------
         LaunchError
-            The zygote could not fork; or it did not answer, and was killed, with all that it has forked.
+            The fork server could not fork; or it did not answer, and was killed, with all that it has forked.
         EOFError
             It is dead.
 
@@ -113,7 +129,7 @@ class Zygote:
             self._exits.append(Exit(message[1], message[2]))
 
     def exits(self) -> list[Exit]:
-        """Return the ends of children that have been reported, without waiting; raise EOFError if the zygote died."""
+        """Return the ends of children that have been reported, without waiting; raise EOFError if the server died."""
         while select.select([self.sock], [], [], 0)[0]:
             _, pid, code = self._receive()
             self._exits.append(Exit(pid, code))
@@ -133,7 +149,7 @@ class Zygote:
         return None
 
     def close(self) -> None:
-        """End the zygote and whatever it forked, and return when they are gone: they write to the run's folder."""
+        """End the fork server and whatever it forked, and return when they are gone: they write to the run's folder."""
         self.sock.close()
         if self._started is not None:
             pids.wait_for_end(self.pid, self._started, self._answer_s)
@@ -150,10 +166,10 @@ class Zygote:
         except TimeoutError:
             self.kill()
             raise LaunchError(
-                f"the zygote, process {self.pid}, did not answer within {self._answer_s:g} s, and was killed"
+                f"the fork server, process {self.pid}, did not answer within {self._answer_s:g} s, and was killed"
             ) from None
         if not data:
-            raise EOFError("the zygote died")
+            raise EOFError("the fork server died")
         message: tuple[str, int, int] = pickle.loads(data)
         return message
 
@@ -169,7 +185,7 @@ def _said() -> Iterator[None]:
 def _serve(sock: socket.socket, parent: int) -> None:
     """Fork on request until the parent closes its end. Never returns."""
     process.die_with_parent(parent, signal.SIGKILL)
-    process.set_title("hpcgpu-zygote")
+    process.set_title("hpcgpu-fork")
     for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(s, signal.SIG_IGN)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -250,6 +266,141 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
     finally:
         log.flush()
         os._exit(code)
+
+
+class ForkServerSpawner:
+    """What ``deploy.processes.control.Spawner`` asks for.
+
+    Parameters
+    ----------
+    fork_server : ForkServer
+        The process that forks.
+    outputs : mapping of int to (int, int)
+        stdout and stderr of each rank of the node; this process's own where a rank is not in it.
+    on_death : callable
+        Called when the fork server, and with it every process that it forked, is gone.
+
+    """
+
+    def __init__(
+        self, fork_server: ForkServer, outputs: Mapping[int, tuple[int, int]], on_death: Callable[[], None]
+    ) -> None:
+        self.fork_server, self._outputs, self._on_death = fork_server, outputs, on_death
+        self._children: dict[int, asyncio.Future[int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._read_exits = tasks.guarded(self._look, "reading the fork server's reports", lambda _: self._give_up())
+        self._loop.add_reader(fork_server.sock, self._read_exits)
+
+    def spawn(self, entry: str, spec: object, rank: int) -> Child:
+        """Fork a child that calls ``entry`` with ``(spec, control socket)``, on the output of ``rank``."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self.fork_server.spawn(entry, spec, (theirs.fileno(), *self._outputs.get(rank, (1, 2))))
+        return self.adopt(pid, ours)
+
+    def kill(self) -> None:
+        """End the fork server, which does not do its part; its end is noticed as any other."""
+        self.fork_server.kill()
+
+    def adopt(self, pid: int, control: socket.socket) -> Child:
+        """Report the end of a child that was forked before this spawner was there."""
+        from hpcgpu.deploy.processes.control import Child
+
+        exited: asyncio.Future[int] = self._loop.create_future()
+        self._children[pid] = exited
+        self._loop.call_soon(self._read_exits)  # it may have ended while the pid was on its way
+        return Child(pid, control, exited)
+
+    def _look(self) -> None:
+        try:
+            for exit_ in self.fork_server.exits():
+                if (exited := self._children.pop(exit_.pid, None)) and not exited.done():
+                    exited.set_result(exit_.code)
+        except (EOFError, ConnectionError):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Take the fork server for dead, also when its reports cannot be read: nobody would know of any end."""
+        self._loop.remove_reader(self.fork_server.sock)
+        for exited in self._children.values():
+            if not exited.done():
+                exited.set_result(-9)
+        self._children.clear()
+        self._on_death()
+
+
+class LeaderResources:
+    """Used as a context manager: at its end everything that it forked is gone, and its folder is removed."""
+
+    def __init__(self, fork_server: ForkServer, scratch: Scratch, leader_socket: LeaderSocket) -> None:
+        self.fork_server, self.scratch, self.leader_socket = fork_server, scratch, leader_socket
+
+    @classmethod
+    def make(cls, settings: Settings, *, after_mpi: bool = False) -> Self:
+        """Import what all processes of the node need and fork the fork server, or execute it where MPI has run already.
+
+        Raises
+        ------
+        ConfigError
+            The folder cannot be used, which is seen first: the imports take a second. Or Dask's configuration has a
+            limit of memory that is none.
+
+        """
+        from hpcgpu.spill.storage.scratch import Scratch
+
+        _quieten()
+        with contextlib.ExitStack() as undo:
+            scratch = Scratch.make(settings.local_directory, "run", trusted=settings.trust_local_directory)
+            undo.callback(scratch.remove)
+            remover.start(str(scratch.lock_path))
+            with process.importing():
+                import hpcgpu.deploy.processes.nanny
+                import hpcgpu.deploy.processes.scheduler
+                import hpcgpu.deploy.processes.worker  # noqa: F401
+                from hpcgpu.deploy.processes import handshakes
+                from hpcgpu.deploy.processes.devices import preload
+                from hpcgpu.deploy.settings import check_dask_memory
+
+                handshakes.limit()
+                preload(settings.gpus is not None)
+            check_dask_memory()
+            # what is forked has the lock, too: the folder is there as long as one process that writes to it
+            fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
+            undo.callback(fork_server.close)
+            resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "door")))
+            undo.pop_all()
+        return resources
+
+    @classmethod
+    def inherit(cls, failover: FailoverState) -> Self:
+        """Make the resources in the folder of a dead leader, whose workers are dead, too."""
+        _quieten()
+        fork_server = ForkServer.execute(failover.lock)  # it imports while this process does
+        with process.importing():
+            import hpcgpu.deploy.processes.nanny  # noqa: F401
+            from hpcgpu.deploy.processes import handshakes
+            from hpcgpu.spill.storage.scratch import Scratch
+
+        handshakes.limit()
+        folder = Path(failover.folder)
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)  # a worker's; sockets and lock stay
+        return cls(fork_server, Scratch(folder, failover.lock), failover.leader_socket)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.leader_socket.close()
+        self.fork_server.close()
+        self.scratch.remove()
+
+
+def _quieten() -> None:
+    if not os.environ.get("HPCGPU_DEBUG"):
+        os.environ.setdefault(*_QUIET)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,176 @@
-"""Rank 0: a leader that has the scheduler, and runs the user's script or serves a client outside."""
+"""Rank 0: a leader that has the scheduler, and runs the user's script or serves a client outside.
+
+The scheduler process is forked before the rendezvous and presented to the other ranks in it. Over 300 lines: rank 0
+alone has that process, from its fork to its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from hpcgpu.agent.leader import Leader, Post
+from hpcgpu.agent.fork_server import ForkServer, LeaderResources
+from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
+from hpcgpu.host.addresses import loopback, own_addresses
+from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.world import SCRIPT_ADDRESS
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of
 
 if TYPE_CHECKING:
-    from hpcgpu.agent.scheduling import Scheduling
     from hpcgpu.deploy.processes.control import Child, Control
+    from hpcgpu.deploy.processes.scheduler import SchedulerSpec
     from hpcgpu.model import Allocation, Layout
 
 # How long the script may take to end itself, and the scheduler to hear all other nodes' goodbyes.
 _SCRIPT_S = 2.0
 _SCHEDULER_S = 5.0
+_SCHEDULER_START_S = 60.0
+# The fork server reports a child's end a moment after its connections have ended.
+_REPORT_S = 5.0
+_IPV4 = "0.0.0.0"  # noqa: S104 - UCX's listener wants an address
 
 
-class Head(Leader):
+@dataclass(frozen=True, slots=True)
+class SchedulerChild:
+    """The scheduler process, forked before the rendezvous."""
+
+    pid: int
+    control: socket.socket
+    fork_server: ForkServer
+
+    @classmethod
+    def fork(cls, fork_server: ForkServer, spec: SchedulerSpec) -> Self:
+        """Fork the scheduler on this rank's own output; it starts while MPI does."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = fork_server.spawn("hpcgpu.deploy.processes.scheduler:main", spec, (theirs.fileno(), 1, 2))
+        return cls(pid, ours, fork_server)
+
+    def wait_started(self, deadline_s: float = _SCHEDULER_START_S) -> dict[str, Any]:
+        """Return its first message: port and dashboard port.
+
+        Raises
+        ------
+        LaunchError
+            It failed, ended, or said nothing within ``deadline_s`` seconds.
+
+        """
+        self.control.settimeout(deadline_s)
+        try:
+            with self.control.makefile("rb") as lines:
+                line = lines.readline()
+        except TimeoutError:
+            raise LaunchError(
+                f"the scheduler process has not said within {deadline_s:g} s that it listens; where it hangs stands "
+                "above, in its traceback"
+            ) from None
+        if not line:
+            raise LaunchError(f"the scheduler process {self._end()} before it listened")
+        self.control.settimeout(None)
+        message: dict[str, Any] = json.loads(line)
+        if message["op"] == "error":
+            log.write(message["text"])
+            raise LaunchError(f"the scheduler could not be started: {message['reason']}")
+        return message
+
+    def _end(self) -> str:
+        code = self.fork_server.wait_exit(self.pid, _REPORT_S)
+        if code is None:
+            return "closed its connection"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+
+class SchedulerProcess:
+    """The scheduler process and what the other ranks must know of it.
+
+    Parameters
+    ----------
+    run : RunDocument
+        What the run is.
+    resources : LeaderResources
+        Forks the process.
+    local : bool
+        True when all ranks are on this node and nobody is outside: then it listens on loopback only.
+
+    """
+
+    def __init__(self, run: RunDocument, resources: LeaderResources, *, local: bool) -> None:
+        from hpcgpu.deploy.network.protocols import is_ucx_installed, ucx_missing
+        from hpcgpu.deploy.network.tls import Certificate, secret
+        from hpcgpu.deploy.processes.scheduler import SchedulerSpec
+
+        settings = run.settings
+        self._local, self._interface, self._loopback = local, settings.interface, loopback()
+        self.protocol = protocol(settings)
+        if self.protocol == "ucx" and not is_ucx_installed():
+            raise LaunchError(f"protocol='ucx' {ucx_missing()}")
+        self.certificate = Certificate.make() if self.protocol == "tls" else None
+        self.secret = secret() if settings.dashboard else ""
+        if self.certificate is None:
+            log.say(f"protocol {self.protocol} is not encrypted: who reaches the scheduler's port runs code as you")
+        spec = SchedulerSpec(
+            local_directory=str(resources.scratch.path),
+            host=self._loopback if local else (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
+            protocol=self.protocol,
+            certificate=self.certificate,
+            dashboard_secret=self.secret,
+            client_grace_s=settings.client_grace_s,
+            stalled_s=settings.death_timeout_s,
+            grows=run.shape == "head" or (run.shape == "gang" and settings.shape == "elastic"),
+            rank_pid=os.getpid(),
+        )
+        self.child = SchedulerChild.fork(resources.fork_server, spec)
+        self.dashboard_port = 0
+
+    def record(self) -> dict[str, Any]:
+        """Wait until the scheduler listens; return its addresses and certificate."""
+        started = self.child.wait_started()
+        self.dashboard_port = started["dashboard_port"]
+        hosts = (self._loopback,) if self._local else own_addresses(started["hosts"], self._interface)
+        return {
+            "addresses": [f"{self.protocol}://{_bracketed(h)}:{started['port']}" for h in hosts],
+            "protocol": self.protocol,
+            "local": self._local,
+            "cert": self.certificate.cert_pem if self.certificate else "",
+            "key": self.certificate.key_pem if self.certificate else "",
+        }
+
+
+def protocol(settings: Settings) -> str:
+    """Return Dask's protocol: tls, unless the user turned encryption off."""
+    return settings.protocol or ("tcp" if settings.security is False else "tls")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class Rank0Leader(Leader):
     """What :class:`Leader` does, and the run as a whole."""
 
     def __init__(
-        self, post: Post, scheduling: Scheduling, layout: Layout, folder: Path, allocation: Allocation
+        self,
+        context: LeaderContext,
+        scheduler_process: SchedulerProcess,
+        layout: Layout,
+        folder: Path,
+        allocation: Allocation,
     ) -> None:
-        super().__init__(post)
+        super().__init__(context)
         self._allocation = allocation
-        self._scheduling, self._folder = scheduling, folder
+        self._scheduler, self._folder = scheduler_process, folder
         self._wanted, self._nodes = layout.worker_count, len(layout.nodes)
         self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present, self._working, self._died = 0, 1, ""
@@ -52,7 +185,7 @@ class Head(Leader):
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
         from hpcgpu.deploy.processes.control import Control
 
-        scheduler = self._scheduling.child
+        scheduler = self._scheduler.child
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
         self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
         self._control = await Control.open(scheduler.control)
@@ -67,7 +200,7 @@ class Head(Leader):
                 await self._wait_for_workers()
                 self._started = True
                 self._look_for_workers()
-            if self.post.run.script:
+            if self.context.run.script:
                 return await self._run_script(self.watch.peer_address)
             self._publish(self._control)
             if not await self.hear_goodbye():
@@ -81,7 +214,7 @@ class Head(Leader):
         """Tell the cluster object outside where the scheduler is; from now on it must be heard from."""
         from hpcgpu.deploy.network import lease, scheduler_file
 
-        scheduler, job = self.post.scheduler, self._allocation
+        scheduler, job = self.context.scheduler, self._allocation
         facts = scheduler_file.SchedulerFile(
             addresses=tuple(scheduler["addresses"]),
             node=job.node_name or socket.gethostname(),
@@ -89,10 +222,10 @@ class Head(Leader):
             restart_count=job.restart_count,
             cert=scheduler["cert"],
             key=scheduler["key"],
-            dashboard_port=self._scheduling.dashboard_port,
-            dashboard_secret=self._scheduling.secret,
+            dashboard_port=self._scheduler.dashboard_port,
+            dashboard_secret=self._scheduler.secret,
         )
-        folder = Path(self.post.run.meeting)
+        folder = Path(self.context.run.meeting)
         try:
             control.send("lease", detached=lease.is_detached(folder))
             scheduler_file.publish(folder, facts)
@@ -109,7 +242,7 @@ class Head(Leader):
                 self.end(1, message["text"])
             elif message["op"] == "stalled":
                 log.say(message["text"] or "tasks go on again")
-                if message["text"] and self.post.run.script:  # else the client decides, whose futures have failed
+                if message["text"] and self.context.run.script:  # else the client decides, whose futures have failed
                     self.end(1, message["why"])
             elif message["op"] == "leaders":
                 self._working, self._died = message["working"], message["died"]
@@ -128,7 +261,7 @@ class Head(Leader):
             return
         if self._died:
             self.end(1, f"no worker is left, and none comes: {self._died}")
-        elif self.post.run.script:
+        elif self.context.run.script:
             log.say("all workers have been let go; the script goes on without")
         else:
             log.say("the job ends: all its workers have been let go")
@@ -142,7 +275,7 @@ class Head(Leader):
             self._control.send("event", facts={"action": "time-limit", "left_s": left_s})
 
     async def _wait_for_workers(self) -> None:
-        deadline_s = self.post.run.settings.death_timeout_s
+        deadline_s = self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
                 while self._present < self._wanted:
@@ -164,26 +297,26 @@ class Head(Leader):
 
     def _report_progress(self) -> None:
         """Let the client outside, which waits for all workers, see how many there are."""
-        if self._present and not self.post.run.script:
+        if self._present and not self.context.run.script:
             from hpcgpu.deploy.network import scheduler_file
 
             with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                scheduler_file.report_progress(Path(self.post.run.meeting), self._present)
+                scheduler_file.report_progress(Path(self.context.run.meeting), self._present)
 
     def _write_dashboard(self) -> str:
         """Put the dashboard's address, which holds a secret, into a file; return what to say of it."""
-        secret = self._scheduling.secret
+        secret = self._scheduler.secret
         if not secret:
             return ""
         path = self._folder / "dashboard"
-        private.write(path, f"http://127.0.0.1:{self._scheduling.dashboard_port}/{secret}/status\n")
+        private.write(path, f"http://127.0.0.1:{self._scheduler.dashboard_port}/{secret}/status\n")
         return f"; the dashboard's address: cat {path}"
 
     async def _run_script(self, address: str) -> int:
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
-            *self.post.run.script,
-            env={**process.user_env(self.post.environ), **self._client_env(address)},
+            *self.context.run.script,
+            env={**process.user_env(self.context.environ), **self._client_env(address)},
             # Open MPI 5's mpirun never closes the stdin of rank 0: a script that reads it would wait for ever
             stdin=asyncio.subprocess.DEVNULL,
             preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
@@ -198,13 +331,13 @@ class Head(Leader):
         env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}
         if not dask.config.get("temporary-directory", None):
             env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # by default Dask takes names that can be guessed
-        if self.post.scheduler["protocol"] == "ucx":
+        if self.context.scheduler["protocol"] == "ucx":
             preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_preload"]
             env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
-        if self.post.scheduler["cert"]:
+        if self.context.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
-            private.write(cert, self.post.scheduler["cert"])
-            private.write(key, self.post.scheduler["key"])
+            private.write(cert, self.context.scheduler["cert"])
+            private.write(key, self.context.scheduler["key"])
             tls = "DASK_DISTRIBUTED__COMM__TLS__"
             env |= {
                 f"{tls}CA_FILE": str(cert),
@@ -218,16 +351,16 @@ class Head(Leader):
         """End the script, all workers, and the scheduler last."""
         await self._end_script()
         if self._control:
-            failed = self.exit_code != 0 and not self.post.run.script
+            failed = self.exit_code != 0 and not self.context.run.script
             self._control.send("close", reason=self.why or "the run ended", failed=failed)
         await super().close()
         if self._child:
             await asyncio.wait([self._child.exited], timeout=_SCHEDULER_S)
-        if self.post.run.shape in ("gang", "head"):
+        if self.context.run.shape in ("gang", "head"):
             from hpcgpu.deploy.network import scheduler_file
 
             # without a batch system the ranks die with their client, and nobody starts them again
-            scheduler_file.retract(Path(self.post.run.meeting), forever=self._client_gone or not self.post.in_job)
+            scheduler_file.retract(Path(self.context.run.meeting), forever=self._client_gone or not self.context.in_job)
 
     async def _end_script(self) -> None:
         script = self._script

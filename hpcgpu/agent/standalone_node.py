@@ -1,7 +1,7 @@
 """``python -m hpcgpu.worker SCHEDULER``: this node's workers for a scheduler that others have started.
 
-It stands where ``dask worker`` stands in the jobs of dask-jobqueue. No MPI, no meeting: one process plans the node,
-forks the workers from one image as a leader does, and watches them.
+It stands where ``dask worker`` stands in the jobs of dask-jobqueue. No MPI, no rendezvous: one process plans the node,
+forks the workers from one fork server as a leader does, and watches them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent.spawner import ZygoteSpawner
+from hpcgpu.agent.fork_server import ForkServerSpawner
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import log, process
 from hpcgpu.model import Settings, WorkerSpec
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from distributed import Nanny
     from distributed.security import Security
 
-    from hpcgpu.agent.image import Image
+    from hpcgpu.agent.fork_server import LeaderResources
 
 _CLOSE_S = 10.0  # as of dask worker
 # After SIGTERM: KillWait of Slurm is 30 s, and as little as 5 at some sites. distributed 2026.8 looks each 2 s.
 _HAND_OVER_S = 4.0
-# What this process and the image keep of the job's memory: twice the 62 MiB that both had for 2 workers (Pss,
+# What this process and the fork server keep of the job's memory: twice the 62 MiB that both had for 2 workers (Pss,
 # distributed 2026.8).
 _OWN_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class StandaloneOptions:
     """What ``dask worker`` is told beside a worker's own options.
 
     Attributes
@@ -58,7 +58,7 @@ class Joining:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def run(given: Mapping[str, object], given_from: str, joining: Joining) -> int:
+def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions) -> int:
     """Start the workers and stay as long as one of them lives; return the exit code.
 
     Raises
@@ -67,7 +67,7 @@ def run(given: Mapping[str, object], given_from: str, joining: Joining) -> int:
         A setting is wrong, there are fewer GPUs than workers, or the scheduler cannot be reached.
 
     """
-    from hpcgpu.agent.image import Image
+    from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.deploy import settings as wanted_settings
     from hpcgpu.deploy.start import preload
 
@@ -75,19 +75,19 @@ def run(given: Mapping[str, object], given_from: str, joining: Joining) -> int:
     if process.image_env(os.environ):  # some of it is read before main only: once more, from the beginning
         added = process.image_env(os.environ, preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
-    with Image.make(settings) as image:
-        specs = plan(settings, joining, str(image.scratch.path))
-        process.hide_gpus(_protocol(joining.scheduler))
-        return asyncio.run(_Joined(settings, joining, specs, image).run())
+    with LeaderResources.make(settings) as resources:
+        specs = plan(settings, options, str(resources.scratch.path))
+        process.hide_gpus(_protocol(options.scheduler))
+        return asyncio.run(_StandaloneNode(settings, options, specs, resources).run())
 
 
-def plan(settings: Settings, joining: Joining, scratch: str) -> tuple[WorkerSpec, ...]:
-    """Return the workers, with the names by which who asked for them counts them."""
+def plan(settings: Settings, options: StandaloneOptions, scratch: str) -> tuple[WorkerSpec, ...]:
+    """Return the workers, with the names by which the caller counts them."""
     from hpcgpu.deploy.processes import node
 
     machine = node.Machine.read(settings, os.environ)
     most = len(machine.gpus) * settings.workers_per_gpu
-    count = joining.workers or most
+    count = options.workers or most
     if count > most or count % settings.workers_per_gpu:
         raise LaunchError(
             f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
@@ -99,8 +99,8 @@ def plan(settings: Settings, joining: Joining, scratch: str) -> tuple[WorkerSpec
         *node.lowered(settings, specs),
         *node.folder_notes(settings, count),
     )
-    log.say_of(machine.name, (*notes, node.exposed(_protocol(joining.scheduler))))
-    return tuple(replace(spec, name=name) for spec, name in zip(specs, names(joining.name, specs), strict=True))
+    log.say_of(machine.name, (*notes, node.exposed(_protocol(options.scheduler))))
+    return tuple(replace(spec, name=name) for spec, name in zip(specs, names(options.name, specs), strict=True))
 
 
 def _protocol(address: str) -> str:
@@ -113,7 +113,7 @@ def names(given: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
     Raises
     ------
     ConfigError
-        A name that no file can have.
+        The name cannot be the name of a file.
 
     """
     if "/" in given or "\0" in given:
@@ -123,14 +123,16 @@ def names(given: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
     return (given,) if len(specs) == 1 else tuple(f"{given}-{i}" for i in range(len(specs)))
 
 
-class _Joined:
+class _StandaloneNode:
     """The nannies, from start to end."""
 
-    def __init__(self, settings: Settings, joining: Joining, specs: tuple[WorkerSpec, ...], image: Image) -> None:
+    def __init__(
+        self, settings: Settings, options: StandaloneOptions, specs: tuple[WorkerSpec, ...], resources: LeaderResources
+    ) -> None:
         from distributed.security import Security
 
-        self._settings, self._joining, self._specs, self._image = settings, joining, specs, image
-        self._security: Security = Security(**joining.tls)
+        self._settings, self._options, self._specs, self._resources = settings, options, specs, resources
+        self._security: Security = Security(**options.tls)
         self._nannies: list[Nanny] = []
         self._signal = 0
 
@@ -145,13 +147,13 @@ class _Joined:
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, stop, number)
-        self._spawner = ZygoteSpawner(self._image.zygote, {}, lambda: stop(0))
+        self._spawner = ForkServerSpawner(self._resources.fork_server, {}, lambda: stop(0))
         try:
             await self._start()
             await asyncio.gather(*(nanny.finished() for nanny in self._nannies))
         except asyncio.CancelledError:
             if not self._signal:
-                raise LaunchError("the zygote process died, and with it all workers of this node") from None
+                raise LaunchError("the fork server process died, and with it all workers of this node") from None
             if self._signal == signal.SIGTERM:
                 await self._hand_over()
             return 128 + self._signal
@@ -163,13 +165,13 @@ class _Joined:
     async def _start(self) -> None:
         from hpcgpu.deploy.network.connect_first import connect_first
 
-        reached = await connect_first([self._joining.scheduler], self._security, self._settings.death_timeout_s)
+        reached = await connect_first([self._options.scheduler], self._security, self._settings.death_timeout_s)
         self._nannies = [self._nanny(reached.own_host, spec) for spec in self._specs]
         done = await asyncio.gather(*(n.start() for n in self._nannies), return_exceptions=True)
         if failed := [e for e in done if isinstance(e, BaseException)]:
             raise LaunchError(f"{len(failed)} of {len(done)} workers could not be started: {failed[0]}")
         there = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in self._specs)
-        log.say(f"{len(done)} workers at {self._joining.scheduler}: {there}")
+        log.say(f"{len(done)} workers at {self._options.scheduler}: {there}")
 
     async def _hand_over(self) -> None:
         """Have the scheduler move what the workers alone have; a cluster that ends has nobody who could take it."""
@@ -180,7 +182,7 @@ class _Joined:
         try:
             async with (
                 asyncio.timeout(_HAND_OVER_S),
-                rpc(self._joining.scheduler, connection_args=connection_args) as s,
+                rpc(self._options.scheduler, connection_args=connection_args) as s,
             ):
                 left = await s.retire_workers(workers=addresses, close_workers=False, remove=False)
             log.say(f"handed over the data of {len(left)} of {len(addresses)} workers")
@@ -194,7 +196,7 @@ class _Joined:
         interface = self._settings.interface or ("" if local else spec.binding.interface)
         place = {"interface": interface} if interface else {"host": own_host}
         return ForkNanny(
-            self._joining.scheduler,
+            self._options.scheduler,
             spawner=self._spawner,
             spec=spec,
             rank=0,
@@ -206,5 +208,5 @@ class _Joined:
             protocol=self._settings.protocol,
             local_directory=spec.local_directory,
             death_timeout=self._settings.death_timeout_s,
-            **{**place, **self._joining.options},
+            **{**place, **self._options.options},
         )

@@ -12,7 +12,7 @@ import pytest
 from shared_host import NEIGHBOUR, by_root
 from waiting import aside
 
-from hpcgpu.agent.meeting import wait_for_leader
+from hpcgpu.agent.rendezvous import wait_for_leader
 from hpcgpu.host import pids
 
 LEAD = """

@@ -1,7 +1,14 @@
-"""The meeting by MPI: every rank learns who is where and how to reach the scheduler, once.
+"""The rendezvous: every rank learns once who is where, and how to reach the scheduler. It is by MPI or by files.
 
-MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
+By MPI: MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
 workers' own MPI is not disturbed.
+
+By files, in a folder that all nodes share: the folder's name may be that of a launch that was killed, and its files
+still lie there. So rank 0 calls with a word that nobody can know beforehand, each rank answers that call with a word
+of its own, and a rank takes only the world that has both.
+
+Both are in one module, over 300 lines, since they are one step of a rank in two ways. Every rank imports this module:
+whatever brings pathlib, which takes 5 CPU ms, is imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -21,8 +28,11 @@ from hpcgpu.agent import missing
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import pids, process
 from hpcgpu.launch.environment import read_launch, read_rank
+from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hpcgpu.model import RankFacts
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
@@ -47,9 +57,12 @@ _QUICK_OPEN_MPI = {
     "OMPI_MCA_smsc": "^cma",
     "OMPI_MCA_shmem_mmap_enable_nfs_warning": "0",
 }
+_FILE_POLL_S = 0.05
+# Longer than any rendezvous; after it nobody needs its folder.
+_OLD_S = 86400.0
 
 
-class Limit(NamedTuple):
+class Deadline(NamedTuple):
     """How long to wait for the other ranks, in seconds, and what to do; in other threads, for the first is in MPI.
 
     Attributes
@@ -69,7 +82,7 @@ class Limit(NamedTuple):
 def meet_by_mpi(
     own: Callable[[], Mapping[str, Any]],
     facts: RankFacts,
-    limit: Limit,
+    limit: Deadline,
     launch: str = "",
 ) -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order.
@@ -81,7 +94,7 @@ def meet_by_mpi(
         scheduler starts meanwhile.
     facts : RankFacts
         What the launcher promised; the MPI world is checked against it.
-    limit : Limit
+    limit : Deadline
         How long to wait for the other ranks.
     launch : str
         What only this launch has in its environment, where the rank whose ``local_rank`` is 0 comes later than others
@@ -105,7 +118,7 @@ def meet_by_mpi(
 
 
 @contextlib.contextmanager
-def _limited(limit: Limit) -> Iterator[None]:
+def _limited(limit: Deadline) -> Iterator[None]:
     """Watch the time; if no thread of this process can run at its end, end the process from C."""
     timers = threading.Timer(limit.deadline_s / 2, limit.half), threading.Timer(limit.deadline_s, limit.late)
     for timer in timers:
@@ -223,3 +236,130 @@ def _gather(mpi: Any, own: Mapping[str, Any]) -> list[dict[str, Any]]:  # noqa: 
     while not request.Test():
         time.sleep(_POLL_S)
     return [json.loads(received[i : i + _RECORD_BYTES]) for i in range(0, len(received), _RECORD_BYTES)]
+
+
+def clear_old(home: Path) -> None:
+    """Remove the folders that killed launches left in ``home``, where each launch has its own."""
+    import shutil
+
+    if home.is_dir():
+        for folder in home.iterdir():
+            if time.time() - folder.lstat().st_mtime > _OLD_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
+    """Return the records of all ranks, in rank order.
+
+    Rank 0 gathers the others' files into one: three reads per rank, however many there are.
+
+    Parameters
+    ----------
+    own : mapping
+        This rank's record.
+    facts : RankFacts
+        What the launcher promised: the number of ranks that rank 0 waits for.
+    folder : Path
+        Of this launch, on a file system that all ranks share; made with mode 0700, its files with 0600.
+    deadline_s : float
+        How long to wait for the other ranks, in seconds.
+
+    Raises
+    ------
+    LaunchError
+        Somebody did not come.
+
+    """
+    from hpcgpu.host import private
+
+    private.make_folder(folder)
+    rendezvous = _FileRendezvous(folder, facts, time.monotonic() + deadline_s, deadline_s)
+    return rendezvous.gather(own) if facts.rank == 0 else rendezvous.answer(own)
+
+
+class _FileRendezvous:
+    def __init__(self, folder: Path, facts: RankFacts, end: float, deadline_s: float) -> None:
+        self._folder, self._facts, self._end, self._deadline_s = folder, facts, end, deadline_s
+        self._call, self._world = _File(folder / "call"), _File(folder / "world")
+
+    def gather(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Call the others, and show them the world once each has answered."""
+        from hpcgpu.host import private
+
+        call = os.urandom(16).hex()
+        private.write(self._call.path, json.dumps(call))
+        files = {rank: _File(self._folder / f"rank-{rank}") for rank in range(1, self._facts.size)}
+        answers: dict[int, Mapping[str, Any]] = {0: {"record": own}}
+
+        def all_there() -> bool:
+            for rank in files.keys() - answers.keys():
+                answer = files[rank].read_new()
+                if answer and answer["call"] == call:
+                    answers[rank] = answer
+            return len(answers) == self._facts.size
+
+        def missing() -> str:
+            away = CpuSet(files.keys() - answers.keys())
+            return f"missing: rank{'s' if len(away) > 1 else ''} {away}"
+
+        self._wait(all_there, missing)
+        world = [answers[rank] for rank in sorted(answers)]
+        private.write(self._world.path, json.dumps(world))
+        return [answer["record"] for answer in world]
+
+    def answer(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Answer each call, of which the last is rank 0's, and wait for a world that has the answer."""
+        from hpcgpu.host import private
+
+        rank, word = self._facts.rank, os.urandom(16).hex()
+        answered = {"call": "", "word": word}
+        found: list[dict[str, Any]] = []
+
+        def is_complete() -> bool:
+            if call := self._call.read_new():
+                answered["call"] = call
+                private.write(self._folder / f"rank-{rank}", json.dumps({**answered, "record": own}))
+            world = self._world.read_new()
+            if world and rank < len(world) and answered.items() <= world[rank].items():
+                found.extend(answer["record"] for answer in world)
+            return bool(found)
+
+        self._wait(is_complete, lambda: "no answer of rank 0" if answered["call"] else "missing: rank 0")
+        return found
+
+    def _wait(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
+        while True:
+            # Opening the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
+            os.close(os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY))
+            if done():
+                return
+            if time.monotonic() > self._end:
+                raise LaunchError(
+                    f"not all {self._facts.size} ranks came to the meeting within {self._deadline_s:g} s "
+                    f"(--death-timeout); {missing()}. They meet in {self._folder}: is it on a file system that all "
+                    "nodes share?"
+                )
+            time.sleep(_FILE_POLL_S)
+
+
+class _File:
+    """A file that others replace as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int] | None = None
+
+    def read_new(self) -> Any:  # noqa: ANN401 - of JSON
+        """Return what is in it, or None when there is nothing since the last look."""
+        from hpcgpu.host import private
+
+        try:
+            facts = self.path.lstat()
+            seen = (facts.st_ino, facts.st_mtime_ns)
+            if seen == self._seen:
+                return None
+            text = private.read(self.path)
+        except FileNotFoundError:
+            return None
+        self._seen = seen
+        return json.loads(text)

@@ -10,9 +10,9 @@ import sys
 
 CODE = """
 import asyncio, socket, sys
-from hpcgpu.agent.follower import Guest
-from hpcgpu.agent.forced_end import ForcedEnd
-from hpcgpu.agent.zygote import Zygote
+from hpcgpu.agent.follower import FollowerConnection
+from hpcgpu.agent.leader import ForcedEnd
+from hpcgpu.agent.fork_server import ForkServer
 
 async def refuse():
     while True:
@@ -26,10 +26,10 @@ async def lead():
     await asyncio.sleep(0)
     forced.begin()
 
-zygote = Zygote.fork()
-print(zygote.pid, flush=True)
-guest = Guest(1, socket.socket(fileno=int(sys.argv[1])), 1, 2)
-with ForcedEnd(zygote, [guest], 0.5) as forced:
+fork_server = ForkServer.fork()
+print(fork_server.pid, flush=True)
+follower = FollowerConnection(1, socket.socket(fileno=int(sys.argv[1])), 1, 2)
+with ForcedEnd(fork_server, [follower], 0.5) as forced:
     asyncio.run(lead())
 """
 

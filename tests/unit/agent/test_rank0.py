@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.agent.image import SchedulerChild
+from hpcgpu.agent.rank0 import SchedulerChild
 from hpcgpu.errors import LaunchError
 
 
-class Zygote:
+class ForkServer:
     """Knows how its child ended."""
 
     def __init__(self, code: int | None) -> None:
@@ -27,7 +27,7 @@ def child(code: int | None, *sent: dict[str, Any], ended: bool = True) -> tuple[
     theirs.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in sent))
     if ended:
         theirs.close()
-    return SchedulerChild(1, ours, Zygote(code)), theirs  # type: ignore[arg-type]
+    return SchedulerChild(1, ours, ForkServer(code)), theirs  # type: ignore[arg-type]
 
 
 def test_it_has_started() -> None:

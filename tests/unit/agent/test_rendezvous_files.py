@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import aside, until
 
-from hpcgpu.agent.meeting_files import clear_old, meet_by_files
+from hpcgpu.agent.rendezvous import clear_old, meet_by_files
 from hpcgpu.errors import LaunchError
 from hpcgpu.model import RankFacts
 
