@@ -300,13 +300,8 @@ class Leader:
             spawner=self.spawner,
             spec=spec,
             rank=rank,
-            name=spec.name,
-            nthreads=spec.nthreads,
-            memory_limit=spec.memory_limit_bytes or 0,
-            resources=dict(spec.resources),
             security=self.security,
             protocol=self.context.scheduler["protocol"],
-            local_directory=spec.local_directory,
             death_timeout=settings.death_timeout_s,
             **place,
         )

@@ -63,10 +63,12 @@ def plan(
         The node has fewer GPUs than ``gpus_per_node`` says.
 
     """
-    from hpcgpu.deploy.processes.node import folder_notes
-    from hpcgpu.host import addresses, cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
+    from dataclasses import replace
+
+    from hpcgpu.deploy.processes.node import facts_of, folder_notes
+    from hpcgpu.host import cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding.memory import plan_host_memory, share_of
-    from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
+    from hpcgpu.plan.binding.workers import node_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     here = [n for n in layout.nodes if records[n.leader]["host"] == host]
@@ -77,18 +79,12 @@ def plan(
     os.sched_setaffinity(0, allowed)
     allocation = read_allocation(environ, host)
     memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
-    facts = NodeFacts(
-        name=host,
-        topology=topology,
-        gpus=gpus,
+    memory = share_of(memory, home.worker_count, sum(n.worker_count for n in here))
+    in_job = allocation.batch != "local"
+    facts = replace(
+        facts_of(host, topology, memory, environ, gpus=gpus, scratch=scratch, in_job=in_job),
         allowed=CpuSet(allowed),
-        allowed_nodes=cgroup.granted_memory_nodes(),
-        memory=share_of(memory, home.worker_count, sum(n.worker_count for n in here)),
-        environ=environ,
-        scratch=scratch,
         masks=masks if settings.respect_launcher else {},
-        interfaces=addresses.usable_interfaces(),
-        in_job=allocation.batch != "local",
         **_job(run, allocation),
     )
     workers = plan_workers(settings, facts, home, [n for n in here if n.node < home.node])
@@ -101,17 +97,11 @@ def plan(
 
 
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
-    """Return the GPUs of a node that its workers may use, simulated or real."""
-    from hpcgpu.model.simulated import parse_simulated
-    from hpcgpu.plan.binding.bindings import simulated_gpus
+    """Return the GPUs of a node that its workers may use, simulated or real; there are as many as were asked for."""
+    from hpcgpu.deploy.processes.node import gpus_of
     from hpcgpu.plan.views.explain import others_words
 
-    if settings.gpus is not None:
-        simulated = parse_simulated(settings.gpus)
-        gpus = simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
-    else:
-        visible = {g.uuid for g in _real_gpus(environ)}
-        gpus = tuple(g for g in topology.gpus if g.uuid in visible)
+    gpus = gpus_of(settings, topology, environ, host)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
         others = f" ({said})" if (said := others_words(topology)) else ""
         raise LaunchError(

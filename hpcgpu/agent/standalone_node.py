@@ -200,13 +200,8 @@ class _StandaloneNode:
             spawner=self._spawner,
             spec=spec,
             rank=0,
-            name=spec.name,
-            nthreads=spec.nthreads,
-            memory_limit=spec.memory_limit_bytes or 0,
-            resources=dict(spec.resources),
             security=self._security,
             protocol=self._settings.protocol,
-            local_directory=spec.local_directory,
             death_timeout=self._settings.death_timeout_s,
             **{**place, **self._options.options},
         )
