@@ -83,7 +83,7 @@ class MissingRanks:
         self._in = 0  # the inode of the folder
 
     def note(self) -> None:
-        """Show the other nodes who is there so far, for their time may be over before this node's is."""
+        """Show the other nodes which ranks are there so far: their time may be over before this node's is."""
         there, away = self._look()
         if min(there) == self._facts.rank:
             with contextlib.suppress(OSError, HpcGpuError):
@@ -97,7 +97,7 @@ class MissingRanks:
                 self._shown.parent.rmdir()
 
     def tell(self) -> None:
-        """Say who is missing, once for all nodes that see each other, and end the node's ranks that have not come.
+        """Say which ranks are missing, once for all nodes that see each other, and end those of this node.
 
         The first rank of a node whose time is over does it, and the others wait for its end.
         """
@@ -223,7 +223,7 @@ def describe(
     deadline_s : float
         How long has been waited.
     folder : str
-        Where nodes show each other who is there; empty: nowhere.
+        Where nodes show each other their ranks; empty: nowhere.
     environ : mapping of str to str, optional
         Of a rank, which may name all nodes.
 

@@ -115,5 +115,5 @@ def _job(run: RunDocument, job: Allocation) -> dict[str, Any]:
     """Return the job by which the workers are named, of a member."""
     if run.shape != "member":
         return {}
-    # without a batch system, and nobody who says, the process that was started is the job
+    # without a batch system, and without an id from elsewhere, the process that was started is the job
     return {"job_id": job.job_id or str(os.getpid()), "restart_count": job.restart_count}

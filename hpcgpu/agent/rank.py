@@ -51,7 +51,7 @@ class Rank:
         self._allocation = read_allocation(environ)
         self._facts = self._allocation.rank
         self._host = self._allocation.node_name or os.uname().nodename
-        # Nobody else can fork for a rank with devices of its own, nor where nobody says who is where.
+        # No other rank can fork for one with devices of its own, nor where the launcher does not say where ranks are.
         own_devices = is_isolated(environ) and self._terms.gpus is None
         self._isolated = self._facts.local_rank is None or own_devices
         self._scheduler: SchedulerProcess | None = None

@@ -1,4 +1,4 @@
-"""The rendezvous: every rank learns once who is where, and how to reach the scheduler. It is by MPI or by files.
+"""The rendezvous: every rank learns once which rank is where, and how to reach the scheduler; by MPI or by files.
 
 By MPI: MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
 workers' own MPI is not disturbed.
@@ -43,7 +43,7 @@ _LEADER_POLL_S = 0.02
 _LEADER_S = 10.0
 _UNSEEN_S = 1.0
 _LOOK_S = 0.5
-# From the deadline on a rank says who is missing, with those of other nodes, and cleans up.
+# From the deadline on a rank says which ranks are missing, with other nodes' ranks, and cleans up.
 _STUCK_S = 40.0
 # Open MPI 5 as a wheel: btl/ofi sleeps 1 s in MPI_Init; with pml=ob1 MPI_Init costs a sixth of the CPU.
 # "btl=self,sm" must not be used: over nodes the first collective fails.
@@ -136,7 +136,7 @@ def _limited(limit: Deadline) -> Iterator[None]:
 def wait_for_leader(launch: str) -> None:
     """Let a rank begin MPI when its node's leader does, which has had its imports to do.
 
-    MPI_Init asks 10,000 times a second for whoever is missing: 0.12 CPU s of each rank while its leader imports for
+    MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for
     2 s (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on it: a rank that does not see its
     leader, in another PID namespace, goes after 1 s.
 
@@ -267,7 +267,7 @@ def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadli
     Raises
     ------
     LaunchError
-        Somebody did not come.
+        A rank did not come.
 
     """
     from hpcgpu.host import private

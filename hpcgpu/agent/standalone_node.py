@@ -174,7 +174,7 @@ class _StandaloneNode:
         log.say(f"{len(done)} workers at {self._options.scheduler}: {there}")
 
     async def _hand_over(self) -> None:
-        """Have the scheduler move what the workers alone have; a cluster that ends has nobody who could take it."""
+        """Have the scheduler move what the workers alone have; in a cluster that ends no worker could take it."""
         from distributed import rpc
 
         addresses = [nanny.worker_address for nanny in self._nannies if nanny.worker_address]

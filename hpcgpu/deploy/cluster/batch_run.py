@@ -206,7 +206,7 @@ class BatchRun:
         """Do nothing: all that is left of the run lies in its folder."""
 
     async def close(self) -> None:
-        """End the guard: nothing is left for it, or somebody else has one."""
+        """End the guard: nothing is left for it, or another process has one."""
         if self._guard:
             await asyncio.to_thread(end, self._guard)
             self._guard = None

@@ -99,7 +99,7 @@ class GPUCluster(Cluster):
         self._closing: asyncio.Task[None] | None = None
 
     def _begin(self) -> None:
-        """Start, unless that is for the one who awaits the object."""
+        """Start; an asynchronous object starts when it is awaited."""
         if not self.asynchronous:
             self._loop_runner.start()
             try:
@@ -413,7 +413,7 @@ class GPUCluster(Cluster):
         self.scheduler_info = without_workers(self.scheduler_info)
 
     def _lost(self, why: str) -> None:
-        """Say that there is no scheduler any more, and have nobody wait for it."""
+        """Say that there is no scheduler any more, and end all waiting for it."""
         self._over(End.LOST, f"lost: {why}")
         self.status = Status.failed
         if self._adaptive:
@@ -472,7 +472,7 @@ class GPUCluster(Cluster):
     async def _close_once(self) -> None:
         session = self._session
         self.status = Status.closing
-        self._changed.set()  # nobody waits for more workers
+        self._changed.set()  # ends all waiting for workers
         self._progress.end()
         await session.leave()
         await super()._close()

@@ -116,7 +116,7 @@ class Connector:
         Raises
         ------
         JobError
-            The job has ended, or nobody has known it for 30 s.
+            The job has ended, or has not been listed for 30 s.
 
         """
         self._known_s, said = asyncio.get_running_loop().time(), False

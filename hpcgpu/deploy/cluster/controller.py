@@ -24,7 +24,7 @@ class Controller:
     scheduler : callable
         Returns the connection pool to the scheduler of now.
     fleet : Fleet
-        Acts while this object controls. Without a scheduler nobody does.
+        Acts while this object controls. Without a scheduler no object does.
     changed : callable
         Called when it is not known any more which object controls.
 
@@ -41,7 +41,7 @@ class Controller:
 
     @property
     def given_up(self) -> HpcGpuError | None:
-        """Why no more workers come, for those who wait for them; None when they may."""
+        """Why no more workers come; None when they may."""
         trouble = self._fleet.trouble or self._trouble
         return self._fleet.error or (JobError(trouble) if trouble else None)
 
@@ -105,7 +105,7 @@ class Controller:
     async def _hear(self, message: dict[str, Any]) -> None:
         if message["op"] == "scale":
             answer = functools.partial(self._answer, message["number"], message["jobs"], message["adapting"])
-            # who asked waits for an answer: the scheduler gives one when the connection ends
+            # the asking object waits for an answer: the scheduler gives one when the connection ends
             self._answers.start(answer, "the answer to who scales this cluster", lambda _: self._lose())
             return
         await self._fleet.take(message["wanted"], controls=message["op"] == "steer")
@@ -118,7 +118,7 @@ class Controller:
         error = b""
         try:
             await self.scale(jobs, adapting=adapting)
-        except Exception as e:  # who asked waits for an answer, whatever it is
+        except Exception as e:  # the asking object waits for an answer, whatever it is
             error = pickle.dumps(e if isinstance(e, HpcGpuError) else JobError(f"the jobs could not be scaled: {e!r}"))
         with contextlib.suppress(OSError):
             await self._comm.write({"op": "scaled", "number": number, "error": error})

@@ -99,7 +99,7 @@ class Scaler:
 
     @property
     def gone(self) -> tuple[Gone, ...]:
-        """The last few that ended though nobody had asked them to leave, the newest first."""
+        """The last few that ended though they were not asked to leave, the newest first."""
         return self._fleet.gone
 
     @property

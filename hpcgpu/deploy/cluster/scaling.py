@@ -38,7 +38,7 @@ def workers_with(settings: Settings, cores: object, memory: object, *, most: boo
     Raises
     ------
     ConfigError
-        It is no number, or nobody said how much a worker has.
+        It is no number, or the memory or cores of a worker are not known.
 
     """
     count = 0.0 if cores is None else _number(cores)

@@ -49,7 +49,7 @@ class Fleet:
     controls : bool
         Whether it acts; else it follows what another object of the same cluster does.
     error : HpcGpuError or None
-        Why no job is submitted any more, until somebody scales again.
+        Why no job is submitted any more, until the next scale.
 
     """
 
@@ -86,12 +86,12 @@ class Fleet:
 
     @property
     def trouble(self) -> str:
-        """Why nobody looks after the jobs at present; empty when somebody does."""
+        """Why the jobs are not looked after at present; empty when they are."""
         return self._watching.trouble if self._watching else ""
 
     @property
     def submitting(self) -> bool:
-        """Whether there may be jobs that nobody was told of yet."""
+        """Whether there may be jobs whose ids are not known yet."""
         return self._submitter.unanswered
 
     async def take(self, wanted: int | None, *, controls: bool) -> None:
@@ -100,7 +100,7 @@ class Fleet:
         Parameters
         ----------
         wanted : int or None
-            Jobs; None: nobody has said so yet.
+            Jobs; None: not said yet.
         controls : bool
             Whether to act.
 

@@ -39,7 +39,7 @@ def main(folder: str, pid: str, start_time: str) -> None:
 
 
 async def _abandon(folder: Path) -> None:
-    """End what is left, however often it must be tried: nobody else does."""
+    """End what is left, however often it must be tried: no other process does."""
     from hpcgpu.deploy.jobs.runs import abandon
     from hpcgpu.supervise import tasks
 

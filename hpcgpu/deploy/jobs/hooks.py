@@ -50,7 +50,7 @@ class ClusterHooks:
 
 
 class SchedulerRequests:
-    """Requests to the scheduler that nobody waits for; what comes of them is seen by who looks at the workers.
+    """Requests to the scheduler without an answer: what comes of them is seen by the workers that are registered.
 
     Parameters
     ----------
@@ -64,17 +64,19 @@ class SchedulerRequests:
 
     def send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
         """Have it done for the workers at these addresses."""
-        who = f"workers {', '.join(addresses)}"
+        workers = f"workers {', '.join(addresses)}"
 
         async def run() -> None:
             try:
                 await request(addresses)
             except OSError as e:  # the scheduler is gone for the moment, which is told elsewhere
-                self._say(f"{who}: {e}")
+                self._say(f"{workers}: {e}")
 
         # the scheduler's own errors come as they are
-        self._tasks.start(run, f"what the scheduler was to do about {who}", lambda e: self._say(f"{who}: {e!r}"))
+        self._tasks.start(
+            run, f"what the scheduler was to do about {workers}", lambda e: self._say(f"{workers}: {e!r}")
+        )
 
     def cancel(self) -> None:
-        """Wait for none of them any more."""
+        """End those that are under way."""
         self._tasks.cancel()

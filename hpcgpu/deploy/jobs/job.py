@@ -52,7 +52,7 @@ class Job(Protocol):
         """Ask for it; raises SubmitError in the batch system's words."""
 
     async def check(self) -> JobStatus | None:
-        """Return how it is, None when nobody knows it; raise JobError, with the tail of its log, when it has ended."""
+        """Return how it is, None when it is not listed; raise JobError, with the tail of its log, when it has ended."""
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that runs another one on a node of the job."""
@@ -107,7 +107,7 @@ class SubmittedJob:
         """Do nothing: it has been submitted."""
 
     async def check(self) -> JobStatus | None:
-        """Return how it is, None when nobody knows it; raise JobError when it has ended, or will never start."""
+        """Return how it is, None when it is not listed; raise JobError when it has ended, or will never start."""
         try:
             status = (await self._ask()).get(self.id)
         except SubmitError as e:
@@ -264,7 +264,7 @@ class BatchJob(SubmittedJob):
         Raises
         ------
         SubmitError
-            It could not be cancelled, or nobody can say whether it is there.
+            It could not be cancelled, or the batch system does not say whether it is there.
 
         """
         if self._unsure:

@@ -22,7 +22,7 @@ def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, 
     Raises
     ------
     ConfigError
-        A setting is wrong or missing, or nobody said which batch system.
+        A setting is wrong or missing, or no batch system was given.
 
     """
     wanted = settings.read(given, given_from, batch or "", doors.JOBSCRIPT if script else "")
@@ -40,7 +40,7 @@ def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, 
 
 
 def mark_of(folder: Path) -> str:
-    """Return what all jobs of a run have in the batch system, by which those are found whose id nobody was told."""
+    """Return the mark that all jobs of a run have in the batch system; it finds jobs whose ids were lost."""
     return f"hpcgpu-{folder.name}"
 
 

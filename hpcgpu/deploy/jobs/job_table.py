@@ -99,14 +99,14 @@ class JobTable:
             self._members[job.id] = Member(job, JobFacts(id=job.id, submitted_s=now_s, expected=self.expected))
 
     def follow(self, recorded: Sequence[RecordedJob], gone: Sequence[Gone], now_s: float) -> None:
-        """Have exactly the jobs that somebody else has written down, also as gone."""
+        """Have exactly the jobs that another object has written down, also as gone."""
         self.gone = deque(gone, maxlen=_GONE)
         for job_id in {*self._members} - {job.id for job in recorded}:
             self.forget(job_id)
         self.add([job for job in recorded if job.id not in self._members], now_s)
 
     def unknown(self, present: Mapping[str, Present]) -> list[str]:
-        """Return jobs whose workers are there, but which nobody has submitted: an answer of sbatch's was lost.
+        """Return jobs that are not in the table though their workers are there: an answer of sbatch's was lost.
 
         Workers that are left of a job that has ended are none of these, unless it was started again.
         """

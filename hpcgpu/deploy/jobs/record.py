@@ -1,4 +1,4 @@
-"""What is written down of each run of a batch cluster object: for its guard, for who attaches, for ``hpcgpu ps``."""
+"""The record of each run of a batch cluster object: for its guard, for objects that attach, for ``hpcgpu ps``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RecordedJob:
     kind: str = "head"
 
     def with_exit_code(self, status: JobStatus) -> JobStatus:
-        """Return the status with the exit code that the job's script has left, where nobody else knows it."""
+        """Return the status with the exit code that the job's script has left, if the batch system has none."""
         if status.state is JobState.ENDED and status.exit_code is None:
             with contextlib.suppress(OSError, ValueError):
                 return replace(status, exit_code=int(Path(self.exit_file).read_text()))
@@ -55,7 +55,7 @@ class RecordedJob:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A job that is gone though nobody had asked it to leave: why, and when that was learned."""
+    """A job that is gone though it was not asked to leave: why, and when that was learned."""
 
     recorded: RecordedJob
     why: str

@@ -46,7 +46,7 @@ class Jobs:
     rows : tuple of JobRow
         The one with the scheduler, and all others that are not gone.
     gone : tuple of JobRow
-        The last few that ended though nobody had asked them to leave, the newest first.
+        The last few that ended though they were not asked to leave, the newest first.
 
     """
 

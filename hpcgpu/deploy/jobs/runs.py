@@ -56,7 +56,7 @@ class Seen:
 
     @property
     def is_over(self) -> bool:
-        """True when all of its jobs have ended, and nobody waits for them."""
+        """True when all of its jobs have ended, and no client waits for them."""
         return self.client != "alive" and not left(self.run.record, self.states)
 
 
@@ -157,7 +157,7 @@ def _client(run: Run) -> str:
     client = run.record.client
     if client.host == socket.gethostname() and pids.start_time(client.pid) == client.start_time:
         return "alive"
-    # of another host, or somebody attached: whoever it is gives signs of life
+    # of another host, or attached: it gives signs of life
     return "alive" if is_held(run.folder, run.record.run.settings.client_grace_s) else "dead"
 
 
@@ -183,7 +183,7 @@ async def abandon(folder: Path) -> None:
 
 
 async def _cancel_pending(folder: Path) -> Record:
-    """Cancel what is pending, also what nobody was told of; return the record with all jobs that were found."""
+    """Cancel what is pending, also jobs whose ids were lost; return the record with all jobs that were found."""
     record, loop = records.read(folder), asyncio.get_running_loop()
     system, end = record.system, loop.time() + (_SUBMITTING_S if record.submitting else 0.0)
     while True:
@@ -195,7 +195,7 @@ async def _cancel_pending(folder: Path) -> Record:
         if lost or loop.time() > end:
             return replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
         await asyncio.sleep(_LOOK_S)
-        with contextlib.suppress(FileNotFoundError):  # who else has the cluster may go on submitting
+        with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
             record = records.read(folder)
 
 
@@ -243,7 +243,7 @@ async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus
 
 
 async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
-    """Cancel jobs; what is refused for good is said, and seen by who looks whether they are there."""
+    """Cancel jobs; what is refused for good is said."""
     try:
         await _answered(lambda: cancel(system, wanted))
     except SubmitError as e:

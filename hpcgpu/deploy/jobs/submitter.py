@@ -1,4 +1,4 @@
-"""Jobs are asked for: as few submissions as the site allows, as many jobs as a limit lets in, none of them lost."""
+"""Submissions: as few as the site allows, as many jobs as a limit lets in, none of them lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Submitter:
     spec : JobSpec
         The request for one of them; each submission has an exit file of its own beside ``spec.exit_file``.
     hooks : ClusterHooks
-        Writes down that a submission is made: whoever is killed in the middle of it may have jobs that come later.
+        Writes down that a submission is made: jobs may come after a client that was killed in the middle of it.
     patience : Patience
         With the answers.
 
@@ -71,7 +71,7 @@ class Submitter:
                 raise
 
     async def lost(self, known: Collection[str]) -> list[RecordedJob]:
-        """Return the jobs that are there although nobody was told so; they are looked for after an answer was lost.
+        """Return the jobs that are there although their ids were lost; they are looked for after such a submission.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class Submitter:
         return [self.record(job_id) for job_id in found]
 
     def record(self, job_id: str) -> RecordedJob:
-        """Return what is to be written down of a job whose submission nobody was told of."""
+        """Return what is to be written down of a job whose id was lost."""
         return self._record(job_id, self._spec, "")
 
     async def _one(self, count: int, known: Collection[str]) -> list[RecordedJob]:
