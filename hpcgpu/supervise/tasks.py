@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise.rounds import Rounds, reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
 Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 Failed = Callable[[BaseException], object]
 
 
@@ -159,6 +161,23 @@ class Group:
         """End them all."""
         for task in self._tasks:
             task.cancel()
+
+
+async def in_thread(call: Callable[[], Answer]) -> Answer:
+    """Make a call in a thread, and return when it has ended: also when this is cancelled, which it cannot see.
+
+    Without that the effects of the call would come later, beside those of the next one.
+    """
+    done = asyncio.create_task(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        while not done.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([done])
+        if not done.cancelled() and (error := done.exception()):
+            _say("what a thread did for a task that was cancelled", error)
+        raise
 
 
 def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:

@@ -25,6 +25,7 @@ from hpcgpu.model import JobSpec, Patience, RunDocument, Started
 from hpcgpu.plan.jobs.reconcile import Policy
 from hpcgpu.plan.jobs.request import workers_per_node
 from hpcgpu.spill.storage import parents
+from hpcgpu.supervise import tasks
 
 
 class BatchRun:
@@ -125,11 +126,11 @@ class BatchRun:
             client=Process.here(),
             created=record.now(),
         )
-        await asyncio.to_thread(self.write_down)
+        await tasks.in_thread(self.write_down)
         _make_log_folder(run.settings.log_directory)
         self._guard = guard.start(folder, self._written.client)
         await job.submit()
-        await asyncio.to_thread(self.write_down)
+        await tasks.in_thread(self.write_down)
 
     async def _take_up(self, run: Run, session: Session, say: Callable[[str], None]) -> Job:
         self._folder, self._written = run.folder, run.record

@@ -46,7 +46,7 @@ class ClusterHooks:
     async def write(self) -> None:
         """Have the jobs written down: one time after the other, each with what is known then."""
         async with self._writing:
-            await asyncio.to_thread(self.write_down)
+            await tasks.in_thread(self.write_down)
 
 
 class SchedulerRequests:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from background import said
@@ -163,3 +164,51 @@ def test_a_timer_may_be_cancelled_by_what_it_calls() -> None:
     rings: list[None] = []
     run(body)
     assert len(rings) == 1
+
+
+def test_a_call_in_a_thread_has_ended_when_a_cancelled_task_goes_on() -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), list[str]()
+
+    def call() -> None:
+        begun.set()
+        assert may_end.wait(20)
+        ended.append("the call")
+
+    async def body() -> None:
+        task = asyncio.create_task(tasks.in_thread(call))
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        await asyncio.sleep(0)  # the task has been told
+        task.cancel()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ended.append("the task")
+
+    run(body)
+    assert ended == ["the call", "the task"]
+
+
+def test_a_call_in_a_thread_returns_raises_and_says_what_nobody_awaits(caplog: pytest.LogCaptureFixture) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        begun.set()
+        assert may_end.wait(20)
+        raise OSError("full")
+
+    async def body() -> None:
+        assert await tasks.in_thread(lambda: 3) == 3
+        task = asyncio.create_task(tasks.in_thread(fails))
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(OSError, match="full"):
+            await tasks.in_thread(fails)
+
+    run(body)
+    (record,) = said(caplog)
+    assert "OSError: full" in record.getMessage()
