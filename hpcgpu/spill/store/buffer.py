@@ -211,7 +211,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         """Ask for more host memory (distributed's memory monitor, on the event loop); returns -1, since it comes later.
 
         Memory that waits to be used again goes first, page-locked too. If that is not enough, data goes to disk until
-        :attr:`above_target` returns 0; without it, a tenth of the data goes.
+        ``above_target`` returns 0; without it, a tenth of the data goes.
         """
         self._spill_thread.request_shrink(self.above_target)
         return -1
