@@ -57,14 +57,20 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
     command = ["hpcgpu", "launch", "--gpus", "sim:1", "script.py"]
     slurm_lab.exec(slurm_lab.login, ["rm", "-f", "ends/up"])
     assert slurm_lab.exec(slurm_lab.login, [*job, *command, "3"], timeout=120).returncode == 3
+
+    def folders() -> set[str]:
+        listing = slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls -A .hpcgpu/launches"], check=True)
+        return set(listing.stdout.split())
+
+    before = folders()  # of launches that other tests have killed
     launch = slurm_lab.start(slurm_lab.login, [*job, *command, "wait"], timeout=150)
     running = ["test", "-e", "ends/up"]
     until(lambda: slurm_lab.exec(slurm_lab.login, running).returncode == 0, "the script runs", limit_s=120, every_s=0.5)
     slurm_lab.exec("node1", ["pkill", "-KILL", "slurmstepd"], user="root", check=True)
     _, err = launch.communicate(timeout=150)
     assert launch.returncode not in (0, 124), err
-    look = ["sh", "-c", "ls -A .hpcgpu/launches"]  # salloc does not wait for what it has started
-    until(lambda: not slurm_lab.exec(slurm_lab.login, look, check=True).stdout, "its folder is gone", limit_s=60)
+    # salloc does not wait for what it has started
+    until(lambda: folders() <= before, f"its folder is gone, as it was before: {before}", limit_s=60)
 
 
 def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
