@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -66,7 +67,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
 }
 # dask and distributed.protocol
 DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "sizes"), ("spill", "serialization")}
-PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill")}
+PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
 
@@ -150,31 +151,25 @@ def test_imports_go_downward(path: Path) -> None:
             assert target[1] in ROOMS[room] | {room} or target[1].startswith("__"), f"{room} may not import {target}"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "deploy").glob("*/*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_inside_deploy_go_downward(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[1]
-    assert room in DEPLOY, f"deploy/{room} is not in the table of rooms: draw its floor first"
+def lowest_first(rooms: Sequence[str]) -> dict[str, set[str]]:
+    """Return the rooms that each of these may import: those before it."""
+    return {room: set(rooms[:i]) for i, room in enumerate(rooms)}
+
+
+INSIDE = {"deploy": DEPLOY, "spill": lowest_first(SPILL), "plan": lowest_first(PLAN)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(p for floor in INSIDE for p in PACKAGE.glob(f"{floor}/*/*.py")),
+    ids=lambda p: str(p.relative_to(PACKAGE)),
+)
+def test_imports_inside_a_floor_go_downward(path: Path) -> None:
+    floor, room = path.relative_to(PACKAGE).parts[:2]
+    assert room in INSIDE[floor], f"{floor}/{room} is not in the table of rooms: draw its floor first"
     targets = imports(ast.parse(path.read_text()), path)
-    there = {target[2] for target in targets if target[:2] == ("hpcgpu", "deploy") and len(target) > 2}
-    assert there <= DEPLOY[room] | {room}
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "spill").glob("*/*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_inside_spill_go_downward(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[1]
-    assert room in SPILL, f"spill/{room} is not in the table of rooms: draw its floor first"
-    targets = imports(ast.parse(path.read_text()), path)
-    there = {target[2] for target in targets if target[:2] == ("hpcgpu", "spill") and len(target) > 2}
-    assert there <= set(SPILL[: SPILL.index(room) + 1])
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "plan").glob("*/*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_inside_plan_go_downward(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[1]
-    assert room in PLAN, f"plan/{room} is not in the table of rooms: draw its floor first"
-    targets = imports(ast.parse(path.read_text()), path)
-    there = {target[2] for target in targets if target[:2] == ("hpcgpu", "plan") and len(target) > 2}
-    assert there <= set(PLAN[: PLAN.index(room) + 1])
+    there = {target[2] for target in targets if target[:2] == ("hpcgpu", floor) and len(target) > 2}
+    assert there <= INSIDE[floor][room] | {room}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("spill/state/*.py")), ids=lambda p: p.name)

@@ -41,7 +41,6 @@ class LocalRun:
     """
 
     expected = 0
-    is_attached = False
 
     def __init__(self, wanted: Wanted, environ: Mapping[str, str]) -> None:
         self.wanted, self._environ = wanted, environ

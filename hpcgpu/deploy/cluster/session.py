@@ -54,10 +54,6 @@ class Run(Protocol):
     def expected(self) -> int:
         """Workers of the job that has the scheduler; 0: not known."""
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether another process submitted the job."""
-
     async def start(self, session: Session, say: Callable[[str], None]) -> Job:
         """Have the job; the session has the run's folder as soon as there is one."""
 
