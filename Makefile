@@ -11,19 +11,22 @@ LAB    := PYTHON=$(PYTHON) docker/lab.sh
 
 SHELL  := /bin/bash
 CORES  := $(shell nproc)
-# Slurm clusters beside each other, each with its share of the tests in tests/lab: as many as cores, 2 at least, 4 at most.
-LABS   ?= $(shell echo $$(($(CORES) < 2 ? 2 : $(CORES) > 4 ? 4 : $(CORES))))
+# Slurm clusters beside each other, each with its share of the tests in tests/lab: one more than cores, 4 at most:
+# their tests wait two thirds of their time.
+LABS   ?= $(shell echo $$(($(CORES) < 2 ? 3 : $(CORES) > 3 ? 4 : $(CORES) + 1)))
 # Each test is given to the next process that is free; the slowest are named at the end.
 PYTEST := $(BIN)/python -m pytest -q --dist worksteal --durations 40 --durations-min 5
 
 .NOTPARALLEL:
-.PHONY: help demo test check docs clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test check docs image oldest clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
 	@echo 'make test         all checks and tests; as root on Debian it installs system packages (SYSTEM_DEPS=0: not)'
 	@echo 'make check        the part of them without clusters (tests/unit, ruff, mypy)'
 	@echo 'make docs         the documentation with the API reference, into build/docs'
+	@echo 'make image        a container image from the wheel, in a bare Debian without a compiler; the demo runs in it'
+	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
 	@echo 'make gpu          all that wants a GPU, in 8 minutes at most, and a report of it in build/gpu'
@@ -67,8 +70,18 @@ $(VENV)/.installed-docs: $(STAMP) constraints-docs.txt
 	@touch $@
 
 docs: $(VENV)/.installed-docs
+	@$(BIN)/python scripts/manpages.py build/man
+	@$(BIN)/python scripts/notebooks.py build/notebooks
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -d build/doctrees docs build/docs
 	@echo 'the documentation is in build/docs; open build/docs/index.html'
+
+# Both take minutes, and are no part of make test.
+image: $(STAMP)
+	scripts/packaging.sh image
+
+oldest: $(STAMP)
+	@$(BIN)/python -m uv --version > /dev/null 2>&1 || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	scripts/packaging.sh oldest
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one: all others run
 # beside them. What they print comes last. The lab's image is built while packages are installed, into both environments
@@ -89,9 +102,9 @@ test: system
 	  echo 'the tests on the Slurm lab:'; cat $$log; rm -f $$log; \
 	  exit $$((here | there | real))
 
-# Each of these starts several processes: more of them at once than cores end no sooner, and come too late for others.
+# Each of these starts several processes, and waits for them now and then: one more of them than cores.
 clusters: $(STAMP)
-	$(PYTEST) -n $$(( $(CORES) < 8 ? $(CORES) : 8 )) tests/process tests/gpu
+	$(PYTEST) -n $$(( $(CORES) < 8 ? $(CORES) + 1 : 8 )) tests/process tests/gpu
 
 $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	$(PYTHON) -m venv $(UCX)

@@ -177,6 +177,11 @@ CASES: dict[str, Case] = {
 }
 
 
+def keys(dask_worker: Worker) -> int:
+    """Return how many keys a worker has."""
+    return len(dask_worker.data)
+
+
 def moved(dask_worker: Worker) -> dict[str, int]:
     """Return the bytes that a worker has moved: between its tiers by direction, and to peers that asked for keys."""
     store, out = dask_worker.data, {"to_peers": dask_worker.transfer_outgoing_bytes_total}

@@ -9,10 +9,12 @@ processes included. One JSON line per figure; the median of ``--runs`` runs, all
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,11 +140,16 @@ def main() -> None:
     parser.add_argument("ways", nargs="*", default=list(WAYS))
     given = parser.parse_args()
     lab = Lab()
-    was_up = lab.is_up()
-    lab.up()
-    found = {way: Times() for way in given.ways}
+    with contextlib.nullcontext() if lab.is_up() else lab.down_at_the_end():
+        lab.up()
+        measure_all(lab, given.ways, given.runs)
+
+
+def measure_all(lab: Lab, ways: Sequence[str], runs: int) -> None:
+    """Measure in turn, and print the medians."""
+    found = {way: Times() for way in ways}
     requests, replaced = [], []
-    for _ in range(given.runs):
+    for _ in range(runs):
         for way, times in found.items():
             measure(lab, way, times)
         requests.append(ask(lab, MANY))
@@ -154,8 +161,6 @@ def main() -> None:
     report(REQUESTS, "hpcgpu", "own_s_scale_1000", [r["own_s"] for r in requests], "s")
     report(REQUESTS, "hpcgpu", "rpcs_scale_1000", [r["rpcs"] for r in requests], "requests")
     report(DEAD, "hpcgpu", "s_from_squeue_to_sbatch", replaced, "s")
-    if not was_up:
-        lab.down()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+DOCTOR = "'hpcgpu doctor --submit', with the same options, looks for the cause"
+ALL_FRAMES = "(all frames: import traceback; traceback.print_last())"
+
 
 class HpcGpuError(Exception):
     """Base of all errors of this package.
@@ -10,12 +15,19 @@ class HpcGpuError(Exception):
     ----------
     evidence : str
         What another program said, byte for byte; empty when there was none.
+    for_doctor : bool
+        Whether the doctor can look for the cause. The last line that people read says so then. It is a note (PEP 678),
+        which tracebacks show and ``str()`` does not: the message may become a part of another one.
 
     """
+
+    for_doctor: ClassVar[bool] = False
 
     def __init__(self, message: str, *, evidence: str = "") -> None:
         super().__init__(message)
         self.evidence = evidence
+        if self.for_doctor:
+            self.add_note(DOCTOR)
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython and Jupyter show in place of the frames between the user's line and the slip in it."""
@@ -27,7 +39,7 @@ class HpcGpuError(Exception):
         # a cell's own name; a module of the user's has another
         users = [c for c in called[:ours] if c[0] == "__main__"][-1:] or called[:ours][-1:]
         where = [f"line {n}: {traceback.FrameSummary(f.f_code.co_filename, n, '').line}" for _, f, n in users]
-        return [*where, f"{type(self).__name__}: {self}"]
+        return [*where, f"{type(self).__name__}: {whole(self)}", *([ALL_FRAMES] if called else [])]
 
 
 class ConfigError(HpcGpuError, ValueError):
@@ -52,6 +64,8 @@ class SubmitError(HpcGpuError):
 
     """
 
+    for_doctor = True
+
     def __init__(
         self,
         message: str,
@@ -68,9 +82,13 @@ class SubmitError(HpcGpuError):
 class JobError(HpcGpuError):
     """A job ended, or cannot be reached; the message carries its state, reason and the log's tail."""
 
+    for_doctor = True
+
 
 class LaunchError(HpcGpuError):
     """The ranks do not form the world that the launcher promised, or no launcher was found."""
+
+    for_doctor = True
 
 
 class WorldError(LaunchError):
@@ -87,6 +105,11 @@ class BindingError(HpcGpuError):
 
 class SpillError(HpcGpuError):
     """A tier cannot take or give back an object; the message names the key and the tier."""
+
+
+def whole(error: BaseException) -> str:
+    """Return an error's text with its notes below, as people are to read it."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def cause_of(error: BaseException) -> BaseException:

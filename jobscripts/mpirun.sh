@@ -1,4 +1,5 @@
 #!/bin/bash
 
-# usage: jobscripts/mpirun.sh [options of hpcgpu launch] my_script.py [arguments], in any allocation
+# A script in any allocation.
+# usage: jobscripts/mpirun.sh [options of hpcgpu launch] my_script.py [arguments]
 hpcgpu launch --launcher mpirun "$@"

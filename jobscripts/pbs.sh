@@ -6,8 +6,11 @@
 #PBS -j oe
 #PBS -k doe
 
-cd -- "${PBS_O_WORKDIR:-.}"
-# usage: qsub -v SCRIPT=my_script.py,ARGS='its arguments, split at blanks' jobscripts/pbs.sh
+cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2
+# A script on the GPUs of two nodes.
+# usage: SCRIPT=my_script.py ARGS='its arguments, split at blanks' qsub [its options] -v SCRIPT,ARGS jobscripts/pbs.sh
 # Change what stands above as your site wants it: partition or queue, account, time, nodes, GPUs.
 # Python, hpcgpu and an MPI library must be found here: load modules or activate an environment, if need be.
-hpcgpu launch "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}" ${ARGS-}
+: "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py ...}"
+read -ra arguments <<< "${ARGS-}"
+hpcgpu launch "$SCRIPT" "${arguments[@]}"

@@ -70,9 +70,10 @@ TESTS = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovide
 PARTS = (
     Part("tests/gpu", TESTS, 180),
     Part("benchmarks/spill.py", ("benchmarks/spill.py", "--only", "loops", "--gpu-only", "--runs", "3"), 90, "cupy"),
-    Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 50, "cupy"),
-    Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 60, "cupy"),
-    Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 50, "cupy"),
+    Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40, "cupy"),
+    Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 45, "cupy"),
+    Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 40, "cupy"),
+    Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 40, "cupy"),
 )
 
 

@@ -10,6 +10,7 @@ installed() { dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q ' install
 command -v apt-get > /dev/null && command -v dpkg-query > /dev/null || { say "not a Debian, nothing installed"; exit 0; }
 
 wanted=(hwloc-nox libjemalloc2)
+command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || wanted+=(chromium)
 command -v gcc > /dev/null || wanted+=(gcc libc6-dev)
 if command -v docker > /dev/null; then
   docker compose version > /dev/null 2>&1 || command -v docker-compose > /dev/null || wanted+=(docker-compose)

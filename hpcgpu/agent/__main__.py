@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from hpcgpu.agent.rank import Rank
-from hpcgpu.errors import HpcGpuError, WorldError
+from hpcgpu.errors import HpcGpuError, WorldError, whole
 from hpcgpu.host import log, process
 from hpcgpu.launch.environment import read_rank
+
+# Rank 0 says what all ranks know. A launcher that ends all ranks with the first that fails would end it before
+# it has spoken (mpirun of Open MPI 5.0.11, under load).
+_RANK_0_SAYS_IT_S = 1.0
 
 
 def main(document: str) -> int:
@@ -31,7 +36,9 @@ def _run(document: str, rank: int) -> int:
         return Rank(document, dict(os.environ)).run()
     except HpcGpuError as e:
         if rank == 0 or not isinstance(e, WorldError):
-            log.say(str(e))
+            log.say(whole(e))
+        else:
+            time.sleep(_RANK_0_SAYS_IT_S)
         if os.environ.get("HPCGPU_DEBUG"):
             sys.excepthook(*sys.exc_info())
     except Exception as e:

@@ -88,7 +88,7 @@ class LeaderSocket:
 
 
 class FailoverState(NamedTuple):
-    """What a rank has of its node when it must lead, since all ranks before it are dead.
+    """The state with which a rank leads its node, because all ranks before it are dead.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class FailoverState(NamedTuple):
 
 
 def welcome(followers: Iterable[FollowerConnection], lock: int) -> None:
-    """Let the followers, who are all there, hold the folder's lock: from now on any of them can lead."""
+    """Let the followers, which are all there, hold the folder's lock: from now on any of them can lead."""
     for follower in followers:
         with contextlib.suppress(OSError):
             socket.send_fds(follower.sock, [_encode("welcome")], [lock])
@@ -145,7 +145,7 @@ def follow(rank: int, ranks: Sequence[int], path: str) -> int | FailoverState:
     Returns
     -------
     int or FailoverState
-        The exit code; or what is needed to lead, because every rank before this one is dead.
+        The exit code; or the state for leading, because every rank before this one is dead.
 
     """
     return _Follower(rank, ranks, path).follow()
@@ -154,9 +154,9 @@ def follow(rank: int, ranks: Sequence[int], path: str) -> int | FailoverState:
 class _Follower:
     def __init__(self, rank: int, ranks: Sequence[int], path: str) -> None:
         self._rank, self._path = rank, path
-        place = ranks.index(rank)
-        self._before = tuple(ranks[1:place]) if ranks[0] else ()
-        self._successors = tuple(ranks[place + 1 :])
+        index = ranks.index(rank)
+        self._before = tuple(ranks[1:index]) if ranks[0] else ()
+        self._successors = tuple(ranks[index + 1 :])
         self._can_fail_over = ranks[0] != 0
         self._lock: int | None = None
         self._lost: set[int] = set()
@@ -183,7 +183,7 @@ class _Follower:
                 sock.connect(address)
             outputs = [sys.stdout.fileno(), sys.stderr.fileno()]
             socket.send_fds(sock, [json.dumps(self._rank).encode()], outputs)
-            # the worker holds what it needs: a reader of this rank's output shall not wait for this process to end
+            # the worker holds its descriptors: a reader of this rank's output need not wait for this process to end
             while True:
                 data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
                 if not data:
@@ -202,7 +202,7 @@ class _Follower:
 
 
 def _socket_path(folder: str, rank: int) -> str:
-    return f"{folder}/door-{rank}"
+    return f"{folder}/leader-{rank}"
 
 
 def _answers(path: str) -> bool:

@@ -93,7 +93,7 @@ class ForkServer:
         Parameters
         ----------
         entry : str
-            What to call.
+            The function.
         spec : object
             Its first argument; pickled.
         fds : (control, stdout, stderr)
@@ -137,7 +137,7 @@ class ForkServer:
         return out
 
     def wait_exit(self, pid: int, deadline_s: float) -> int | None:
-        """Return how a child ended; None when nobody knows it within ``deadline_s`` seconds."""
+        """Return how a child ended; None if that is not known within ``deadline_s`` seconds."""
         end = time.monotonic() + deadline_s
         with contextlib.suppress(EOFError, ConnectionError):
             while not (codes := [one.code for one in self._exits if one.pid == pid]):
@@ -156,7 +156,7 @@ class ForkServer:
             self.kill()
 
     def kill(self) -> None:
-        """End it by force, stopped or not; one that has ended may have given its pid to somebody else."""
+        """End it by force, stopped or not. If it has ended, its pid may be another process's."""
         if self._started is not None and pids.start_time(self.pid) == self._started:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -269,7 +269,7 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
 
 
 class ForkServerSpawner:
-    """What ``deploy.processes.control.Spawner`` asks for.
+    """Implements ``deploy.processes.control.Spawner``.
 
     Parameters
     ----------
@@ -354,20 +354,13 @@ class LeaderResources:
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                import hpcgpu.deploy.processes.nanny
-                import hpcgpu.deploy.processes.scheduler
-                import hpcgpu.deploy.processes.worker  # noqa: F401
-                from hpcgpu.deploy.processes import handshakes
-                from hpcgpu.deploy.processes.devices import preload
-                from hpcgpu.deploy.settings import check_dask_memory
+                from hpcgpu.deploy.processes import preloaded
 
-                handshakes.limit()
-                preload(settings.gpus is not None)
-            check_dask_memory()
-            # what is forked has the lock, too: the folder is there as long as one process that writes to it
+                preloaded.preload(simulated=settings.gpus is not None)
+            # forked processes have the lock, too: the folder is there as long as one process that writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
-            resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "door")))
+            resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "leader")))
             undo.pop_all()
         return resources
 
@@ -405,7 +398,9 @@ def _quieten() -> None:
 
 if __name__ == "__main__":
     with process.importing():
-        import hpcgpu.deploy.processes.worker  # noqa: F401 - the point of this process is to have imported it, and distributed
+        from hpcgpu.deploy.processes import preloaded
 
-    os.set_inheritable(int(sys.argv[3]), False)  # forks have it, programs that they start have not
+        preloaded.preload(simulated=False)
+
+    os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -35,7 +35,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 _CLOSE_S = 2.0
 _REPORT_S = 10.0
 _SENDERS = {signal.SIGTERM: "(cancelled, preempted, or at its time limit)"}
-# A signal to a whole job reaches the followers, who die at once, and their leader, who ends the run.
+# A signal to a whole job reaches the followers, which die at once, and their leader, which ends the run.
 _TOGETHER_S = 0.5
 # Its script has 2 s, its workers 2, the other nodes 4, the scheduler 5 (agent.rank0 and .leader, deploy's scheduler).
 # Much more on a node that is overloaded; and an end that is forced there for nothing would lose the script's exit code.
@@ -57,14 +57,14 @@ class LeaderContext:
         The followers, with their stdout and stderr.
     node : str
         The host's name.
-    place : str
-        What the node's leaders, one after another, and no others, say of themselves.
+    succession : str
+        Identifies this leader and its successors: those of one node, one after another.
     environ : mapping of str to str
         The environment as this rank was started with it.
     in_job : bool
         Whether this is a batch job, which has a time limit.
     notes : sequence of str
-        What people should know of the node.
+        Notes about the node for people.
 
     """
 
@@ -75,7 +75,7 @@ class LeaderContext:
     workers: Sequence[tuple[int, WorkerSpec]]
     followers: Sequence[FollowerConnection] = ()
     node: str = ""
-    place: str = ""
+    succession: str = ""
     in_job: bool = False
     notes: Sequence[str] = ()
 
@@ -134,7 +134,7 @@ class FollowerLiveness:
             self._say(f"rank {rank} died; {await self._retired(rank)}")
 
     async def _retired(self, rank: int) -> str:
-        """Retire the workers of a rank; return what became of them."""
+        """Retire the workers of a rank; return the result in words."""
         names = self._workers(rank)
         if not names:
             return "it had no worker"
@@ -219,14 +219,14 @@ class Leader:
             duty.cancel()
             await asyncio.wait([duty])
             if not duty.cancelled() and (error := duty.exception()) and self.why:
-                logger.debug("while the run ended: %s", error)  # what it was doing broke because of the end
+                logger.debug("while the run ended: %s", error)  # the end broke it
             await self.close()
         if self.why and self.exit_code:
             log.say(f"the run ends: {self.why}")
         return self.exit_code
 
     def _answer(self, sig: signal.Signals) -> Callable[[], None]:
-        """Return what is done when a signal comes; the run ends even where that fails."""
+        """Return the handler of a signal. The run ends even if the handler fails."""
         why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
         stop = functools.partial(self.stop, sig, why)
         return tasks.guarded(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
@@ -245,8 +245,9 @@ class Leader:
         deadline_s = self.reach_s
         reached = await connect_first(self.context.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
-        about = {"node": self.context.node, "place": self.context.place, "workers": len(self.context.workers)}
-        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(self.context.notes)})
+        context = self.context
+        about = {"node": context.node, "succession": context.succession, "workers": len(context.workers)}
+        await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(context.notes)})
         await self.watch.read()
         host = "127.0.0.1" if self.context.scheduler["local"] else reached.own_host
         self.nannies = [self._nanny(reached.address, host, rank, spec) for rank, spec in self.context.workers]
@@ -288,13 +289,9 @@ class Leader:
         return self.context.run.settings.death_timeout_s
 
     def _nanny(self, scheduler: str, host: str, rank: int, spec: WorkerSpec) -> Nanny:
-        from hpcgpu.deploy.processes.nanny import ForkNanny
+        from hpcgpu.deploy.processes.nanny import ForkNanny, listens_on
 
         settings = self.context.run.settings
-        # Dask's traffic takes the planned interface, when there is one, else the way to the scheduler
-        place = (
-            {"interface": spec.binding.interface} if spec.binding.interface and host != "127.0.0.1" else {"host": host}
-        )
         return ForkNanny(
             scheduler,
             spawner=self.spawner,
@@ -303,7 +300,7 @@ class Leader:
             security=self.security,
             protocol=self.context.scheduler["protocol"],
             death_timeout=settings.death_timeout_s,
-            **place,
+            **listens_on(host, spec.binding.interface),
         )
 
     async def wait_for_scheduler(self) -> int:
@@ -334,7 +331,7 @@ class Leader:
 
 
 class Successor(Leader):
-    """Does what the node's first leader did, for the workers that it had."""
+    """Leads in the place of the node's first leader, and starts that one's workers again."""
 
     def __init__(self, context: LeaderContext, failover: FailoverState, rank: int) -> None:
         super().__init__(context)
@@ -414,14 +411,14 @@ class ForcedEnd:
 
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:
-    """Return what connections to this scheduler, as a record has it, are made with."""
+    """Return the Security for connections to the scheduler of a rank's record."""
     from hpcgpu.deploy.network.tls import Certificate, security
 
     return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler.get("cert") else None)
 
 
 async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
-    """Let rank 0 know why this node has no workers; it would wait for them."""
+    """Tell rank 0 why this node has no workers: it would wait for them."""
     async with scheduler_rpc(scheduler, _REPORT_S) as to:
         await to.hpcgpu_failed(text=text)
 

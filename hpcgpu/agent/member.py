@@ -1,9 +1,10 @@
-"""The leader of a job that joins a cluster which is there already: it comes with its workers, and leaves with them."""
+"""The leader of a job that joins a running cluster: its workers come with the job, and leave with it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 
 _POLL_S = 0.5  # many jobs may look at one folder
-# The scheduler listens before its contact is written.
+# The scheduler listens before its file is written.
 _REACH_S = 10.0
 # KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
 _CANCELLED_S = 4.0
-# When nobody can take the data, somebody may come who can.
+# If no worker can take the data, one may come that can.
 _AGAIN_S = 5.0
 # A scheduler that says goodbye closes the workers' connections, too.
 _GOODBYE_S = 2.0
@@ -77,10 +78,10 @@ class Member(Leader):
 
     @contextlib.contextmanager
     def _launcher_watched(self) -> Iterator[None]:
-        """Leave when srun is gone: Slurm has given the job up, and kills what is left of it without a warning.
+        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning.
 
-        So it is when the node's slurmd does not answer: srun ends at once, and slurmd, back in touch, sends SIGTERM
-        and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
+        This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
+        SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
         """
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
@@ -99,30 +100,29 @@ class Member(Leader):
         self._leave(_GONE)
 
     async def _find_scheduler(self) -> SchedulerFile:
-        """Wait for the contact of the cluster's scheduler."""
+        """Wait for the file of the cluster's scheduler."""
         from hpcgpu.deploy.network import scheduler_file
 
-        folder, deadline_s = Path(self.context.run.meeting), self.context.run.settings.death_timeout_s
+        folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
-                while (found := scheduler_file.read(folder)) is None:
-                    await asyncio.sleep(_POLL_S)
+                return await tasks.until(functools.partial(asyncio.to_thread, scheduler_file.read, folder), _POLL_S)
         except TimeoutError:
             raise LaunchError(
                 f"this cluster's scheduler has not written within {deadline_s:g} s (death_timeout) where it is: there "
-                f"is no contact in {folder}. Has its job started, and is this folder on a file system that all share?"
+                f"is no scheduler file in {folder}. Has its job started, and is this folder on a file system "
+                "that all share?"
             ) from None
         except OSError as e:
             raise LaunchError(f"the cluster that this job is of has ended, for its folder is gone: {e}") from e
-        return found
 
     async def _all_left(self) -> bool:
-        """Wait until no worker is left, or to be started again; return False when they have lost the scheduler."""
+        """Wait until no worker is left, nor to be started again; return False if they have lost the scheduler."""
         await self.workers_ended()
         return all(n.farewell and n.farewell != _BROKEN for n in self.nannies)
 
     def stop(self, sig: signal.Signals, why: str) -> None:
-        """Leave because of a signal: of SIGTERM with what can be moved in a few seconds."""
+        """Leave because of a signal. At SIGTERM the workers move as much data as they can in a few seconds."""
         if sig != signal.SIGTERM or not self.nannies:
             super().stop(sig, why)
             return
@@ -164,7 +164,7 @@ class Member(Leader):
             self.end(0)
 
     async def close(self) -> None:
-        """End what is left of the workers."""
+        """End the workers that are left."""
         if self._retiring:
             self._retiring.cancel()
         await super().close()

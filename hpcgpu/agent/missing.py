@@ -1,7 +1,7 @@
 """The ranks that have not come to the rendezvous: looked for at its deadline only, so it costs nothing if all come.
 
-A rank at the rendezvous has a title that the others of its node see in /proc, where only its owner can put it. What is
-seen on each node lies in a folder that the nodes may share.
+A rank at the rendezvous has a title that the others of its node see in /proc, where only its owner can put it. Each
+node writes the ranks that it sees into a folder that the nodes may share.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from hpcgpu.model import CpuSet, RankFacts
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What a rank is called while it waits for the others; 15 characters are kept.
-TITLE = "hpcgpu-meeting"
+# A rank's title while it waits for the others; 15 characters are kept.
+TITLE = "hpcgpu-rdzv"
 _LATE = "hpcgpu-late"
 _SETTLE_S = 0.2
-# How many times as long as nodes wait for each other does a rank wait for the one that acts for it.
+# A rank waits so many times as long for the rank that acts for it as nodes wait for each other.
 _WAIT_FACTOR = 4
 _DOES = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for a disk or a file system"}
 
 
-class Node(NamedTuple):
-    """What is seen of a launch on one node.
+class SeenNode(NamedTuple):
+    """The ranks of a launch that are seen on one node.
 
     Attributes
     ----------
     there : tuple of int
         Ranks that are at the rendezvous.
     away : dict
-        What the process of each other rank does.
+        The state of each other rank's process.
 
     """
 
@@ -60,7 +60,7 @@ class MissingRanks:
     host : str
         This node's name.
     folder : Path or None
-        Which the nodes may share, of this launch alone; None: there is none.
+        A folder of this launch alone, which the nodes may share; None: there is none.
     deadline_s : float
         How long the others have been waited for.
     together_s : float
@@ -90,7 +90,7 @@ class MissingRanks:
                 self._show(self._node(there, away))
 
     def withdraw(self) -> None:
-        """Take back what was shown: all have come."""
+        """Remove this node's word from the folder: all ranks have come."""
         if self._shown:
             with contextlib.suppress(OSError):  # another node still has its own there, or it is gone
                 self._shown.unlink()
@@ -115,7 +115,7 @@ class MissingRanks:
                 os.kill(one.pid, signal.SIGKILL)
 
     def _is_told(self) -> bool:
-        """Tell whether another node has said it, and cleared up what was shown."""
+        """Tell whether another node has said it, and removed this node's word."""
         if self._shown is None:
             return False
         try:
@@ -133,9 +133,9 @@ class MissingRanks:
         late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < own}
         return late[min(late)] if late else None
 
-    def _node(self, there: Mapping[int, pids.Process], away: Mapping[int, list[pids.Process]]) -> Node:
+    def _node(self, there: Mapping[int, pids.Process], away: Mapping[int, list[pids.Process]]) -> SeenNode:
         does = {r: f"process {p.pid} {_DOES.get(p.state, 'has not come so far')}" for r, (p, *_) in away.items()}
-        return Node(self._host, tuple(sorted(there)), does)
+        return SeenNode(self._host, tuple(sorted(there)), does)
 
     def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
         """Return the processes on this node of the ranks that are at the rendezvous, and of those that are not."""
@@ -158,8 +158,8 @@ class MissingRanks:
         alike = read_launch(one.environ) == launch if launch else one.parent == os.getppid()
         return facts.rank if alike else None
 
-    def _share(self, node: Node) -> list[Node]:
-        """Return what is seen on all nodes that share the folder."""
+    def _share(self, node: SeenNode) -> list[SeenNode]:
+        """Return the ranks of all nodes that share the folder."""
         try:
             if self._is_told() or (own := self._show(node)) is None:
                 return [node]
@@ -171,8 +171,8 @@ class MissingRanks:
             return [node]  # nobody sees more than its own node
         return sorted([node, *others], key=lambda n: n.there)
 
-    def _show(self, node: Node) -> Path | None:
-        """Write what is seen on this node where other nodes may look; None: there are none, or is no such place."""
+    def _show(self, node: SeenNode) -> Path | None:
+        """Write the ranks of this node where other nodes may look; None: there are none, or no such folder."""
         if self._folder is None or self._facts.local_size == self._facts.size:
             return None
         from hpcgpu.host import private  # brings pathlib, 5 CPU ms
@@ -185,7 +185,7 @@ class MissingRanks:
         return path
 
     def _is_first(self) -> bool:
-        """Tell whether no other node has said what is to be said."""
+        """Tell whether this node is the first to say it."""
         try:
             if self._folder:
                 os.close(os.open(self._folder / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -204,13 +204,13 @@ class MissingRanks:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _read(text: str) -> Node:
+def _read(text: str) -> SeenNode:
     host, there, away = json.loads(text)
-    return Node(host, tuple(there), {int(rank): does for rank, does in away.items()})
+    return SeenNode(host, tuple(there), {int(rank): does for rank, does in away.items()})
 
 
 def describe(
-    size: int, nodes: Sequence[Node], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
+    size: int, nodes: Sequence[SeenNode], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
 ) -> str:
     """Return in words which ranks are missing, and which are there.
 
@@ -218,7 +218,7 @@ def describe(
     ----------
     size : int
         Ranks that the launcher promised.
-    nodes : sequence of Node
+    nodes : sequence of SeenNode
         Those that are known.
     deadline_s : float
         How long has been waited.
@@ -231,11 +231,11 @@ def describe(
     there = {rank for node in nodes for rank in node.there}
     away = [f"rank {r} on {node.host} ({node.away[r]})" for node in nodes for r in sorted(node.away)]
     unseen = set(range(size)) - there - {rank for node in nodes for rank in node.away}
-    began = f"not all {size} ranks came to the meeting within {deadline_s:g} s (--death-timeout)"
+    began = f"not all {size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout)"
     here = ", ".join(f"{_ranks(node.there)} on {node.host}" for node in nodes)
     if not away and not unseen:
         return (
-            f"all {size} ranks came to the meeting, but MPI did not connect them within {deadline_s:g} s "
+            f"all {size} ranks came to the rendezvous, but MPI did not connect them within {deadline_s:g} s "
             f"(--death-timeout): {here}. Let them meet by file: --rendezvous file"
         )
     if not unseen:

@@ -1,4 +1,4 @@
-"""A rank's node: what the rank was granted of it, and the workers that are planned on it."""
+"""A rank's node: the resources granted to the rank, and the workers that are planned on it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 Records = Sequence[Mapping[str, Any]]
 
 
-class Planned(NamedTuple):
-    """The workers of a leader, each with the rank that it belongs to, and what people should know of the node."""
+class NodePlan(NamedTuple):
+    """The workers of a leader, each with the rank that it belongs to, and notes about the node for people."""
 
     workers: tuple[tuple[int, WorkerSpec], ...]
     notes: tuple[str, ...]
 
 
-def granted(terms: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what this rank may use, for its record in the rendezvous."""
-    if terms.gpus is not None:
+def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the resources that this rank may use, for its record in the rendezvous."""
+    if bootstrap.gpus is not None:
         from hpcgpu.model.simulated import parse_simulated
 
-        count, devices = parse_simulated(terms.gpus).per_node, ""
+        count, devices = parse_simulated(bootstrap.gpus).per_node, ""
     else:
         count, devices = len(_real_gpus(environ)), environ.get("CUDA_VISIBLE_DEVICES", "")
-    wanted = terms.gpus_per_node
+    wanted = bootstrap.gpus_per_node
     return {"gpus": min(count, wanted or count), "devices": devices, "cpus": str(CpuSet(os.sched_getaffinity(0)))}
 
 
@@ -54,7 +54,7 @@ def rank_record(record: Mapping[str, Any]) -> RankRecord:
 
 def plan(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
-) -> Planned:
+) -> NodePlan:
     """Return the workers of the leader ``rank``.
 
     Raises
@@ -65,6 +65,7 @@ def plan(
     """
     from dataclasses import replace
 
+    from hpcgpu.deploy import sites
     from hpcgpu.deploy.processes.node import facts_of, folder_notes
     from hpcgpu.host import cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding.memory import plan_host_memory, share_of
@@ -91,9 +92,10 @@ def plan(
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, [spec for _, spec in workers])
     if home is here[0]:
+        notes += sites.disagreements(settings, topology)
         notes += folder_notes(settings, sum(n.worker_count for n in here))
     log.say_of(host, notes)
-    return Planned(workers, notes)
+    return NodePlan(workers, notes)
 
 
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:

@@ -37,7 +37,7 @@ class Rank:
     Parameters
     ----------
     document : str
-        The run document; what is not among its terms is read by leaders only, of which there are few.
+        The run document; only leaders, of which there are few, read more of it than its bootstrap settings.
     environ : mapping of str to str
         The process's environment.
 
@@ -47,12 +47,12 @@ class Rank:
         from hpcgpu.config.bootstrap import read_bootstrap_settings
 
         self._document, self._environ = document, environ
-        self._terms = read_bootstrap_settings(document)
+        self._bootstrap = read_bootstrap_settings(document)
         self._allocation = read_allocation(environ)
         self._facts = self._allocation.rank
         self._host = self._allocation.node_name or os.uname().nodename
         # No other rank can fork for one with devices of its own, nor where the launcher does not say where ranks are.
-        own_devices = is_isolated(environ) and self._terms.gpus is None
+        own_devices = is_isolated(environ) and self._bootstrap.gpus is None
         self._isolated = self._facts.local_rank is None or own_devices
         self._scheduler: SchedulerProcess | None = None
         self._folder: Path | None = None
@@ -72,7 +72,7 @@ class Rank:
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        rank, shape = self._facts.rank, self._terms.shape
+        rank, shape = self._facts.rank, self._bootstrap.shape
         if self._facts.launcher != "none":
             # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
             process.die_with_parent(os.getppid(), signal.SIGTERM)
@@ -90,7 +90,7 @@ class Rank:
             if shape == "head" and resources:
                 return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
             met = [node.rank_record(r) for r in records]
-            each, beside = self._terms.workers_per_gpu, self._terms.cpu_workers
+            each, beside = self._bootstrap.workers_per_gpu, self._bootstrap.cpu_workers
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
@@ -110,20 +110,20 @@ class Rank:
             return self._lead(resources, records, layout, failover)
 
     def _check_exit_file(self) -> None:
-        if self._facts.rank == 0 and self._terms.exit_file:
+        if self._facts.rank == 0 and self._bootstrap.exit_file:
             from hpcgpu.host import exit_file
 
-            exit_file.check(self._terms.exit_file, self._host)
+            exit_file.check(self._bootstrap.exit_file, self._host)
 
     def _check_lease(self) -> None:
-        """Raise LaunchError when the cluster that this job is of has no client any more."""
-        if self._facts.rank or not self._terms.meeting:
+        """Raise LaunchError if this job's cluster no longer has a client."""
+        if self._facts.rank or not self._bootstrap.folder:
             return
         from pathlib import Path
 
         from hpcgpu.deploy.network import lease
 
-        folder, grace_s = self._terms.meeting, self._run.settings.client_grace_s
+        folder, grace_s = self._bootstrap.folder, self._run.settings.client_grace_s
         if not lease.is_held(Path(folder), grace_s):
             raise LaunchError(
                 f"the client of this cluster is gone: in {folder} it has given no sign of life for over {grace_s:g} s "
@@ -139,23 +139,23 @@ class Rank:
     def _start_scheduler(self, resources: LeaderResources) -> None:
         from hpcgpu.agent.rank0 import SchedulerProcess
 
-        if self._facts.rank == 0 and self._terms.shape != "member":
-            self._scheduler = SchedulerProcess(self._run, resources, local=self._all_on_one_node())
+        if self._facts.rank == 0 and self._bootstrap.shape != "member":
+            self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=self._all_on_one_node())
 
     def _meet(self, resources: LeaderResources | None) -> Records:
-        """Return what all ranks say of themselves; raise WorldError when one of them has failed."""
-        terms = self._terms
+        """Return the records of all ranks; raise WorldError when one of them has failed."""
+        bootstrap = self._bootstrap
         if self._facts.size == 1:
             records = [self._record(resources)]
-        elif terms.rendezvous == "file":
-            self._folder = rendezvous_folder(terms, self._environ)
-            if self._facts.rank == 0 and not terms.launch:
+        elif bootstrap.rendezvous == "file":
+            self._folder = rendezvous_folder(bootstrap, self._environ)
+            if self._facts.rank == 0 and not bootstrap.launch:
                 rendezvous.clear_old(self._folder.parent)
             own = self._record(resources)
-            records = rendezvous.meet_by_files(own, self._facts, self._folder, terms.death_timeout_s)
+            records = rendezvous.meet_by_files(own, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
             launch = "" if self._isolated else read_launch(self._environ)
-            limit = rendezvous.Deadline(terms.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
+            limit = rendezvous.Deadline(bootstrap.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
             records = rendezvous.meet_by_mpi(lambda: self._record(resources), self._facts, limit, launch)
             if "_missing_ranks" in self.__dict__:
                 self._missing_ranks.withdraw()
@@ -171,8 +171,8 @@ class Rank:
 
         folder = None
         with contextlib.suppress(LaunchError):
-            folder = rendezvous_folder(self._terms, self._environ)
-        return MissingRanks(self._facts, self._environ, self._host, folder, self._terms.death_timeout_s)
+            folder = rendezvous_folder(self._bootstrap, self._environ)
+        return MissingRanks(self._facts, self._environ, self._host, folder, self._bootstrap.death_timeout_s)
 
     def _end_late(self) -> None:
         """End this process, whose first thread is in MPI, since a rank has not come to the rendezvous."""
@@ -185,7 +185,7 @@ class Rank:
             os._exit(1)
 
     def _record(self, resources: LeaderResources | None) -> dict[str, Any]:
-        """Return what this rank says of itself."""
+        """Return this rank's record for the rendezvous."""
         record = {"rank": self._facts.rank, "host": self._host}
         try:
             if self._failure:
@@ -194,7 +194,7 @@ class Rank:
                 "isolated": self._isolated,
                 "leader_socket": resources.leader_socket.path if resources else "",
                 "scheduler": self._scheduler.record() if self._scheduler else None,
-                **(node.granted(self._terms, self._environ) if self._terms.shape != "head" else {}),
+                **(node.granted(self._bootstrap, self._environ) if self._bootstrap.shape != "head" else {}),
             }
         except HpcGpuError as e:
             return record | {"failure": str(e)}
@@ -203,7 +203,7 @@ class Rank:
         facts = self._facts
         one_step = facts.launcher == "srun" and self._environ.get("SLURM_STEP_NUM_NODES") == "1"
         # without a batch system the cluster object that started the ranks is on this machine, too
-        shape = self._terms.shape
+        shape = self._bootstrap.shape
         elsewhere = shape == "head" or (shape == "gang" and self._allocation.batch != "local")
         return not elsewhere and (facts.size in (1, facts.local_size) or one_step)
 
@@ -233,7 +233,7 @@ class Rank:
                 raise
             os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
             mine = [w for w in planned.workers if not failover or w[0] not in failover.lost]
-            more = {"followers": followers, "place": f"{self._host}/{home.leader}", "notes": planned.notes}
+            more = {"followers": followers, "succession": f"{self._host}/{home.leader}", "notes": planned.notes}
             context = self._context(resources, scheduler, workers=mine, **more)
             return self._serve(context, resources, layout, failover)
         finally:
@@ -253,7 +253,7 @@ class Rank:
     def _serve(
         self, context: LeaderContext, resources: LeaderResources, layout: Layout, failover: FailoverState | None = None
     ) -> int:
-        """Do what a leader of this run does: with the scheduler, beside it, or in a job that joins one."""
+        """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
         from hpcgpu.agent.leader import ForcedEnd, Leader, Successor
@@ -276,7 +276,7 @@ class Rank:
             return asyncio.run(lead())
 
 
-def rendezvous_folder(terms: BootstrapSettings, environ: Mapping[str, str]) -> Path:
+def rendezvous_folder(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
     """Return the folder of this run's rendezvous: the document's, or one that this launch alone has.
 
     Raises
@@ -289,11 +289,11 @@ def rendezvous_folder(terms: BootstrapSettings, environ: Mapping[str, str]) -> P
 
     from hpcgpu.host.home import own_folder
 
-    if terms.launch and terms.meeting and terms.shape != "member":  # that is the whole cluster's
-        return Path(terms.meeting) / f"ranks-{terms.launch}"
-    if not (launch := terms.launch or read_launch(environ)):
+    if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
+        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch}"
+    if not (launch := bootstrap.launch or read_launch(environ)):
         raise LaunchError(
             "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
             "nothing tells this launch from another"
         )
-    return own_folder("meetings") / launch
+    return own_folder("rendezvous") / launch

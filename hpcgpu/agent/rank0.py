@@ -24,7 +24,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
 from hpcgpu.host.addresses import loopback, own_addresses
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.world import SCRIPT_ADDRESS
+from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of
 
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 _SCRIPT_S = 2.0
 _SCHEDULER_S = 5.0
 _SCHEDULER_START_S = 60.0
+# It waits 1 s at most for the last heartbeats.
+_SUMMARY_S = 2.0
 # The fork server reports a child's end a moment after its connections have ended.
 _REPORT_S = 5.0
+_DASHBOARD = "dashboard"  # the file with its address
 _IPV4 = "0.0.0.0"  # noqa: S104 - UCX's listener wants an address
 
 
@@ -93,21 +96,23 @@ class SchedulerChild:
 
 
 class SchedulerProcess:
-    """The scheduler process and what the other ranks must know of it.
+    """The scheduler process, and what the other ranks must know about it.
 
     Parameters
     ----------
     run : RunDocument
-        What the run is.
+        The run.
     resources : LeaderResources
         Forks the process.
+    allocation : Allocation
+        A batch system's log shows the summary of a run; a cluster object on this machine only if asked.
     local : bool
         True when all ranks are on this node and nobody is outside: then it listens on loopback only.
 
     """
 
-    def __init__(self, run: RunDocument, resources: LeaderResources, *, local: bool) -> None:
-        from hpcgpu.deploy.network.protocols import is_ucx_installed, ucx_missing
+    def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
+        from hpcgpu.deploy.network.protocols import exposed, is_ucx_installed, ucx_missing
         from hpcgpu.deploy.network.tls import Certificate, secret
         from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
@@ -118,8 +123,8 @@ class SchedulerProcess:
             raise LaunchError(f"protocol='ucx' {ucx_missing()}")
         self.certificate = Certificate.make() if self.protocol == "tls" else None
         self.secret = secret() if settings.dashboard else ""
-        if self.certificate is None:
-            log.say(f"protocol {self.protocol} is not encrypted: who reaches the scheduler's port runs code as you")
+        if words := exposed(self.protocol):
+            log.say(words)
         spec = SchedulerSpec(
             local_directory=str(resources.scratch.path),
             host=self._loopback if local else (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
@@ -129,6 +134,9 @@ class SchedulerProcess:
             client_grace_s=settings.client_grace_s,
             stalled_s=settings.death_timeout_s,
             grows=run.shape == "head" or (run.shape == "gang" and settings.shape == "elastic"),
+            walltime_s=settings.walltime_s,
+            summary="json" if allocation.batch != "local" else "lines" if run.script else "",
+            progress=settings.progress,
             rank_pid=os.getpid(),
         )
         self.child = SchedulerChild.fork(resources.fork_server, spec)
@@ -176,7 +184,7 @@ class Rank0Leader(Leader):
         self._present, self._working, self._died = 0, 1, ""
         self._started = False
         self._client_gone = False
-        self._changed = asyncio.Event()
+        self._changed, self._summarised = asyncio.Event(), asyncio.Event()
         self._child: Child | None = None
         self._control: Control | None = None
         self._script: asyncio.subprocess.Process | None = None
@@ -202,17 +210,26 @@ class Rank0Leader(Leader):
                 self._look_for_workers()
             if self.context.run.script:
                 return await self._run_script(self.watch.peer_address)
-            self._publish(self._control)
+            await self._publish(self._control)
             if not await self.hear_goodbye():
                 await self._child.exited  # its connections end a moment before it is known to be dead
                 await self.ended.wait()
         finally:
+            await self._have_summary_said(self._control)
             listening.cancel()
         return 0
 
-    def _publish(self, control: Control) -> None:
+    async def _have_summary_said(self, control: Control) -> None:
+        """Have the scheduler say what the run has used, while its workers can be asked."""
+        if self._child and not self._child.exited.done():
+            control.send("summary")
+            said: asyncio.Future[Any] = asyncio.ensure_future(self._summarised.wait())
+            await asyncio.wait([said, self._child.exited], timeout=_SUMMARY_S, return_when=asyncio.FIRST_COMPLETED)
+            said.cancel()
+
+    async def _publish(self, control: Control) -> None:
         """Tell the cluster object outside where the scheduler is; from now on it must be heard from."""
-        from hpcgpu.deploy.network import lease, scheduler_file
+        from hpcgpu.deploy.network import scheduler_file
 
         scheduler, job = self.context.scheduler, self._allocation
         facts = scheduler_file.SchedulerFile(
@@ -225,12 +242,18 @@ class Rank0Leader(Leader):
             dashboard_port=self._scheduler.dashboard_port,
             dashboard_secret=self._scheduler.secret,
         )
-        folder = Path(self.context.run.meeting)
+        folder = Path(self.context.run.folder)
         try:
-            control.send("lease", detached=lease.is_detached(folder))
-            scheduler_file.publish(folder, facts)
+            control.send("lease", detached=await self._is_detached())
+            await tasks.in_thread(functools.partial(scheduler_file.publish, folder, facts))
         except FileNotFoundError as e:
             raise LaunchError(f"the client has given this cluster up, for its folder is gone: {e}") from e
+
+    async def _is_detached(self) -> bool:
+        """Tell whether the client has detached: then its silence ends nothing."""
+        from hpcgpu.deploy.network import lease
+
+        return await tasks.in_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
 
     async def _listen(self, control: Control) -> None:
         """Follow what the scheduler process reports."""
@@ -238,22 +261,29 @@ class Rank0Leader(Leader):
             if message["op"] == "workers":
                 self._present = message["count"]
                 self._changed.set()
+            elif message["op"] == "summarised":
+                self._summarised.set()
             elif message["op"] == "failed":
                 self.end(1, message["text"])
             elif message["op"] == "stalled":
-                log.say(message["text"] or "tasks go on again")
-                if message["text"] and self.context.run.script:  # else the client decides, whose futures have failed
-                    self.end(1, message["why"])
+                self._hear_of_stall(message["why"], message["text"])
             elif message["op"] == "leaders":
                 self._working, self._died = message["working"], message["died"]
                 self._look_for_workers()
             elif message["op"] == "leader_lost":
                 text = f"node {message['node']} lost its leader; its workers are gone"
                 log.say(text)
-            elif message["op"] == "end":
+            elif message["op"] == "silent" and await self._is_detached():
+                control.send("lease", detached=True)
+            elif message["op"] in {"end", "silent"}:
                 log.say(f"the job ends: {message['reason']}")
                 self._client_gone = True
                 self.end(0)
+
+    def _hear_of_stall(self, why: str, text: str) -> None:
+        log.say(text or "tasks go on again")
+        if text and self.context.run.script:  # else the client decides, whose futures have failed
+            self.end(1, why)
 
     def _look_for_workers(self) -> None:
         """End a run that has no workers, and none to come, unless its script has let them go."""
@@ -279,8 +309,8 @@ class Rank0Leader(Leader):
         try:
             async with asyncio.timeout(deadline_s):
                 while self._present < self._wanted:
-                    self._report_progress()
                     self._changed.clear()
+                    await self._report_progress()
                     await self._changed.wait()
         except TimeoutError:
             if not self._present:
@@ -293,30 +323,32 @@ class Rank0Leader(Leader):
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        log.say(f"{workers} on {nodes} ready{idle}{self._write_dashboard()}")
+        log.say(f"{workers} on {nodes} ready{idle}{await tasks.in_thread(self._write_dashboard)}")
 
-    def _report_progress(self) -> None:
+    async def _report_progress(self) -> None:
         """Let the client outside, which waits for all workers, see how many there are."""
         if self._present and not self.context.run.script:
             from hpcgpu.deploy.network import scheduler_file
 
             with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                scheduler_file.report_progress(Path(self.context.run.meeting), self._present)
+                folder, there = Path(self.context.run.folder), self._present
+                await tasks.in_thread(functools.partial(scheduler_file.report_progress, folder, there))
 
     def _write_dashboard(self) -> str:
-        """Put the dashboard's address, which holds a secret, into a file; return what to say of it."""
+        """Write the dashboard's address, which holds a secret, into a file; return a text about it for people."""
         secret = self._scheduler.secret
         if not secret:
             return ""
-        path = self._folder / "dashboard"
+        path = self._folder / _DASHBOARD
         private.write(path, f"http://127.0.0.1:{self._scheduler.dashboard_port}/{secret}/status\n")
         return f"; the dashboard's address: cat {path}"
 
     async def _run_script(self, address: str) -> int:
+        found_by = await tasks.in_thread(functools.partial(self._client_env, address))
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.context.run.script,
-            env={**process.user_env(self.context.environ), **self._client_env(address)},
+            env={**process.user_env(self.context.environ), **found_by},
             # Open MPI 5's mpirun never closes the stdin of rank 0: a script that reads it would wait for ever
             stdin=asyncio.subprocess.DEVNULL,
             preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
@@ -329,6 +361,8 @@ class Rank0Leader(Leader):
         import dask
 
         env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}
+        if self._scheduler.secret:
+            env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
         if not dask.config.get("temporary-directory", None):
             env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # by default Dask takes names that can be guessed
         if self.context.scheduler["protocol"] == "ucx":
@@ -345,7 +379,7 @@ class Rank0Leader(Leader):
                 f"{tls}CLIENT__KEY": str(key),
                 "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
             }
-        return env
+        return {**env, SCRIPT_ENV: ",".join(env)}
 
     async def close(self) -> None:
         """End the script, all workers, and the scheduler last."""
@@ -360,7 +394,9 @@ class Rank0Leader(Leader):
             from hpcgpu.deploy.network import scheduler_file
 
             # without a batch system the ranks die with their client, and nobody starts them again
-            scheduler_file.retract(Path(self.context.run.meeting), forever=self._client_gone or not self.context.in_job)
+            forever = self._client_gone or not self.context.in_job
+            retract = functools.partial(scheduler_file.retract, Path(self.context.run.folder), forever=forever)
+            await tasks.in_thread(retract)
 
     async def _end_script(self) -> None:
         script = self._script

@@ -7,8 +7,8 @@ By files, in a folder that all nodes share: the folder's name may be that of a l
 still lie there. So rank 0 calls with a word that nobody can know beforehand, each rank answers that call with a word
 of its own, and a rank takes only the world that has both.
 
-Both are in one module, over 300 lines, since they are one step of a rank in two ways. Every rank imports this module:
-whatever brings pathlib, which takes 5 CPU ms, is imported by the functions that need it.
+Both are in one module, over 300 lines, since they are one step of a rank in two ways. Every rank imports this module.
+So functions import the modules that bring pathlib, which takes 5 CPU ms.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ _LEADER_POLL_S = 0.02
 _LEADER_S = 10.0
 _UNSEEN_S = 1.0
 _LOOK_S = 0.5
+# A leader that the launcher itself has started is at the rendezvous by then, as a rule. The search among all processes
+# of the user takes 10 CPU ms and more, in each rank.
+_SIBLING_S = 3.0
 # From the deadline on a rank says which ranks are missing, with other nodes' ranks, and cleans up.
 _STUCK_S = 40.0
 # Open MPI 5 as a wheel: btl/ofi sleeps 1 s in MPI_Init; with pml=ob1 MPI_Init costs a sixth of the CPU.
@@ -93,7 +96,7 @@ def meet_by_mpi(
         Returns this rank's record, JSON of at most 8 KiB; called when MPI is up, so that rank 0's
         scheduler starts meanwhile.
     facts : RankFacts
-        What the launcher promised; the MPI world is checked against it.
+        As the launcher says; the MPI world is checked against it.
     limit : Deadline
         How long to wait for the other ranks.
     launch : str
@@ -106,15 +109,17 @@ def meet_by_mpi(
         mpi4py or an MPI library is missing, or the world has the wrong size.
 
     """
-    with _limited(limit), process.titled(missing.TITLE):
-        if launch and facts.local_rank:
-            wait_for_leader(launch)
-        mpi = _load_mpi()
-        try:
-            _check_world(mpi, facts)
-            return _gather(mpi, own())
-        finally:
-            mpi.Finalize()
+    with _limited(limit), _quick_settings():
+        mpi = _load_mpi()  # a rank that is to wait for its leader has that done
+        with process.titled(missing.TITLE):
+            if launch and facts.local_rank:
+                wait_for_leader(launch)
+            _init(mpi)
+            try:
+                _check_world(mpi, facts)
+                return _gather(mpi, own())
+            finally:
+                mpi.Finalize()
 
 
 @contextlib.contextmanager
@@ -134,7 +139,7 @@ def _limited(limit: Deadline) -> Iterator[None]:
 
 
 def wait_for_leader(launch: str) -> None:
-    """Let a rank begin MPI when its node's leader does, which has had its imports to do.
+    """Let a rank begin MPI when its node's leader does, after the leader's imports.
 
     MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for
     2 s (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on it: a rank that does not see its
@@ -143,11 +148,14 @@ def wait_for_leader(launch: str) -> None:
     Parameters
     ----------
     launch : str
-        What the processes of this launch, and no others, have in their environment.
+        Stands in the environment of this launch's processes, and of no others.
 
     """
     end = time.monotonic() + _LEADER_S
-    unseen_s, look_s, leaders = time.monotonic() + _UNSEEN_S, 0.0, list[int]()
+    # The launcher has started it, as this rank, a moment earlier or later: so its list of children begins with it.
+    first = next((p.pid for p in pids.siblings() if _leads(p, launch)), None)
+    leaders = [first] if first else []
+    unseen_s, look_s = time.monotonic() + _UNSEEN_S, time.monotonic() + (_SIBLING_S if first else 0.0)
     while (now := time.monotonic()) < end and (leaders or now < unseen_s):
         if now >= look_s:  # a shell may stand before it, so it may be another process by now
             look_s, leaders = now + _LOOK_S, [p.pid for p in pids.own() if _leads(p, launch)]
@@ -178,9 +186,19 @@ def _segments() -> dict[str, str]:
     return {}
 
 
-def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
+@contextlib.contextmanager
+def _quick_settings() -> Iterator[None]:
+    """Set the options of this one collective; neither the workers nor the user's own MPI inherits them."""
     quick = {k: v for k, v in {**_QUICK_OPEN_MPI, **_segments()}.items() if k not in os.environ}
     os.environ.update(quick)
+    try:
+        yield
+    finally:
+        for name in quick:
+            os.environ.pop(name, None)
+
+
+def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
     try:
         import mpi4py
 
@@ -188,17 +206,11 @@ def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
         mpi4py.rc.finalize = False
         with process.importing():
             from mpi4py import MPI
-
-        _init(MPI)
     except (ImportError, RuntimeError) as e:
         raise LaunchError(
             f"no MPI library could be loaded: {e}. Load the site's MPI module, or install one: "
             "pip install 'hpcgpu[mpi-runtime]'; or let the ranks meet by file: --rendezvous file"
         ) from e
-    finally:
-        # neither the workers nor the user's own MPI shall inherit what is right for this one collective
-        for name in quick:
-            os.environ.pop(name, None)
     return MPI
 
 
@@ -228,11 +240,11 @@ def _check_world(mpi: Any, facts: RankFacts) -> None:  # noqa: ANN401
 def _gather(mpi: Any, own: Mapping[str, Any]) -> list[dict[str, Any]]:  # noqa: ANN401
     data = json.dumps(own).encode()
     if len(data) > _RECORD_BYTES:
-        raise LaunchError(f"the meeting's record of rank {own.get('rank')} has {len(data)} bytes, over {_RECORD_BYTES}")
+        raise LaunchError(f"the record of rank {own.get('rank')} has {len(data)} bytes, over {_RECORD_BYTES}")
     world = mpi.COMM_WORLD
     received = bytearray(_RECORD_BYTES * world.Get_size())
     request = world.Iallgather(bytearray(data.ljust(_RECORD_BYTES)), received)
-    # A blocking collective spins: it doubles the start-up cost of everybody who shares the node's cores.
+    # A blocking collective spins: it doubles the start-up cost of all processes that share the node's cores.
     while not request.Test():
         time.sleep(_POLL_S)
     return [json.loads(received[i : i + _RECORD_BYTES]) for i in range(0, len(received), _RECORD_BYTES)]
@@ -258,7 +270,7 @@ def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadli
     own : mapping
         This rank's record.
     facts : RankFacts
-        What the launcher promised: the number of ranks that rank 0 waits for.
+        As the launcher says: the number of ranks that rank 0 waits for.
     folder : Path
         Of this launch, on a file system that all ranks share; made with mode 0700, its files with 0600.
     deadline_s : float
@@ -335,7 +347,7 @@ class _FileRendezvous:
                 return
             if time.monotonic() > self._end:
                 raise LaunchError(
-                    f"not all {self._facts.size} ranks came to the meeting within {self._deadline_s:g} s "
+                    f"not all {self._facts.size} ranks came to the rendezvous within {self._deadline_s:g} s "
                     f"(--death-timeout); {missing()}. They meet in {self._folder}: is it on a file system that all "
                     "nodes share?"
                 )
@@ -350,7 +362,7 @@ class _File:
         self._seen: tuple[int, int] | None = None
 
     def read_new(self) -> Any:  # noqa: ANN401 - of JSON
-        """Return what is in it, or None when there is nothing since the last look."""
+        """Return its content, or None if there is nothing new since the last look."""
         from hpcgpu.host import private
 
         try:

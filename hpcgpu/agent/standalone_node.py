@@ -72,8 +72,8 @@ def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions
     from hpcgpu.deploy.start import preload
 
     settings = wanted_settings.read(given, given_from).settings
-    if process.image_env(os.environ):  # some of it is read before main only: once more, from the beginning
-        added = process.image_env(os.environ, preload(settings))
+    if process.rank_env(os.environ):  # some of it is read before main only: once more, from the beginning
+        added = process.rank_env(os.environ, preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
     with LeaderResources.make(settings) as resources:
         specs = plan(settings, options, str(resources.scratch.path))
@@ -83,6 +83,7 @@ def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions
 
 def plan(settings: Settings, options: StandaloneOptions, scratch: str) -> tuple[WorkerSpec, ...]:
     """Return the workers, with the names by which the caller counts them."""
+    from hpcgpu.deploy.network import protocols
     from hpcgpu.deploy.processes import node
 
     machine = node.Machine.read(settings, os.environ)
@@ -99,7 +100,7 @@ def plan(settings: Settings, options: StandaloneOptions, scratch: str) -> tuple[
         *node.lowered(settings, specs),
         *node.folder_notes(settings, count),
     )
-    log.say_of(machine.name, (*notes, node.exposed(_protocol(options.scheduler))))
+    log.say_of(machine.name, (*notes, protocols.exposed(_protocol(options.scheduler))))
     return tuple(replace(spec, name=name) for spec, name in zip(specs, names(options.name, specs), strict=True))
 
 
@@ -174,7 +175,7 @@ class _StandaloneNode:
         log.say(f"{len(done)} workers at {self._options.scheduler}: {there}")
 
     async def _hand_over(self) -> None:
-        """Have the scheduler move what the workers alone have; in a cluster that ends no worker could take it."""
+        """Have the scheduler move the data that no other worker has. Where all workers end, none can take it."""
         from distributed import rpc
 
         addresses = [nanny.worker_address for nanny in self._nannies if nanny.worker_address]
@@ -190,11 +191,10 @@ class _StandaloneNode:
             log.say(f"data could not be handed over: {error or 'out of time'}")
 
     def _nanny(self, own_host: str, spec: WorkerSpec) -> Nanny:
-        from hpcgpu.deploy.processes.nanny import ForkNanny
+        from hpcgpu.deploy.processes.nanny import ForkNanny, listens_on
 
-        local = own_host.startswith("127.") or own_host == "[::1]"
-        interface = self._settings.interface or ("" if local else spec.binding.interface)
-        place = {"interface": interface} if interface else {"host": own_host}
+        given = self._settings.interface
+        listens = {"interface": given} if given else listens_on(own_host, spec.binding.interface)
         return ForkNanny(
             self._options.scheduler,
             spawner=self._spawner,
@@ -203,5 +203,5 @@ class _StandaloneNode:
             security=self._security,
             protocol=self._settings.protocol,
             death_timeout=self._settings.death_timeout_s,
-            **{**place, **self._options.options},
+            **{**listens, **self._options.options},
         )

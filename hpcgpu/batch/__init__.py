@@ -78,6 +78,12 @@ class BatchSystem(Protocol):
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
         """Return the nodes of each kind and the limits; nothing if there was no answer."""
 
+    def test(self, script: str) -> Command | None:
+        """Return the command that checks a script, which it reads from its standard input, and submits nothing."""
+
+    def read_test(self, result: Result) -> str:
+        """Return when such a job is expected to start, in the batch system's words; raise SubmitError if refused."""
+
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the command that asks for the state of these nodes; None if there is only this machine."""
 
@@ -117,7 +123,7 @@ def get(name: str, **dialect: Any) -> BatchSystem:  # noqa: ANN401 - fields of t
     system = SYSTEMS.get(name)
     if system is None:
         raise ConfigError(f"there is no batch system {name!r}; allowed: {', '.join(SYSTEMS)}")
-    allowed = [f.name for f in fields(system)]
-    if unknown := next((key for key in dialect if key not in allowed), None):
+    allowed = [f.name for f in fields(system) if f.name != "forbidden"]
+    if unknown := next((key for key in dialect if key not in (*allowed, "forbidden")), None):
         raise ConfigError(f"{unknown!r} says nothing about {name}; allowed: {', '.join(allowed) or 'no field'}")
     return system(**dialect)

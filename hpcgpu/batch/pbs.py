@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hpcgpu.batch import arrays, pbs_answers, pbs_options
-from hpcgpu.batch.defaults import NoOffers
+from hpcgpu.batch.defaults import NoOffers, unasked
 from hpcgpu.batch.script import body, exit_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobSpec, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
 from hpcgpu.units import format_duration
 
+_ALLOWED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"gpus": ("ngpus", "gpus", "none"), "memory": ("mem", "none"), "account": ("-A", "-P")}
+)
 _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 
@@ -32,8 +36,14 @@ class Pbs(NoOffers):
         Placement; without ``scatter`` two chunks may be put on one node.
     resources : str
         Additional resources of the chunk, ``system=polaris``.
-    launcher : tuple of str
-        argv words that start the ranks on this site.
+    gpu_chunks : tuple of str
+        Queues in which a chunk is one GPU, and all chunks are on one node (ALCF's Sophia, by-gpu).
+    cpus : bool
+        Whether ``ncpus`` may be given.
+    memory : str
+        ``mem``, or ``none`` if it may not be given.
+    account : str
+        The option for the account: ``-A``, or ``-P`` (NCI).
     array_limit : int
         The most elements of one array: the server's max_array_size, 10000 by default.
     select : bool
@@ -44,6 +54,8 @@ class Pbs(NoOffers):
     direct_output : bool
         Whether the job writes its output to its final path (``-k doe``). Otherwise its node keeps it until the job
         ends.
+    forbidden : mapping of str to str
+        Options that the site refuses, each with its rule.
 
     """
 
@@ -51,15 +63,20 @@ class Pbs(NoOffers):
     mpiprocs: bool = True
     place: str = "scatter"
     resources: str = ""
-    launcher: tuple[str, ...] = ()
+    gpu_chunks: tuple[str, ...] = ()
+    cpus: bool = True
+    memory: str = "mem"
+    account: str = "-A"
     array_limit: int = 10000
     select: bool = True
     cpus_multiple_of: int = 1
     direct_output: bool = True
+    forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if self.gpus not in ("ngpus", "gpus", "none"):
-            raise ConfigError(f"gpus={self.gpus!r} of PBS; allowed: ngpus, gpus, none")
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r} of PBS; allowed: {', '.join(allowed)}")
         arrays.check_limit(self.array_limit, "PBS")
         if self.cpus_multiple_of < 1:
             raise ConfigError(f"cpus_multiple_of={self.cpus_multiple_of} of PBS; allowed: 1 or more")
@@ -70,9 +87,9 @@ class Pbs(NoOffers):
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script; see :class:`hpcgpu.batch.BatchSystem`."""
-        options = pbs_options.render(self._options(spec), spec)
+        options = pbs_options.render(self._options(spec), spec, self.forbidden)
         # A job of PBS starts in the home folder, one of Slurm where it was submitted.
-        start = ('cd -- "${PBS_O_WORKDIR:-.}"', *_counted(spec))
+        start = ('cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2', *_counted(spec))
         return "\n".join(["#!/bin/bash", *options, "", *body(spec, start, "PBS_ARRAY_INDEX")])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
@@ -155,7 +172,7 @@ class Pbs(NoOffers):
             ("-N", pbs_options.marked(spec.name, spec.mark)),
             ("-J", f"0-{spec.count - 1}" if spec.count > 1 else None),
             ("-q", spec.queue),
-            ("-A", spec.account),
+            (self.account, spec.account),
             *self._resources(spec),
             ("-l walltime", None if spec.walltime_s is None else format_duration(spec.walltime_s)),
             ("-j", "oe"),
@@ -165,20 +182,24 @@ class Pbs(NoOffers):
         ]
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return notes on requests that are so small that they may be mistakes."""
+        """Return notes on requests that are so small that they may be mistakes, and on what cannot be asked for."""
+        vain = unasked(spec, memory=self.memory != "none", cpus=self.cpus)
         own = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in pbs_options.keys(text)}
         if self.gpus == "none" or not spec.gpus_per_node or own & {"-l select", "-l"}:
-            return ()
-        cores = spec.cpus_per_task is None and self.cpus_multiple_of == 1 and "-l ncpus" not in own
-        memory = spec.memory_per_node_bytes is None and "-l mem" not in own
+            return vain
+        cores = self.cpus and spec.cpus_per_task is None and self.cpus_multiple_of == 1 and "-l ncpus" not in own
+        memory = self.memory == "mem" and spec.memory_per_node_bytes is None and "-l mem" not in own
         asks = (
             *(["one core for each rank (cores_per_gpu= asks for more)"] if cores else []),
             *(["no memory, which may be 256 MB where PBS limits it (memory= asks for it)"] if memory else []),
         )
-        return (f"it asks PBS for {' and for '.join(asks)}",) if asks else ()
+        return (*vain, *([f"it asks PBS for {' and for '.join(asks)}"] if asks else []))
 
     def _resources(self, spec: JobSpec) -> list[tuple[str, str | None]]:
-        memory, gpus = spec.memory_per_node_bytes, spec.gpus_per_node if self.gpus != "none" else 0
+        memory = spec.memory_per_node_bytes if self.memory == "mem" else None
+        gpus = spec.gpus_per_node if self.gpus != "none" else 0
+        if spec.queue in self.gpu_chunks:
+            return [("-l select", self._gpu_chunks(spec))]
         each = {
             "ncpus": str(self._cpus(spec) or ""),
             "mpiprocs": str(spec.tasks_per_node) if self.mpiprocs else "",
@@ -193,10 +214,19 @@ class Pbs(NoOffers):
         totals = ((name, re.fullmatch(r"(\d+)(\D*)", value)) for name, value in each.items())
         return [*((f"-l {name}", f"{int(v[1]) * spec.nodes}{v[2]}") for name, v in totals if v), *more]
 
+    def _gpu_chunks(self, spec: JobSpec) -> str:
+        """Return the number of chunks where each is a GPU of one node, with its part of CPUs and memory."""
+        if spec.nodes > 1:
+            raise ConfigError(
+                f"nodes={spec.nodes}, but a job of queue {spec.queue} is GPUs of one node: take another queue= for "
+                "more, or nodes=1"
+            )
+        return ":".join(filter(None, (str(spec.gpus_per_node or spec.tasks_per_node), self.resources)))
+
     def _cpus(self, spec: JobSpec) -> int:
         """Return the cores of a node; 0: not given, and PBS would give one core to all ranks of the node."""
         count = (spec.cpus_per_task or 1) * spec.tasks_per_node
-        if spec.cpus_per_task is None and not self.mpiprocs and self.select:
+        if not self.cpus or (spec.cpus_per_task is None and not self.mpiprocs and self.select):
             return 0
         unit = self.cpus_multiple_of * max(1, spec.gpus_per_node)
         return -(-count // unit) * unit if self.cpus_multiple_of > 1 else count

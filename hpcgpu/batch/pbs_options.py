@@ -22,23 +22,28 @@ _REFUSED = MappingProxyType(
 )
 # Characters that qsub takes and that no tool of PBS misreads: tried one by one (23.06.06). A colon is refused in a
 # name, and the part after the @ of a queue is a server.
+_ACCOUNT = (re.compile(r"[\w.:/+=@%~^\[\]-]+"), "letters, digits and . : / + = @ % ~ ^ - _")
 _CARRIES: Mapping[str, tuple[re.Pattern[str], str]] = MappingProxyType(
     {
         "-N": (re.compile(r"[\w.+-]+", re.ASCII), "ASCII letters, digits and . + - _"),
         "-q": (re.compile(r"[\w.@:-]+", re.ASCII), "ASCII letters, digits and . @ : - _"),
-        "-A": (re.compile(r"[\w.:/+=@%~^\[\]-]+"), "letters, digits and . : / + = @ % ~ ^ - _"),
+        **dict.fromkeys(
+            ("-A", "-P"), (re.compile(r"[\w.:/+=@%~^\[\]-]+"), "letters, digits and . : / + = @ % ~ ^ - _")
+        ),
         "-o": (re.compile(r"[\w./+=@%~^\[\]-]+", re.ASCII), "ASCII letters, digits and . / + = @ % ~ ^ - _"),
     }
 )
-_SETTINGS = MappingProxyType({"-N": "job_name", "-q": "queue", "-A": "account", "-o": "log_directory"})
+_SETTINGS = MappingProxyType({"-N": "job_name", "-q": "queue", "-A": "account", "-P": "account", "-o": "log_directory"})
 _LONGEST_NAME = 230
 
 
-def render(ours: list[tuple[str, str | None]], spec: JobSpec) -> list[str]:
+def render(
+    ours: list[tuple[str, str | None]], spec: JobSpec, forbidden: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return the lines below ``#!``: our options that have a value, then the user's, which replace ours."""
     options = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in ours if v]
     extra = [d for text in spec.extra_directives for d in _extra(text)]
-    return [f"#PBS {d.text}" for d in merge(options, extra, spec.skipped_directives, keys, _REFUSED)]
+    return [f"#PBS {d.text}" for d in merge(options, extra, spec.skipped_directives, keys, _REFUSED, forbidden)]
 
 
 def keys(text: str) -> set[str]:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
@@ -136,10 +137,12 @@ def merge(
     skipped: tuple[str, ...],
     key: Callable[[str], set[str]],
     refused: Mapping[str, str],
+    forbidden: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Directive]:
     """Return our options that the user neither skips nor gives, then the user's, in their order.
 
-    ``refused`` are the options that the user may not give, each with what to do instead.
+    ``refused`` are the options that the user may not give, each with what to do instead; ``forbidden`` are those that
+    the site refuses, from whomever they are, each with its rule.
 
     Options are compared by name (``key`` knows the short names), never as parts of a text: with dask-jobqueue 0.9 and
     ``job_directives_skip=["-n"]`` the partition is lost if its name contains "-n".
@@ -148,7 +151,11 @@ def merge(
         if instead := refused.get(directive.key):
             raise ConfigError(f"job_extra_directives: {directive.text!r} is not for this: {instead}")
     gone = {found for text in skipped for found in key(text)} | {d.key for d in extra}
-    return [d for d in ours if d.key not in gone and d.key.partition(" ")[0] not in gone] + extra
+    kept = [d for d in ours if d.key not in gone and d.key.partition(" ")[0] not in gone] + extra
+    for directive in kept:
+        if rule := forbidden.get(directive.key):
+            raise ConfigError(f"{directive.text!r} is in the job's script, but {rule}")
+    return kept
 
 
 def refuse_control(value: str, what: str) -> str:

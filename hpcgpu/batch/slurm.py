@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hpcgpu.batch import arrays, slurm_answers
-from hpcgpu.batch.defaults import NoNotes
+from hpcgpu.batch.defaults import NoNotes, unasked
 from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
@@ -42,7 +42,16 @@ _ASKED = {
     *("--partition", "--clusters", "--nodes", "--nodelist", "--constraint", "--reservation", "--qos", "--time"),
     *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gres"),
 }
+_ALLOWED = MappingProxyType(
+    {
+        "gpus": ("gpus-per-node", "gres", "gpus", "none"),
+        "memory": ("mem", "mem-per-cpu", "mem-per-gpu", "none"),
+        "queue": ("partition", "qos"),
+    }
+)
 _NO_MORE = "squeue lists its array without it"
+# sbatch: Job 12 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main
+_TESTED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 _ELEMENT = re.compile(r"(\d+_)(\d+)()")
 _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
@@ -54,25 +63,34 @@ class Slurm(NoNotes):
     Attributes
     ----------
     gpus : str
-        ``gpus-per-node``, ``gres``, or ``none`` if jobs get whole nodes with their GPUs.
+        ``gpus-per-node``, ``gres``, ``gpus`` for the job's total, or ``none`` if jobs get whole nodes with their GPUs.
     gpu_type : str
         Type in the GPU request, ``a100`` for ``--gpus-per-node=a100:4``; empty for none.
-    memory, cpus : bool
-        Whether ``--mem`` and ``--cpus-per-task`` may be given.
+    memory : str
+        ``mem``, ``mem-per-cpu``, ``mem-per-gpu``, or ``none`` if it may not be given.
+    cpus : bool
+        Whether ``--cpus-per-task`` may be given.
+    queue : str
+        Whether a job's queue is a ``partition`` or a ``qos``.
     array_limit : int
         The most elements of one array: the site's MaxArraySize, 1001 by default.
+    forbidden : mapping of str to str
+        Options that the site refuses, each with its rule.
 
     """
 
     gpus: str = "gpus-per-node"
     gpu_type: str = ""
-    memory: bool = True
+    memory: str = "mem"
     cpus: bool = True
+    queue: str = "partition"
     array_limit: int = 1001
+    forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if self.gpus not in ("gpus-per-node", "gres", "none"):
-            raise ConfigError(f"gpus={self.gpus!r} of Slurm; allowed: gpus-per-node, gres, none")
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r} of Slurm; allowed: {', '.join(allowed)}")
         arrays.check_limit(self.array_limit, "Slurm")
 
     def split(self, count: int) -> tuple[int, ...]:
@@ -83,7 +101,7 @@ class Slurm(NoNotes):
         """Return the batch script; see :class:`hpcgpu.batch.BatchSystem`."""
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
-        kept = merge(ours, extra, spec.skipped_directives, _keys, _REFUSED)
+        kept = merge(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
         lines = body(spec, index="SLURM_ARRAY_TASK_ID")
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
@@ -144,11 +162,11 @@ class Slurm(NoNotes):
         return out
 
     def offers(self, spec: JobSpec) -> Command | None:
-        """Return the sinfo for the job's partition; None if the user's own options change the request."""
+        """Return the sinfo for the job's partition; None if options change the request, or it is a QOS."""
         own = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
         return (
             None
-            if own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own)
+            if self.queue != "partition" or own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own)
             else slurm_answers.ask_offers(spec.queue)
         )
 
@@ -160,10 +178,20 @@ class Slurm(NoNotes):
                 offer,
                 gpus=None if self.gpus == "none" else offer.gpus,
                 cpus=offer.cpus if self.cpus else None,
-                memory_bytes=offer.memory_bytes if self.memory else None,
+                memory_bytes=None if self.memory == "none" else offer.memory_bytes,
             )
             for offer in found
         )
+
+    def test(self, script: str) -> Command:
+        """Return the sbatch that checks a script, and says when its job would start."""
+        return Command(("sbatch", "--test-only"), stdin=script, timeout_s=20.0)
+
+    def read_test(self, result: Result) -> str:
+        """Return ``2026-11-23T06:38:00 on node[1-2] in partition main``, or raise SubmitError in sbatch's words."""
+        if result.returncode == 0 and (found := _TESTED.search(result.stderr)):
+            return f"{found[1]} on {found[2]} in partition {found[3]}"
+        raise _refused("sbatch would refuse the job", result)
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the sinfo for nodes: a job on a node that does not answer is RUNNING until SlurmdTimeout (300 s)."""
@@ -191,15 +219,19 @@ class Slurm(NoNotes):
             raise _refused("scancel failed", result)
         return not gone
 
+    def notes(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return notes on what was given and cannot be asked for at this site."""
+        return unasked(spec, memory=self.memory != "none", cpus=self.cpus)
+
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
         gpus = f"{self.gpu_type}:{spec.gpus_per_node}" if self.gpu_type else str(spec.gpus_per_node)
         style = self.gpus if spec.gpus_per_node else "none"
-        memory = spec.memory_per_node_bytes if self.memory else None
+        total = f"{self.gpu_type}:" * bool(self.gpu_type) + str(spec.gpus_per_node * spec.nodes)
         return [
             ("job-name", spec.name),
             ("output", _folder(spec).replace("%", "%%") + ("slurm-%A_%a.out" if spec.count > 1 else "slurm-%j.out")),
             ("array", f"0-{spec.count - 1}" if spec.count > 1 else None),
-            ("partition", spec.queue),
+            (self.queue, spec.queue),
             ("account", spec.account),
             ("time", None if spec.walltime_s is None else format_duration(spec.walltime_s)),
             ("comment", spec.mark or None),
@@ -209,8 +241,19 @@ class Slurm(NoNotes):
             ("cpus-per-task", str(spec.cpus_per_task) if spec.cpus_per_task and self.cpus else None),
             ("gpus-per-node", gpus if style == "gpus-per-node" else None),
             ("gres", f"gpu:{gpus}" if style == "gres" else None),
-            ("mem", None if memory is None else f"{-(-memory // 2**20)}M"),
+            ("gpus", total if style == "gpus" else None),
+            (self.memory, self._memory(spec)),
         ]
+
+    def _memory(self, spec: JobSpec) -> str | None:
+        """Return the memory of a node, or the part of each of its CPUs or GPUs, rounded down: together they fit."""
+        size = spec.memory_per_node_bytes
+        if size is None or self.memory == "none":
+            return None
+        if self.memory == "mem":
+            return f"{-(-size // 2**20)}M"
+        cpus = spec.tasks_per_node * (spec.cpus_per_task or 1)
+        return f"{size // (cpus if self.memory == 'mem-per-cpu' else spec.gpus_per_node or 1) // 2**20}M"
 
 
 def _jobs(job_ids: Sequence[str]) -> str:

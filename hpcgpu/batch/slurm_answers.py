@@ -35,7 +35,7 @@ _RUNS = re.compile(r"([^\[]*)\[([^\]]*)\](.*)")
 _NO_REASON = "none"
 # Without --exact nodes of several kinds are one line, "8+" (sinfo(1), 22.05.8).
 _OFFER_FIELDS = "%R|%P|%D|%l|%s|%c|%m|%G"
-_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
+GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
 def statuses(text: str, *, live: bool) -> Iterator[tuple[str, JobStatus]]:
@@ -158,7 +158,7 @@ def _offers(text: str, gpu_type: str, *, all_: bool) -> Iterator[Offer]:
         fields = line.strip().split("|", 7)
         if len(fields) == 8 and fields[2].isdecimal() and (all_ or fields[1].endswith("*")):
             queue, _, nodes, limit, size, cpus, memory, gres = fields
-            counts = [int(n) for kind, n in _GPUS.findall(gres) if gpu_type in ("", kind)]
+            counts = [int(n) for kind, n in GPUS.findall(gres) if gpu_type in ("", kind)]
             yield Offer(
                 queue=queue,
                 nodes=int(nodes),
@@ -166,11 +166,12 @@ def _offers(text: str, gpu_type: str, *, all_: bool) -> Iterator[Offer]:
                 cpus=int(cpus) if cpus.isdecimal() else None,
                 memory_bytes=int(memory) << 20 if memory.isdecimal() else None,
                 most_nodes=int(most) if (most := size.rpartition("-")[2]).isdecimal() else None,
-                walltime_s=_limit_s(limit),
+                walltime_s=limit_s(limit),
             )
 
 
-def _limit_s(text: str) -> int | None:
+def limit_s(text: str) -> int | None:
+    """Return the seconds of a limit of sinfo; None: unlimited, or unknown."""
     try:
         return parse_duration_s(text)
     except ConfigError:  # infinite, n/a

@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, whole
 from hpcgpu.host import log
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _exit_code(command: click.Command, name: str) -> int:
     except HpcGpuError as e:
         if os.environ.get("HPCGPU_DEBUG"):
             sys.excepthook(*sys.exc_info())
-        log.say(str(e))
+        log.say(whole(e))
         return 2 if isinstance(e, ConfigError) else 1
     except (OSError, RuntimeError) as e:
         from hpcgpu.host import process

@@ -6,35 +6,69 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli import runs
-from hpcgpu.cli.options import debug_option, given_settings, setting_options, some_setting_options, words_for
+from hpcgpu.cli import runs, sites
+from hpcgpu.cli.command import Group
+from hpcgpu.cli.doctor import doctor
+from hpcgpu.cli.options import (
+    FROM,
+    debug_option,
+    given_settings,
+    json_option,
+    setting_options,
+    words_for,
+)
+from hpcgpu.cli.report import report
+from hpcgpu.cli.topo import topo
+from hpcgpu.cli.version import version
 from hpcgpu.config import doors
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcgpu.plan.views.preview import Preview
 
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
 # what comes after the script is the script's
 _SCRIPT_LAST = {"allow_interspersed_args": False}
-_FROM = "option --{flag}"
+_DRY = click.option("--dry-run", is_flag=True, help="Print the plan for this node, as hpcgpu plan does; start nothing.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_HEADINGS = {
+    "Begin": ("demo", "site", "plan", "doctor"),
+    "Run a script on GPUs": ("run", "launch", "jobscript", "template"),
+    "Clusters that are there": ("ps", "logs", "stop"),
+    "Facts": ("topo", "report", "version"),
+}
+
+
+@click.group(
+    cls=Group,
+    headings=_HEADINGS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog='Each command has --help, with examples. Completion: eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"',
+)
 @click.version_option(__version__, message="hpcgpu %(version)s")
 @debug_option
 def hpcgpu() -> None:
     """Run a Dask cluster on the GPUs of a batch job: the scheduler on rank 0, one bound, spilling worker per GPU."""
 
 
-for _command in (runs.ps, runs.logs, runs.stop):
+for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo, version):
     hpcgpu.add_command(_command)
 
 
-@hpcgpu.command()
-@click.option("--memory-limit", default="700MB", show_default=True, help="host memory of each worker")
+def _templates(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
+    from hpcgpu.deploy import templates
+
+    return [name for name in templates.TEMPLATES if name.startswith(typed)]
+
+
+@hpcgpu.command(examples={"hpcgpu demo": ""})
+@click.option("--memory-limit", default="700MB", show_default=True, help="Host memory of each worker.")
 def demo(memory_limit: str) -> None:
     """Run two SVDs on four simulated GPUs: no GPU, no batch system, no root."""
     from hpcgpu.deploy import demo as script
@@ -44,113 +78,165 @@ def demo(memory_limit: str) -> None:
     launch(given, "hpcgpu demo", (str(script.__file__),))
 
 
-@hpcgpu.command(context_settings=_SCRIPT_LAST)
+@hpcgpu.command(
+    context_settings=_SCRIPT_LAST,
+    examples={
+        "hpcgpu run --gpus sim:4 my_script.py": "a laptop: four simulated GPUs",
+        "hpcgpu run my_script.py": "all GPUs of this machine",
+        "srun -n 9 --overcommit hpcgpu run my_script.py": "one rank each, in a Slurm job",
+    },
+)
+@_DRY
 @setting_options(doors.RUN)
 @debug_option
 @click.argument("script", **_SCRIPT)
-def run(script: tuple[str, ...], **arguments: object) -> None:
+def run(script: tuple[str, ...], dry_run: bool, **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
-    from hpcgpu.deploy.start import run as run_rank
+    from hpcgpu.deploy import start
 
-    run_rank(given_settings(arguments), _FROM, _checked(script, doors.RUN))
+    given, script = given_settings(arguments), _checked(script, doors.RUN)
+    if not dry_run:
+        start.run(given, FROM, script)
+        return
+    from hpcgpu.deploy import dry_run as dry
+    from hpcgpu.launch.environment import read_allocation
+
+    if not read_allocation(os.environ).rank.rank:  # of several ranks one says it
+        _show(dry.run(given, FROM, script))
 
 
-@hpcgpu.command(context_settings=_SCRIPT_LAST)
+@hpcgpu.command(
+    context_settings=_SCRIPT_LAST,
+    examples={
+        "hpcgpu launch my_script.py": "in an allocation: salloc, qsub -I",
+        "hpcgpu launch --print my_script.py": "the srun or mpirun line",
+    },
+)
 @click.option("--print", "only_print", is_flag=True, help="Print the command that would be run.")
+@_DRY
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
 @setting_options(doors.LAUNCH)
 @debug_option
 @click.argument("script", **_SCRIPT)
-def launch(script: tuple[str, ...], only_print: bool, document: str | None, **arguments: object) -> None:
+def launch(script: tuple[str, ...], only_print: bool, dry_run: bool, document: str | None, **arguments: object) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
     given = given_settings(arguments)
     if document is not None:
-        if given or script or only_print:
+        if given or script or only_print or dry_run:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
-    if only_print:
-        words = (*words_for(doors.RUN, given), *_checked(script, doors.LAUNCH))
-        click.echo(start.launch_line(given, _FROM, words))
+    words = (*words_for(doors.RUN, given), *_checked(script, doors.LAUNCH))
+    if dry_run:
+        from hpcgpu.deploy import dry_run as dry
+
+        _show(dry.launch(given, FROM, words))
+    elif only_print:
+        click.echo(start.launch_line(given, FROM, words)[1])
     else:
-        start.launch(given, _FROM, _checked(script, doors.LAUNCH))
+        start.launch(given, FROM, script)
 
 
-@hpcgpu.command(context_settings=_SCRIPT_LAST)
+@hpcgpu.command(
+    context_settings=_SCRIPT_LAST,
+    examples={
+        "hpcgpu jobscript --batch slurm --nodes 2 --gpus-per-node 4 my_script.py > job.sh": "",
+        "hpcgpu jobscript --site perlmutter --gpus 8 --account m0000": "of a cluster object",
+    },
+)
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
 @setting_options("hpcgpu jobscript")
 @debug_option
 @click.argument("script", **_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Print the job script that would be submitted for SCRIPT, or for a cluster object without one."""
-    from hpcgpu.deploy.jobs.job_plan import job_script
+    from hpcgpu.deploy.jobs.job_plan import read_job
 
     if script:
         _checked(script, "hpcgpu jobscript")
-    click.echo(job_script(given_settings(arguments), _FROM, script, batch), nl=False)
+    click.echo(read_job(given_settings(arguments), FROM, script, batch).script, nl=False)
 
 
-@hpcgpu.command()
-@click.option("--json", "as_json", is_flag=True, help="Print machine, workers and ports as JSON.")
-@click.option("--answer", is_flag=True, hidden=True, help="JSON for topo --diff, beside other nodes' answers.")
-@click.option("--svg", "picture", type=click.Path(dir_okay=False), help="Write a picture of the node to this file.")
-@click.option(
-    "--from", "file", metavar="FILE", help="Plan for the machine of an XML file: hwloc's, or NCCL's; - for stdin."
+@hpcgpu.command(
+    context_settings=_SCRIPT_LAST,
+    examples={
+        "hpcgpu plan --site perlmutter --gpus 8 --account m0000": "a machine that is known",
+        "hpcgpu plan --batch slurm --nodes 2 --gpus sim:4 --no-ask --json > plan.json": "",
+        "hpcgpu plan --batch slurm --nodes 2 --gpus sim:2 --no-ask --diff plan.json": "what differs",
+    },
 )
-@click.option("--cpuset", metavar="LIST", help="Plan with these PUs only, such as 0-7,16.")
-@click.option("--gpus", metavar="LIST", help="Plan for these GPUs only, by position, PCI address or UUID; or sim:4.")
-@click.option("--workers", type=int, metavar="N", help="Plan for so many workers.")
-@click.option("--diff", is_flag=True, help="Say what differs between the nodes of this job, or between FILES.")
-@some_setting_options("workers_per_gpu", "cpu_workers", "nthreads", "cores", "reserved_cores", "memory_policy", "nics")
+@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
+@click.option("--from", "file", metavar="FILE", help="What a node is like: hwloc's XML, or NCCL's; - for stdin.")
+@click.option(
+    "--ask/--no-ask", default=True, show_default=True, help="Ask for queues and nodes, and when the job would start."
+)
+@json_option("the plan")
+@click.option("--diff", "other", metavar="FILE", help="Say what differs from the plan that --json has written to FILE.")
+@setting_options("hpcgpu plan")
 @debug_option
-@click.argument("files", nargs=-1, metavar="[FILES]...")
-def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, picture: str | None, **words: Any) -> int:  # noqa: ANN401
-    """Show a machine's GPUs, and what each GPU's worker would be tied to.
+@click.argument("script", **_SCRIPT)
+def plan(  # noqa: PLR0913 - each is an option
+    script: tuple[str, ...],
+    batch: str | None,
+    file: str | None,
+    ask: bool,
+    as_json: bool,
+    other: str | None,
+    **arguments: object,
+) -> int:
+    """Show a job before it is submitted: request, layout, bindings, limits, network, start, cost, warnings, script.
 
-    With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
+    With --diff the exit code is diff's: 0 for plans that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.topo import Selection, plan
+    from hpcgpu.deploy.jobs import preview
+    from hpcgpu.deploy.topo import named, read_machine
+    from hpcgpu.plan.views.preview import described
 
-    if diff:
-        vain = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in words.items()}}
-        if typed := [flag for flag, value in vain.items() if value not in (None, False, ())]:
-            raise ConfigError(f"{typed[0]} with --diff, which compares machines and plans nothing: leave one out")
-        return _diff(files)
-    if files:
-        raise ConfigError(f"{files[0]!r} stands alone: --from {files[0]} plans for the machine of a file")
-    part = Selection(**{name: words.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
-    planned = plan(part, given_settings(words), _FROM)
-    if picture is not None:
-        _write(Path(picture), planned.picture())
-    if answer:
-        from hpcgpu.deploy import topo_diff
-
-        for line in topo_diff.answer_lines(json.dumps(planned.described())):
-            os.write(1, line.encode())
-    elif as_json:
-        click.echo(json.dumps(planned.described(), indent=2))
+    if script:
+        _checked(script, "hpcgpu plan")
+    machine = None if file is None else preview.Described(read_machine(file), named(file))
+    found = preview.plan(given_settings(arguments), FROM, script, batch, machine, ask=ask)
+    if other is not None:
+        differing = preview.compare(other, found)
+        click.echo("".join(f"{line}\n" for line in differing), nl=False)
+        return int(bool(differing))
+    if as_json:
+        click.echo(json.dumps(described(found), indent=2))
     else:
-        click.echo(planned.table(shutil.get_terminal_size((0, 0)).columns), nl=False)
+        _show(found)
     return 0
 
 
-def _diff(files: tuple[str, ...]) -> int:
-    from hpcgpu.deploy.topo_diff import compare
+@hpcgpu.command(
+    examples={
+        "hpcgpu template": "what there is",
+        "hpcgpu template slurm.sbatch > job.sh": "",
+    },
+)
+@click.option("--folder", is_flag=True, help="Print the folder in which the templates lie.")
+@json_option("what templates there are")
+@click.argument("name", required=False, shell_complete=_templates)
+def template(name: str | None, folder: bool, as_json: bool) -> None:
+    """Print the job template NAME, to be changed and submitted; without NAME, what templates there are."""
+    from hpcgpu.deploy import templates
 
-    try:
-        text, differ = compare(files)
-    except HpcGpuError as e:
-        raise ConfigError(str(e), evidence=e.evidence) from e  # exit code 2, as diff(1) has it for trouble
-    click.echo(text, nl=False)
-    return int(differ)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {name: {"about": t.about, "usage": t.usage} for name, t in templates.TEMPLATES.items()}, indent=2
+            )
+        )
+    elif folder:
+        click.echo(templates.folder())
+    else:
+        click.echo(templates.text_of(name) if name else templates.listed(), nl=False)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as e:
-        raise ConfigError(f"--svg {path} cannot be written: {e.strerror}; give a file in a folder that is yours") from e
+def _show(plan: Preview) -> None:
+    from hpcgpu.plan.views.preview import render
+
+    click.echo(render(plan, shutil.get_terminal_size((0, 0)).columns), nl=False)
 
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
 from typing import Any
 
 import click
 
 from hpcgpu.config.doors import unused
+from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import options, user_name
 
 Function = Callable[..., Any]
 _MANY = ("texts", "lines", "environment", "numbers")
+# Where a setting of the command line comes from, in plans and errors.
+FROM = "option --{flag}"
 
 
 def setting_options(door: str) -> Callable[[Function], Function]:
@@ -41,14 +44,42 @@ def _setting_options(
 
 
 def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function]:
-    name, kind, text = user_name(field), field.metadata["kind"], field.metadata["text"]
+    name, kind, text = user_name(field), field.metadata["kind"], f"{field.metadata['text']}{_default(field)}"
     names = [f"--{n.replace('_', '-')}" for n in (name, *field.metadata["aliases"])]
     if kind == "flag":
         return click.option(f"{names[0]}/--no-{names[0][2:]}", name, default=None, help=text, hidden=hidden)
-    if choices := field.metadata["choices"]:
-        text += f" ({', '.join(choices)})"
-    many = kind in _MANY
-    return click.option(*names, name, default=None, multiple=many, metavar="VALUE", help=text, hidden=hidden)
+    choices, many = field.metadata["choices"], kind in _MANY
+    shown = "|".join(choices) or "VALUE"
+    complete = _sites if name == "site" else _starting(choices)
+    return click.option(
+        *names, name, default=None, multiple=many, metavar=shown, help=text, hidden=hidden, shell_complete=complete
+    )
+
+
+def _default(field: Field[Any]) -> str:
+    """Return what an option is if it is not given; nothing where its text says what happens then."""
+    default = default_of(field)
+    if default in (None, (), {}):
+        return ""
+    shown = (
+        {True: "on", False: "off"}[default]
+        if field.metadata["kind"] == "flag"
+        else f"{default:g}"
+        if isinstance(default, float)
+        else default
+    )
+    return f"  [default: {shown}]"
+
+
+def _starting(words: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return what completes a word to one of these."""
+    return lambda _, __, typed: [word for word in words if word.startswith(typed)]
+
+
+def _sites(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    from hpcgpu.host.sites import known_sites
+
+    return _starting(sorted(known_sites()))(context, parameter, typed)
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,3 +111,8 @@ def debug_option(function: Function) -> Function:
 
     text = "Show tracebacks, and what Dask logs."
     return click.option("--debug", is_flag=True, expose_value=False, callback=switch_on, help=text)(function)
+
+
+def json_option(what: str) -> Callable[[Function], Function]:
+    """Give a command that prints facts ``--json``, as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")

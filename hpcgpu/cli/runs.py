@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.options import debug_option
+from hpcgpu.cli.command import Command
+from hpcgpu.cli.options import debug_option, json_option
 from hpcgpu.units import format_duration
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.jobs.runs import Seen
+    from hpcgpu.deploy.jobs.runs import RunStatus
 
 # Which of them may take several lines in a narrow window.
 _COLUMNS = (
@@ -22,9 +24,10 @@ _COLUMNS = (
 _WIDE = 1000
 
 
-@click.command()
+@click.command(cls=Command, examples={"hpcgpu ps": "", "hpcgpu ps --json | jq '.[].name'": "for a script"})
+@json_option("clusters")
 @debug_option
-def ps() -> None:
+def ps(as_json: bool) -> None:
     """List your clusters on batch systems, also those of other processes and nodes; clean up what is over."""
     import asyncio
 
@@ -36,6 +39,9 @@ def ps() -> None:
 
     runs.sweep(record.home())
     there = runs.clean_up(asyncio.run(runs.see(record.home())))
+    if as_json:
+        click.echo(json.dumps([_described(one) for one in there], indent=2))
+        return
     if not there:
         click.echo("no clusters")
         return
@@ -46,10 +52,12 @@ def ps() -> None:
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
-@click.command()
+@click.command(
+    cls=Command, examples={"hpcgpu logs hpcgpu -f": "by name, as it grows", "hpcgpu logs 4711": "by a job's id"}
+)
 @click.argument("name")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=30, show_default=True, help="how many")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=30, show_default=True, help="How many.")
 @debug_option
 def logs(name: str, follow: bool, lines: int) -> None:
     """Print the end of the log of cluster NAME: its name, its job's id, or that of one of its jobs."""
@@ -57,6 +65,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
 
     from hpcgpu.deploy.jobs import logs as job_logs
     from hpcgpu.deploy.jobs import record, runs
+    from hpcgpu.deploy.jobs.rows import views_of
 
     run = runs.find(record.home(), name)
     log = job_logs.log_of(run, name)
@@ -65,10 +74,12 @@ def logs(name: str, follow: bool, lines: int) -> None:
     if follow:
         asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
-        click.echo(f"nothing in {log} yet", err=True)
+        (seen,) = asyncio.run(runs.look_at([run]))
+        said = "; ".join(f"job {view.id}: {view.text}" for view in views_of(seen))
+        click.echo(f"nothing in {log} yet; {said}", err=True)
 
 
-@click.command()
+@click.command(cls=Command, examples={"hpcgpu stop 4711": ""})
 @click.argument("name")
 @debug_option
 def stop(name: str) -> None:
@@ -83,21 +94,38 @@ def stop(name: str) -> None:
     click.echo(f"{run.record.name} has ended (jobs {jobs})" if jobs else f"{run.record.name} had no job; removed")
 
 
-def _row(seen: Seen) -> tuple[str, ...]:
+def _row(seen: RunStatus) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs import record
-    from hpcgpu.plan.jobs.phase import reason_of
+    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.plan.jobs.phase import phases_line
 
     run = seen.run.record
-    natives = [status.native for status in seen.states.values()]
-    counted = [f"{natives.count(word)} {word}" if len(natives) > 1 else word for word in dict.fromkeys(natives)]
-    reasons = {f" ({reason_of(status)})" for status in seen.states.values() if status.reason}
     age = record.now() - run.created
     return (
         run.name,
         run.shape,
         " ".join(job.id for job in run.jobs) or "-",
-        (", ".join(counted) or "not known") + (reasons.pop() if len(reasons) == 1 else ""),
-        "-" if seen.workers is None else str(seen.workers),
+        phases_line(views_of(seen)),
+        "-" if seen.workers is None else str(len(seen.workers)),
         f"{run.client.host}:{run.client.pid}" if seen.client == "alive" else seen.client,
         format_duration(int(age / timedelta(seconds=1))),
     )
+
+
+def _described(seen: RunStatus) -> dict[str, Any]:
+    """Return a cluster as plain data; ``workers`` is null where its scheduler cannot be reached from here."""
+    from hpcgpu.deploy.jobs.rows import views_of
+
+    run = seen.run.record
+    logs = {job.id: job.log for job in run.jobs}
+    return {
+        "name": run.name,
+        "shape": run.shape,
+        "created": run.created.isoformat(),
+        "client": {"state": seen.client, "host": run.client.host, "pid": run.client.pid},
+        "jobs": [
+            {"id": view.id, "phase": view.phase.value, "state": view.text, "log": logs[view.id]}
+            for view in views_of(seen)
+        ],
+        "workers": None if seen.workers is None else list(seen.workers),
+    }

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.options import debug_option, given_settings, some_setting_options
+from hpcgpu.cli.command import Command
+from hpcgpu.cli.options import FROM, debug_option, given_settings, some_setting_options
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
@@ -17,7 +18,7 @@ _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
-class _LikeDasks(click.Command):
+class _LikeDasks(Command):
     """A command that says of an option of ``dask worker`` that it does not have what to write instead."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -31,7 +32,14 @@ class _LikeDasks(click.Command):
             raise
 
 
-@click.command(cls=_LikeDasks, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=_LikeDasks,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    examples={
+        "python -m hpcgpu.worker tls://10.0.0.1:8786 --device-memory-limit 0.8": "all GPUs of this node's job",
+        "python -m hpcgpu.worker --scheduler-file scheduler.json --gpus sim:2": "simulated ones",
+    },
+)
 @click.argument("scheduler", required=False)
 @click.option("--scheduler-file", type=_FILE, help="File in which the scheduler has written its address.")
 @click.option("--name", default="", help="Name of the worker; of several NAME-0, NAME-1 ...")
@@ -71,7 +79,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> i
         tls={n: path for n, path in tls.items() if path},
         options={n: value for n, value in options.items() if value is not None},
     )
-    return run(given_settings(words), "option --{flag}", joining)
+    return run(given_settings(words), FROM, joining)
 
 
 def _address(given: str | None, file: str | None) -> str:

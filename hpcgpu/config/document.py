@@ -43,7 +43,7 @@ def render(document: RunDocument) -> str:
         "version": document.version,
         "shape": document.shape,
         "script": document.script,
-        "meeting": document.meeting,
+        "folder": document.folder,
         "launch": document.launch,
         "exit_file": document.exit_file,
         "settings": settings,
@@ -84,13 +84,13 @@ def read(text: str) -> RunDocument:
         raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
     _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
     _check("script", raw["script"], _are_texts(raw["script"]), "a list of texts")
-    for name in ("meeting", "launch", "exit_file"):
+    for name in ("folder", "launch", "exit_file"):
         _check(name, raw[name], isinstance(raw[name], str), "text")
     _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
     sources = raw["sources"]
     _check("sources", sources, isinstance(sources, dict) and _are_texts(list(sources.values())), "texts by name")
     settings = Settings(**_values(raw["settings"]), sources=MappingProxyType(sources))
-    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["meeting"], raw["launch"], raw["exit_file"])
+    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["folder"], raw["launch"], raw["exit_file"])
 
 
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, user_name
 
 REQUEST = (
-    *("nodes", "cores_per_gpu", "memory", "queue", "account", "job_name", "log_directory"),
+    *("nodes", "cores_per_gpu", "memory", "queue", "account", "job_name", "log_directory", "site_limits"),
     *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
 )
 TIME = ("walltime", "drain")
@@ -48,7 +48,11 @@ _UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         LAUNCH: {**_REQUEST, **_CLIENT},
         JOBSCRIPT: _CLIENT,
         RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-        LOCAL: {n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in ("job_name", "log_directory", "client_grace")},
+        LOCAL: {
+            **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in ("job_name", "log_directory", "client_grace")},
+            "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
+            "the futures of a client",
+        },
     }
 )
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import Field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hpcgpu.config.directives import option_of
 from hpcgpu.config.migration import HINTS
 from hpcgpu.config.validation import check_settings
 from hpcgpu.config.values import nearest, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.model.site import Site
+
+if TYPE_CHECKING:
+    from hpcgpu.model.site import Site  # 20 dataclasses: 10 CPU ms, which each command and rank would pay
 
 PREFIX = "HPCGPU_"
 BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
@@ -38,6 +41,8 @@ def read_settings(
     environ: Mapping[str, str] = MappingProxyType({}),
     given_from: str = "keyword {name}",
     jobqueue: tuple[str, Mapping[str, object]] | None = None,
+    asks: bool = False,
+    dask_places: Mapping[str, str] = MappingProxyType({}),
 ) -> Settings:
     """Return the settings, validated one by one and together.
 
@@ -45,16 +50,15 @@ def read_settings(
     ----------
     given : Mapping of str to object
         Keywords or flags, under users' names or dask-jobqueue's. None: not given, or for memory limits no limit.
-    site : Site, optional
-        The site file that :func:`chosen_site` named.
-    dask_config : Mapping of str to object
-        The section ``hpcgpu`` of the dask configuration; hyphens are as good as underscores.
-    environ : Mapping of str to str
-        The environment.
+    site, dask_config, dask_places, environ
+        The site that :func:`chosen_site` named; the section ``hpcgpu`` of the dask configuration, where hyphens are as
+        good as underscores, and the file or variable of each name, as far as it is known; the environment.
     given_from : str
         How to name where a given value came from: ``"keyword {name} of SLURMGPUCluster"``, ``"option --{flag}"``.
     jobqueue : tuple of str and Mapping, optional
         ``jobqueue.slurm`` or ``jobqueue.pbs``, and what Dask's configuration has under it beyond the defaults.
+    asks : bool
+        A job is asked for: its CPUs and memory follow from the site's nodes.
 
     Raises
     ------
@@ -66,20 +70,27 @@ def read_settings(
         read_given(_none_is_off(given), lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
         read_given(_from_environment(environ), lambda name: PREFIX + name.upper()),
         read_given({"jit_unspill": environ.get(_JIT) or None}, lambda _: _JIT),
-        _from_dask(_section(dask_config)),
+        _from_dask(_section(dask_config), dask_places),
     ]
-    found: dict[str, tuple[Any, str]] = {}
-    for layer in reversed(layers):
-        found |= layer
+    found = _by_nodes({name: given for layer in reversed(layers) for name, given in layer.items()}, site)
     if jobqueue is not None:
         found = _from_jobqueue(*jobqueue, found, site) | found
-    found = _without_mpi(_over_site(found, site) if site else found)
+    found = _without_mpi(_over_site(found, site, environ, asks=asks) if site else found)
     settings = Settings(
         **{BY_NAME[name].name: value for name, (value, _) in found.items()},
         sources=MappingProxyType({name: where for name, (_, where) in found.items()}),
     )
     check_settings(settings, site)
     return settings
+
+
+def _by_nodes(found: dict[str, tuple[Any, str]], site: Site | None) -> dict[str, tuple[Any, str]]:
+    """Return the values with nodes and their GPUs in place of a number of all GPUs, ``gpus=8``."""
+    if not found.get("gpus", ("",))[0].isdecimal():
+        return found
+    from hpcgpu.config.sites.follow import nodes_for
+
+    return nodes_for(found, site)
 
 
 def _without_mpi(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
@@ -145,22 +156,22 @@ def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Laye
     return found
 
 
-def _over_site(said: Layer, site: Site) -> dict[str, tuple[Any, str]]:
+def _over_site(said: Layer, site: Site, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
     """Return the site's values below the user's; a list of the site stays in front of the user's list.
 
     A site file lists what its jobs need (``-l filesystems=home``): a user's additional directive must not replace
     all of them. It replaces the site's directive for the same option.
     """
-    source = f"site {site.name}"
-    defaults = read_given(site.defaults, lambda _: source)
+    from hpcgpu.config.sites.follow import follow
+
+    given = follow(site, said, environ, asks=asks)
+    defaults = read_given({name: value for name, (value, _) in given.items()}, lambda name: given[name][1])
     found = {**defaults, **said}
-    if site.gpus_per_node and "gpus" not in found:
-        found.setdefault("gpus_per_node", (site.gpus_per_node, source))
     for name in said.keys() & defaults.keys():
         kind = BY_NAME[name].metadata["kind"]
         if kind in ("texts", "lines"):
             (own, where), (theirs, their_source) = said[name], defaults[name]
-            same = _option_of if kind == "texts" else str
+            same = option_of if kind == "texts" else str
             said_again = {same(entry) for entry in own}
             kept = tuple(entry for entry in theirs if same(entry) not in said_again)
             found[name] = ((*kept, *own), f"{where} and {their_source}" if kept else where)
@@ -173,17 +184,12 @@ def _from_jobqueue(
     """Return the values of dask-jobqueue's section; its cores are divided among the requested GPUs."""
     from hpcgpu.config.jobqueue import translate
 
-    count = said.get("gpus_per_node", (site.gpus_per_node if site else None, ""))[0]
+    node = site.node(said.get("queue", (None, ""))[0]) if site else None
+    count = said.get("gpus_per_node", (node.gpus if node else None, ""))[0]
     if "gpus" in said:
         count = parse_simulated(said["gpus"][0]).per_node
     given, keys = translate(_section(section, path), count)
     return dict(read_given(given, lambda name: f"dask config {path}.{keys[name]}"))
-
-
-def _option_of(directive: str) -> str:
-    """Return ``--constraint`` of ``--constraint=gpu``, and ``-l filesystems`` of ``-l filesystems=home``."""
-    words = directive.partition("=")[0].split()
-    return " ".join(words[: 2 if words[:1] == ["-l"] else 1])
 
 
 def _refuse(name: str, value: object, where: str) -> None:
@@ -221,9 +227,13 @@ def _section(found: object, path: str = "hpcgpu") -> Mapping[str, object]:
     return found
 
 
-def _from_dask(section: Mapping[str, object]) -> Layer:
+def _from_dask(section: Mapping[str, object], places: Mapping[str, str]) -> Layer:
     typed = {name.replace("-", "_"): name for name in section}
     if len(typed) < len(section):
         raise ConfigError(f"dask config hpcgpu has one name with hyphens and with underscores: {', '.join(section)}")
     given = {name: section[original] for name, original in typed.items()}
-    return read_given(given, lambda name: f"dask config hpcgpu.{typed[name]}")
+
+    def where(name: str) -> str:
+        return ", ".join(filter(None, (f"dask config hpcgpu.{typed[name]}", places.get(typed[name]))))
+
+    return read_given(given, where)

@@ -88,6 +88,7 @@ DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
         "scheduler_port": Hint(PORTS, (0,)),
         "port": Hint(PORTS, (0,)),
         "dashboard_address": Hint(DASHBOARD),
+        "diagnostics_port": Hint(DASHBOARD),  # of distributed 2025.4
         "worker_dashboard_address": Hint("workers have no web server; " + DASHBOARD),
         "http_prefix": Hint(DASHBOARD),
         "services": Hint("gone from distributed; leave it out"),

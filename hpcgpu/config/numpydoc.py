@@ -19,7 +19,8 @@ TYPES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("count", "number"), "int"),
         **dict.fromkeys(("bytes", "duration"), "int or str"),
         **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
-        **dict.fromkeys(("gpus", "text"), "str"),
+        **dict.fromkeys(("text",), "str"),
+        "gpus": "int or str",
         **dict.fromkeys(("texts", "lines"), "list of str"),
         "cores": "str or int",
         "nics": "str or list of str",
@@ -36,7 +37,7 @@ _SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 def parameters(without: Container[str] = ()) -> list[Parameter]:
     """Return a keyword for each option that is not among ``without``, by the users' names, with its default."""
     shown = (f for f in options() if user_name(f) not in without)
-    return [Parameter(user_name(f), Parameter.KEYWORD_ONLY, default=_default(f)) for f in shown]
+    return [Parameter(user_name(f), Parameter.KEYWORD_ONLY, default=default_of(f)) for f in shown]
 
 
 def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
@@ -63,21 +64,23 @@ def _entries(without: Container[str]) -> Iterator[str]:
     for f in options():
         if user_name(f) in without:
             continue
-        default = _default(f)
+        default = default_of(f)
         said = "optional" if default in (None, (), {}) else f"default {default!r}"
         example = f", such as {f.metadata['example']}" if f.metadata["example"] else ""
         also = f"; also {', '.join(f.metadata['aliases'])}" if f.metadata["aliases"] else ""
         text = fill(f"{f.metadata['text']}{example}{also}", 96, initial_indent="    ", subsequent_indent="    ")
-        yield f"{user_name(f)} : {_type(f)}, {said}\n{text}\n"
+        yield f"{user_name(f)} : {type_of(f)}, {said}\n{text}\n"
 
 
-def _type(f: Field[Any]) -> str:
+def type_of(f: Field[Any]) -> str:
+    """Return what may be given for an option, in numpydoc's words."""
     if choices := f.metadata["choices"]:
         return f"{{{', '.join(map(repr, choices))}}}"
     return TYPES[f.metadata["kind"]]
 
 
-def _default(f: Field[Any]) -> Any:  # noqa: ANN401 - the option's own type
+def default_of(f: Field[Any]) -> Any:  # noqa: ANN401 - the option's own type
+    """Return the default as users would give it."""
     if f.default_factory is not MISSING:
         return dict(f.default_factory())
     return f.default.given if isinstance(f.default, Limit) else f.default

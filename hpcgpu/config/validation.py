@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.settings import CUDF, RMM, Settings, options, user_name
+from hpcgpu.model.settings import CUDF, RMM, Settings
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.model.site import Site
+
+if TYPE_CHECKING:
+    from hpcgpu.model.site import Site
 
 LIBRARIES = ("cupy", "torch")  # those for which RMM has an allocator (rmm.allocators, 26.10), but for numba
 
@@ -23,26 +27,6 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
     _check_network(settings, site)
     _check_gpus(settings, site)
     _check_rapids(settings)
-
-
-def check_submission(settings: Settings, site: Site | None) -> None:
-    """Raise if a setting is missing without which the site refuses a batch job.
-
-    Raises
-    ------
-    ConfigError
-        The message has the name of each missing setting.
-
-    """
-    if site is None:
-        return
-    by_name = {user_name(f): getattr(settings, f.name) for f in options()}
-    missing = [name for name in site.required if by_name[name] in (None, (), "")]
-    if missing:
-        raise ConfigError(
-            f"site {site.name} refuses a job without {' and '.join(missing)}: give "
-            f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
-        )
 
 
 def _check_trust(settings: Settings) -> None:
@@ -71,9 +55,10 @@ def _check_network(settings: Settings, site: Site | None) -> None:
             "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
         )
     if settings.protocol == "ucx" and site is not None and not site.ucx:
+        cited = site.cited(site.network.source, "network", "ucx")
         raise ConfigError(
-            f"{settings.said('protocol')} on {site.name}: UCX has no transport for this site's network; leave protocol "
-            "out, which gives tls on the nearest interface"
+            f"{settings.said('protocol')} on {site.name}: UCX has no transport for this site's network "
+            f"({cited}); leave protocol out, which gives tls on the nearest interface"
         )
 
 
@@ -89,10 +74,11 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
                 f"{said}, but gpus={settings.gpus!r} (set by {settings.where('gpus')}) makes {count} on each node; "
                 f"leave gpus_per_node out"
             )
-    elif site is not None and site.gpus_per_node is not None and wanted > site.gpus_per_node:
+    elif site is not None and (node := site.node(settings.queue)) and wanted > node.gpus and settings.site_limits:
+        cited = site.cited(node.source, *site.path_of(node), "gpus")
         raise ConfigError(
-            f"{said}, but a node of {site.name} has {site.gpus_per_node}; "
-            f"allowed: 1 to {site.gpus_per_node}, and more by nodes="
+            f"{said}, but a node of {site.name} has {node.gpus} ({cited}); "
+            f"allowed: 1 to {node.gpus}, and more by nodes="
         )
 
 

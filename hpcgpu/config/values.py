@@ -123,11 +123,13 @@ def _seconds(_: Field[Any], value: object) -> float:
 
 
 def _gpus(_: Field[Any], value: object) -> str:
+    """Read simulated GPUs, or the number of all GPUs: digits, which ``config.sites.follow`` makes nodes of."""
+    if plain_number(value) is not None and not isinstance(value, bool) and str(value).strip().isdecimal():
+        return str(_whole(value, "number of GPUs", 1))
     if not isinstance(value, str) or re.fullmatch(r"[\d\s,]*", value):
-        count = value if re.fullmatch(r"\d+", str(value)) else 4
         raise ConfigError(
-            f"{value!r} asks for GPUs that are there: give gpus_per_node={count}; gpus= is for simulated ones, "
-            "'sim:4' or 'sim:4x256MiB' (so many on each node)"
+            f"{value!r} is no number of GPUs: give gpus_per_node=4; gpus= is the number of all at a known site, "
+            "gpus=8, or simulated ones, 'sim:4' or 'sim:4x256MiB' (so many on each node)"
         )
     parse_simulated(value)
     return value

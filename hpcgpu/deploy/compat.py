@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import hmac
+import ssl
 import time
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
 import psutil
+import tornado.tcpserver
 from dask.core import flatten
 from distributed import Client, Nanny, Scheduler, Worker
 from distributed.comm.core import CommClosedError
@@ -19,7 +21,8 @@ from distributed.core import error_message
 from distributed.http.routing import RoutingApplication
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
-from tornado.web import ErrorHandler
+from tornado.iostream import SSLIOStream
+from tornado.web import ErrorHandler, RedirectHandler
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise.rounds import Rounds
@@ -85,18 +88,32 @@ class _TlsBackend(TLSBackend):
     _listener_class = _TlsListener
 
 
+class _AcceptedStream(SSLIOStream):
+    """A stream that a server has accepted, with the TLS context of its socket.
+
+    Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
+    CPU ms on the event loop, at the first connection of each process.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(sock, ssl_options=sock.context, **kwargs)
+
+
 def limit_handshakes(handshakes: Handshakes) -> None:
     """Make the listeners that this process opens from now on report their handshakes."""
     _Limited.handshakes = handshakes
     backends["tcp"], backends["tls"] = _TcpBackend(), _TlsBackend()
+    tornado.tcpserver.SSLIOStream = _AcceptedStream  # type: ignore[attr-defined] # of a package with a stub
 
 
-def guard_http(scheduler: Scheduler, secret: str) -> None:
+def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None]) -> None:
     """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
 
     A connection without such a request counts as one without a handshake. distributed's own ``http_prefix`` is no
-    secret: ``/`` redirects to it and ``/sitemap.json`` lists it. Importing bokeh costs the scheduler 0.3 CPU s: only a
-    cluster whose dashboard is looked at pays it.
+    secret: ``/`` redirects to it and ``/sitemap.json`` lists it. With it pages name each other from the root, and are
+    lost behind a proxy that puts a path before them (jupyter-server-proxy); without it by relative links. So the secret
+    is taken off the path here. Importing bokeh costs the scheduler 0.3 CPU s: only a cluster whose dashboard is looked
+    at pays it.
     """
     app, server = scheduler.http_application, scheduler.http_server
     inner, handle_stream = app.find_handler, server.handle_stream
@@ -108,24 +125,20 @@ def guard_http(scheduler: Scheduler, secret: str) -> None:
 
     def find_handler(request: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         nonlocal loaded
-        first = request.path.lstrip("/").split("/")[0]
+        first, slash, rest = request.path.removeprefix("/").partition("/")
         if not secret or not hmac.compare_digest(first.encode(), secret.encode()):
             return app.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
         _Limited.handshakes.done(request.connection.stream)
         if not loaded:
             loaded = True
-            _load_dashboard(scheduler, f"/{secret}")
+            load()
+        if not rest:
+            url = "status" if slash else f"{secret}/status"
+            return app.get_handler_delegate(request, RedirectHandler, {"url": url, "permanent": False})
+        request.path = f"/{rest}"
         return inner(request, **kwargs)
 
     app.find_handler, server.handle_stream = find_handler, handle
-
-
-def _load_dashboard(scheduler: Scheduler, prefix: str) -> None:
-    try:
-        import distributed.dashboard.scheduler as dashboard
-    except ImportError:
-        return  # distributed's own page at /info stays
-    dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix=prefix)
 
 
 class SilentWorker(Worker):

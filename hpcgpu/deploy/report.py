@@ -6,7 +6,6 @@ The workers' free memory is given back to the kernel from here, too.
 from __future__ import annotations
 
 import asyncio
-import html
 import os
 import sys
 from collections.abc import Mapping
@@ -19,8 +18,10 @@ from distributed.diagnostics import nvml
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, bind
 from hpcgpu.model import ActualBinding, WorkerSpec
-from hpcgpu.plan.views import explain, memory_table
+from hpcgpu.plan.jobs.worker_names import by_number
+from hpcgpu.plan.views import explain, memory_table, notebook
 from hpcgpu.plan.views.memory_table import Moved, WorkerMemory
+from hpcgpu.plan.views.notebook import WorkerView
 from hpcgpu.units import format_bytes
 
 
@@ -61,14 +62,19 @@ class Bindings:
 
     def __str__(self) -> str:
         table = explain.render_actual([w.spec for w in self.workers], [w.actual for w in self.workers])
+        return f"{table}{self._verdict}\n"
+
+    @property
+    def _verdict(self) -> str:
         if wrong := self.differences:
-            return f"{table}{len(wrong)} of {len(self.workers)} workers are not as planned\n"
-        return f"{table}read back from the kernel: all threads are where they were planned\n"
+            return f"{len(wrong)} of {len(self.workers)} workers are not as planned"
+        return "read back from the kernel: all threads are where they were planned"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        views = [WorkerView(w.spec.name, spec=w.spec, differences=w.differences) for w in self.workers]
+        return notebook.bindings_page(views, self._verdict)
 
 
 def bindings(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client
@@ -104,13 +110,6 @@ async def _bindings(client: Client) -> Bindings:
     return Bindings(tuple(sorted(facts.values(), key=lambda f: by_number(f.spec.name))))
 
 
-def by_number(name: str) -> tuple[str, bool, int, str]:
-    """Return a sort key for workers' names: by host, then by number, ``cpu0`` after the workers with GPUs."""
-    host, _, number = name.rpartition("-")
-    digits = number.removeprefix("cpu")
-    return host, digits != number, int(digits) if digits.isdigit() else 0, name
-
-
 def _binding_facts(dask_worker: Worker) -> WorkerFacts:
     store, spec = dask_worker.data, getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
     if spec is None:
@@ -121,6 +120,16 @@ def _binding_facts(dask_worker: Worker) -> WorkerFacts:
     moved = {name: count.nbytes for name, count in store.counters.items()}
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
     return WorkerFacts(spec, replace(bind.read_binding(), env=env), dict(store.tiers), moved)
+
+
+def worker_view(dask_worker: Worker) -> WorkerView:
+    """Return what a notebook shows of a worker, which may be one that hpcgpu has not started; called in the worker."""
+    name, host = str(dask_worker.name), dask_worker.address.partition("://")[2].rpartition(":")[0]
+    try:
+        facts = _binding_facts(dask_worker)
+    except ConfigError:
+        return WorkerView(name, host)
+    return WorkerView(name, host, facts.spec, _memory_facts(dask_worker), facts.differences)
 
 
 def spilled(facts: tuple[WorkerFacts, ...]) -> dict[str, Any]:
@@ -154,7 +163,7 @@ class Memory:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return notebook.memory_page(self.workers, str(self))
 
 
 def memory(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client

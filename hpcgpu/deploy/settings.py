@@ -12,19 +12,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hpcgpu.config.doors import check_door
 from hpcgpu.config.layers import chosen_site, read_settings
+from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.host.home import expanded
-from hpcgpu.host.sites import find_site
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.model import Settings, Site
+from hpcgpu.model import Settings
 from hpcgpu.model.limit import read_disk_limit, read_part
 from hpcgpu.model.plain import read_option
 from hpcgpu.model.settings import options, user_name
+
+if TYPE_CHECKING:
+    from hpcgpu.model import Site
 
 _MEMORY_SECTION = "distributed.worker.memory"
 _MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
@@ -42,7 +45,9 @@ class Wanted:
     site: Site | None
 
 
-def read(given: Mapping[str, object], given_from: str, batch: str | None = None, door: str = "") -> Wanted:
+def read(
+    given: Mapping[str, object], given_from: str, batch: str | None = None, door: str = "", *, live: bool = False
+) -> Wanted:
     """Return settings and site from keywords or flags, environment, dask configuration and site file.
 
     Parameters
@@ -55,6 +60,8 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None,
         The batch system to which a job is submitted; empty for the site's. dask-jobqueue's section for it counts, too.
     door : str
         One of :data:`hpcgpu.config.doors.DOORS`, or any other that has a use for all options.
+    live : bool
+        Ask the batch system for its queues and nodes: where a site's file says otherwise, they count, and it is said.
 
     Raises
     ------
@@ -64,12 +71,11 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None,
     """
     section = dask_section()
     name = chosen_site(given, dask_config=section, environ=os.environ)
-    site = None
-    if name is not None:
-        from hpcgpu.config.site import read_site  # YAML and its checker: 25 ms
-
-        found = find_site(name)
-        site = read_site(found.text, found.name)
+    site = in_file = sites.read(name) if name not in (None, sites.NONE) else None
+    if site and live:
+        site, differing = sites.as_it_is(site, os.environ)
+    if name is None and batch is not None:
+        sites.say_hint(os.environ)
     system = batch or (site.batch if site and batch is not None else "")
     settings = read_settings(
         given,
@@ -78,7 +84,11 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None = None,
         environ=os.environ,
         given_from=given_from,
         jobqueue=jobqueue_section(system) if system else None,
+        asks=batch is not None,
+        dask_places=_dask_places(section),
     )
+    if in_file and live and differing:
+        sites.say_differences(differing, settings, in_file)
     check_door(door, settings, given, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
@@ -127,11 +137,11 @@ def _expanded(settings: Settings) -> Settings:
 
 def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
     """Return the settings of a run in a job of ``batch``, with the site's own launcher if it has one."""
-    words = site.dialect.get("launcher") if site and site.batch == batch else None
+    words = site.launcher.command if site and site.batch == batch else ()
     if not site or not words or settings.launcher is not None:
         return settings
-    sources = MappingProxyType({**settings.sources, "launcher": f"site {site.name}: dialect.launcher"})
-    return replace(settings, launcher=shlex.join(cast("tuple[str, ...]", words)), sources=sources)
+    sources = MappingProxyType({**settings.sources, "launcher": site.said("launcher", "command")})
+    return replace(settings, launcher=shlex.join(words), sources=sources)
 
 
 def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
@@ -168,6 +178,22 @@ def dask_section() -> Mapping[str, object]:
     section = dask.config.get("hpcgpu", {}) or {}
     jit = dask.config.get("jit-unspill", None)  # dask-cuda's name
     return section if jit is None or not isinstance(section, dict) else {"jit_unspill": jit, **section}
+
+
+def _dask_places(section: object) -> dict[str, str]:
+    """Return where the values of a section stand: a variable, or the last file that has them; in none, a script's."""
+    if not isinstance(section, dict) or not section:
+        return {}
+    import dask.config
+
+    found: dict[str, str] = {}
+    for path, config in dask.config.collect_yaml(dask.config.paths, return_paths=True):
+        own = config.get("hpcgpu") if isinstance(config, dict) else None
+        for name, value in own.items() if isinstance(own, dict) else ():
+            if name in section and section[name] == value:
+                found[name] = str(path)
+    variables = {name: f"DASK_HPCGPU__{str(name).upper().replace('-', '_')}" for name in section}
+    return found | {name: variable for name, variable in variables.items() if variable in os.environ}
 
 
 def dask_environ() -> dict[str, str]:

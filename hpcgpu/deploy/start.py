@@ -26,33 +26,6 @@ from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, check_allocation, c
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
-_COMMON = (
-    "# Change what stands above as your site wants it: partition or queue, account, time, nodes, GPUs.",
-    "# Python, hpcgpu and an MPI library must be found here: load modules or activate an environment, if need be.",
-)
-_LAUNCH = ("hpcgpu", "launch")
-_TEMPLATES = {
-    "slurm.sbatch": (
-        "slurm",
-        _LAUNCH,
-        '"$@"',
-        "sbatch jobscripts/slurm.sbatch [options of hpcgpu launch] my_script.py [arguments]",
-    ),
-    "pbs.sh": (
-        "pbs",
-        _LAUNCH,
-        '"${SCRIPT:?say which: qsub -v SCRIPT=my_script.py jobscripts/pbs.sh}" ${ARGS-}',
-        "qsub -v SCRIPT=my_script.py,ARGS='its arguments, split at blanks' jobscripts/pbs.sh",
-    ),
-    "mpirun.sh": (
-        "local",
-        (*_LAUNCH, "--launcher", "mpirun"),
-        '"$@"',
-        "jobscripts/mpirun.sh [options of hpcgpu launch] my_script.py [arguments], in any allocation",
-    ),
-}
-TEMPLATES = tuple(_TEMPLATES)
-
 
 def agent_argv(run: RunDocument) -> tuple[str, ...]:
     """Return the command of one rank."""
@@ -70,7 +43,7 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
     """
     wanted = settings.read(given, given_from, door=doors.RUN)
     argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
-    process.execute(argv, {**os.environ, **process.image_env(os.environ, preload(wanted.settings))})
+    process.execute(argv, {**os.environ, **process.rank_env(os.environ, preload(wanted.settings))})
 
 
 def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
@@ -83,7 +56,7 @@ def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]
 
     """
     wanted = _wanted(given, given_from)
-    _execute(RunDocument(settings=wanted, script=script))
+    _execute(RunDocument(settings=wanted.settings, script=script))
 
 
 def preload(wanted: Settings) -> str:
@@ -103,19 +76,26 @@ def launch_document(text: str) -> None:
     _execute(document.read(text))
 
 
-def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> str:
-    """Return the line that :func:`launch` runs, with ``hpcgpu run`` and the typed words for each rank."""
+def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> tuple[settings.Wanted, str]:
+    """Return what is wanted, and :func:`launch`'s line, with ``hpcgpu run`` and the typed words for each rank."""
     wanted = _wanted(given, given_from)
     own = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
-    planned = _plan((str(own), "run", *typed), wanted)
-    return shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
+    planned = _plan((str(own), "run", *typed), wanted.settings)
+    return wanted, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
 
 
-def _wanted(given: Mapping[str, object], given_from: str) -> Settings:
+def nodes_and_gpus(wanted: Settings) -> tuple[int, int]:
+    """Return the nodes of this job, and the GPUs that each of them is to have."""
+    allocation = read_allocation(os.environ)
+    hosts = _pbs_hosts(wanted, "") if allocation.batch == "pbs" else ()
+    return len(hosts) or allocation.node_count, _gpus_per_node(wanted, allocation)
+
+
+def _wanted(given: Mapping[str, object], given_from: str) -> settings.Wanted:
     """Return the settings of a run in this allocation."""
     wanted, allocation = settings.read(given, given_from, door=doors.LAUNCH), read_allocation(os.environ)
     check_allocation(allocation, chosen="launcher" in given)
-    return settings.in_job(wanted.settings, wanted.site, allocation.batch)
+    return replace(wanted, settings=settings.in_job(wanted.settings, wanted.site, allocation.batch))
 
 
 def local_launch(run: RunDocument) -> Launch:
@@ -131,10 +111,22 @@ def node_launch(argv: tuple[str, ...]) -> Launch:
     return _plan(argv, Settings(ranks="node", rendezvous="file"))
 
 
+def ranks_launch(wanted: Settings) -> Launch:
+    """Return the launcher's command for the ranks of a run in this job, with ``true`` in the place of a rank.
+
+    Raises
+    ------
+    LaunchError
+        No launcher fits the MPI library.
+
+    """
+    return _plan(("true",), wanted)
+
+
 def _execute(run: RunDocument) -> None:
     if run.settings.rendezvous == "file":
         run = replace(run, launch=secrets.token_hex(8))
-    added = process.image_env(os.environ, preload(run.settings))
+    added = process.rank_env(os.environ, preload(run.settings))
     argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
     launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
@@ -216,8 +208,10 @@ def _pbs_hosts(wanted: Settings, shape: str) -> tuple[str, ...]:
 
 
 def _ranks_per_node(wanted: Settings, allocation: Allocation) -> int:
-    if wanted.ranks == "node":
-        return 1
+    return 1 if wanted.ranks == "node" else _gpus_per_node(wanted, allocation)
+
+
+def _gpus_per_node(wanted: Settings, allocation: Allocation) -> int:
     simulated = parse_simulated(wanted.gpus).per_node if wanted.gpus else None
     if promised := wanted.gpus_per_node or simulated or allocation.gpus_per_node:
         return promised
@@ -260,22 +254,3 @@ def _remote_shell() -> str:
     if any(name in os.environ for name in mpirun.REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
         return ""
     return str(Path(process.__file__).with_name("pbs_ssh.sh"))
-
-
-def render_template(name: str) -> str:
-    """Return the text of ``slurm.sbatch``, ``pbs.sh`` or ``mpirun.sh``."""
-    from hpcgpu.batch import get  # imported here: each rank of srun hpcgpu run would pay
-    from hpcgpu.model import JobSpec
-
-    system, argv, arguments, usage = _TEMPLATES[name]
-    gang = JobSpec(
-        name="hpcgpu",
-        argv=argv,
-        arguments=arguments,
-        nodes=2,
-        tasks_per_node=4,
-        gpus_per_node=4,
-        walltime_s=3600,
-        prologue=(f"# usage: {usage}", *(_COMMON if system != "local" else ())),
-    )
-    return get(system).script(gang)

@@ -16,14 +16,14 @@ from hpcgpu.deploy.processes.node import facts_of
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import cgroup, discover
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
-from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, NOT_TOLD
-from hpcgpu.model.limit import NO_LIMIT
+from hpcgpu.model import CpuSet, Gpu, Settings, Topology, WorkerSpec
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.pictures.svg import render_svg
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
-from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
+from hpcgpu.plan.binding.whole_node import facts_from, plan_whole_node
+from hpcgpu.plan.binding.workers import NodeFacts
 from hpcgpu.plan.views.describe import describe
 from hpcgpu.plan.views.explain import gpu_words
 from hpcgpu.plan.views.overview import Plan, render_overview
@@ -95,7 +95,7 @@ def plan(selection: Selection, given: Mapping[str, object], given_from: str) -> 
     """
     wanted = wanted_settings.read(given, given_from).settings
     facts, file = (
-        (_this_machine(wanted), "") if selection.file is None else (_machine_of(selection.file), named(selection.file))
+        (this_machine(wanted), "") if selection.file is None else (_machine_of(selection.file), named(selection.file))
     )
     topology = facts.topology
     if selection.cpuset is not None:
@@ -104,15 +104,12 @@ def plan(selection: Selection, given: Mapping[str, object], given_from: str) -> 
     if not gpus:
         return MachinePlan(facts, (), wanted, file)
     gpus, each = _for_workers(selection.workers, gpus, wanted)
-    # a limit on memory would be refused where a GPU's size is unknown, and the plan shows none
-    wanted = replace(wanted, workers_per_gpu=each, device_memory_limit=NO_LIMIT)
-    count = len(gpus) * each + wanted.cpu_workers
-    everyone = NodeLayout(0, (0,), (tuple(range(count)),), wanted.cpu_workers)
-    node = replace(facts, name="worker", gpus=gpus)
-    return MachinePlan(facts, tuple(s for _, s in plan_workers(wanted, node, everyone)), wanted, file)
+    wanted = replace(wanted, workers_per_gpu=each)
+    return MachinePlan(facts, plan_whole_node(wanted, facts, gpus), wanted, file)
 
 
-def _this_machine(wanted: Settings) -> NodeFacts:
+def this_machine(wanted: Settings) -> NodeFacts:
+    """Return this node, and what of it this process may use."""
     host, allocation = socket.gethostname(), read_allocation(os.environ)
     # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(wanted, allocation)
@@ -122,24 +119,7 @@ def _this_machine(wanted: Settings) -> NodeFacts:
 
 
 def _machine_of(name: str) -> NodeFacts:
-    topology = read_machine(name)
-    everything = CpuSet(pu for core in topology.cores for pu in core)
-    size = sum(n.memory_bytes for n in topology.numa_nodes)
-    allowed = everything if topology.allowed is None else everything & topology.allowed
-    if not allowed:
-        raise ParseError(
-            f"{named(name)}: none of its PUs {everything} was granted (allowed_cpuset: {topology.allowed})"
-        )
-    return NodeFacts(
-        name="",
-        topology=topology,
-        gpus=(),
-        allowed=allowed,
-        allowed_nodes=topology.allowed_nodes or CpuSet(),
-        memory=HostMemory(size, ALL_OF_THE_NODE if size else NOT_TOLD),
-        environ={},
-        scratch="",
-    )
+    return facts_from(read_machine(name), named(name))
 
 
 def _cpuset(text: str, facts: NodeFacts) -> CpuSet:

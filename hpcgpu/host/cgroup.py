@@ -63,15 +63,15 @@ def memory_left(proc: Path = _PROC) -> float:
     about = (proc / "meminfo").read_text()
     left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
     for kind, folder in _folders(proc):
-        used, files = _text(folder / _USED[kind]).strip(), _FILES[kind].findall(_text(folder / "memory.stat"))
+        used, files = text_of(folder / _USED[kind]).strip(), _FILES[kind].findall(text_of(folder / "memory.stat"))
         left += [1 - (int(used) - sum(map(int, files))) / limit for limit in _limits(kind, folder) if limit and used]
     return min(left)
 
 
 def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
     """Yield the kind and folder of the process's own memory cgroup and of those above it."""
-    mounts = _mounts(_text(proc / "self" / "mountinfo"))
-    for line in _text(proc / "self" / "cgroup").splitlines():
+    mounts = _mounts(text_of(proc / "self" / "mountinfo"))
+    for line in text_of(proc / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         kind = "cgroup2" if number == "0" else "cgroup"
         if kind == "cgroup" and "memory" not in controllers.split(","):
@@ -105,12 +105,13 @@ def _from(mount: _Mount, path: PurePosixPath) -> list[Path]:
 
 
 def _limits(kind: str, folder: Path) -> list[int]:
-    words = [_text(folder / name).strip() for name in _LIMITS[kind]]
+    words = [text_of(folder / name).strip() for name in _LIMITS[kind]]
     return [int(word) for word in words if word.isdigit()]  # "max" is no limit; version 1 has a number above all memory
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a file of the kernel's; empty if it cannot be read."""
     try:
         return path.read_text()
-    except OSError:
+    except OSError:  # absent, or the speed of an interface that is down (EINVAL)
         return ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpcgpu.errors import ParseError
 from hpcgpu.host import gpus, libhwloc, nvml
+from hpcgpu.host.cgroup import text_of
 from hpcgpu.model import CpuSet, NumaNode, Topology
 from hpcgpu.topology import document, hwloc_xml, nccl_xml, pci, sysfs
 
@@ -133,7 +134,7 @@ def slingshot_interfaces() -> tuple[str, ...]:
     """Return the interfaces of this host, a login node perhaps, that are on Slingshot."""
     found = []
     for device in _sys().glob("class/net/*/device"):
-        vendor, number = (_text(device / name).strip().removeprefix("0x") for name in ("vendor", "device"))
+        vendor, number = (text_of(device / name).strip().removeprefix("0x") for name in ("vendor", "device"))
         if pci.is_slingshot(vendor, number):
             found.append(device.parent.name)
     return tuple(sorted(found))
@@ -145,7 +146,7 @@ def _sys() -> Path:
 
 def _nodes_without_pus() -> set[int]:
     folders = _sys().glob("devices/system/node/node[0-9]*")
-    return {int(f.name.removeprefix("node")) for f in folders if _text(f / "cpulist") == "\n"}
+    return {int(f.name.removeprefix("node")) for f in folders if text_of(f / "cpulist") == "\n"}
 
 
 def machine_files(root: Path | None = None) -> dict[str, str]:
@@ -183,7 +184,7 @@ def _device(files: dict[str, str], root: Path, entry: Path) -> None:
     """Gather the PCI facts of a class entry's device under the names that the reader looks for."""
     device = (entry / "device").resolve()
     for name in _PCI_FILES:
-        text = _text(device / name)
+        text = text_of(device / name)
         if text:
             files[f"bus/pci/devices/{device.name}/{name}"] = text
     if (device / "physfn").exists():
@@ -192,16 +193,9 @@ def _device(files: dict[str, str], root: Path, entry: Path) -> None:
 
 def _read(files: dict[str, str], root: Path, *paths: Path) -> None:
     for path in paths:
-        text = _text(path)
+        text = text_of(path)
         if text:
             files[str(path.relative_to(root))] = text
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # absent, or an interface that is down and has no speed (EINVAL)
-        return ""
 
 
 def _link(files: dict[str, str], root: Path, path: Path) -> None:

@@ -66,6 +66,15 @@ def read() -> NvmlFacts:
     return NvmlFacts(tuple(sorted(gpus, key=lambda g: g.pci)), tuple(warnings), CpuSet(nodes))
 
 
+def driver() -> str:
+    """Return the version of the driver; empty if there is none."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError), _session(pynvml):
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    return ""
+
+
 @contextlib.contextmanager
 def _session(nvml: Any) -> Iterator[None]:  # noqa: ANN401 - a module without types
     nvml.nvmlInit()

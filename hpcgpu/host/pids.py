@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 # The variable that tells ranks the process that launched them.
-LAUNCHER = "HPCGPU_LAUNCHER"
+LAUNCHER = "HPCGPU_PARENT_PROCESS"  # no option has this name: it would be taken for one
 
 
 def start_time(pid: int) -> int | None:
@@ -84,14 +84,26 @@ class Process(NamedTuple):
     environ: dict[str, str]
 
 
-def own() -> Iterator[Process]:
-    """Yield the processes of this user on this host that can be inspected."""
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+def own(among: Iterable[str] | None = None) -> Iterator[Process]:
+    """Yield the processes of this user on this host that can be inspected: all, or those ``among`` these pids."""
+    for name in filter(str.isdigit, os.listdir("/proc")) if among is None else among:  # noqa: PTH208
         try:
             if os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
                 yield _read(int(name))
         except OSError:
             continue  # it has just ended, or is closed to us
+
+
+def siblings() -> Iterator[Process]:
+    """Yield, of :func:`own`, those with the parent of this process, in the order of their start.
+
+    It yields none where the kernel does not list children (CONFIG_PROC_CHILDREN, proc(5)).
+    """
+    parent = f"/proc/{os.getppid()}/task"
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(parent):  # noqa: PTH208
+            with open(f"{parent}/{thread}/children", encoding="ascii") as f:  # noqa: PTH123
+                yield from own(f.read().split())
 
 
 def title(pid: int) -> str:

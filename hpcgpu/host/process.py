@@ -23,19 +23,19 @@ _PR_SET_NAME = 15
 _OPEN_FILES = 1 << 19
 # Variables that must be set before a rank's fork server starts: distributed's nanny sets the same for its workers
 # (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
-_IMAGE_ENV = {
+_RANK_ENV = {
     "PYTHONHASHSEED": "6640",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-_OURS = "HPCGPU_IMAGE_ENV"
+_OURS = "HPCGPU_RANK_ENV"
 _PRELOAD = "LD_PRELOAD"
 _THREADS = "OMP_NUM_THREADS"
 
 
-def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
+def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
     """Return the variables to add for a rank; a user's own values stay.
 
     PBS sets OMP_NUM_THREADS itself, to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each
@@ -45,7 +45,7 @@ def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
     if _OURS in environ:
         return {}
     of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
-    added = {name: value for name, value in _IMAGE_ENV.items() if name not in environ or name == of_pbs}
+    added = {name: value for name, value in _RANK_ENV.items() if name not in environ or name == of_pbs}
     if preload:
         added[_PRELOAD] = ":".join(filter(None, (preload, environ.get(_PRELOAD))))
     ours = (f"{name}={environ[name]}" if name == of_pbs else name for name in added)
@@ -53,17 +53,17 @@ def image_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
 
 
 def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return for people what :func:`image_env` has replaced, except variables that the user's ``workers`` set."""
+    """Return for people what :func:`rank_env` has replaced, except variables that the user's ``workers`` set."""
     found = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
     return tuple(
-        f"{name}={old} is the batch system's, for the whole job: each worker has {_IMAGE_ENV[name]} (env= changes it)"
+        f"{name}={old} is the batch system's, for the whole job: each worker has {_RANK_ENV[name]} (env= changes it)"
         for name, is_old, old in found
-        if is_old and old != _IMAGE_ENV[name] and name not in workers
+        if is_old and old != _RANK_ENV[name] and name not in workers
     )
 
 
 def user_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment as the user has it, without what :func:`image_env` added."""
+    """Return the environment as the user has it, without what :func:`rank_env` added."""
     before = {name: old for name, _, old in (e.partition("=") for e in environ.get(_OURS, "").split(","))}
     ours = {_OURS, *before}
     theirs = {name: value for name, value in environ.items() if name not in ours}

@@ -25,7 +25,7 @@ async def run(command: Command) -> Result:
 
     Never raises for a program that fails: 127 when it is not there, 126 when it cannot be executed, 124 when
     it took longer than ``timeout_s`` and was killed with all that it had started, -9 when a signal 9 ended it;
-    what was printed is kept.
+    the output is kept.
     """
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
@@ -96,7 +96,7 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         with open(given, "wb", closefd=False) as f:  # noqa: PTH123
             f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
         os.lseek(given, 0, os.SEEK_SET)
-        env = {**os.environ, **command.env}
+        env = {name: value for name, value in os.environ.items() if name not in command.without} | dict(command.env)
         process = await asyncio.create_subprocess_exec(
             *command.argv, stdin=given, stdout=out, stderr=err, env=env, start_new_session=True
         )

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import data
 from hpcgpu.host.home import expanded
-
-_PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +19,10 @@ class SiteText:
     name: str
 
 
-def folders() -> tuple[Path, ...]:
-    """Return where site files are looked for, the user's own first.
-
-    The package's own lie in its ``data`` when it was installed from a wheel, and beside it in a checkout.
-    """
+def folders() -> tuple[Path, Path]:
+    """Return where site files are looked for, the user's own first."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111 - where there is no home, too
-    return (config / "hpcgpu" / "sites", _PACKAGE / "data" / "site_configs", _PACKAGE.parent / "site_configs")
+    return (config / "hpcgpu" / "sites", data.folder("site_configs"))
 
 
 def known_sites() -> dict[str, Path]:
@@ -36,6 +32,11 @@ def known_sites() -> dict[str, Path]:
         for path in sorted(folder.glob("*.yaml")):
             found.setdefault(path.stem, path)
     return found
+
+
+def _from_home(path: Path) -> str:
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - where there is no home, too
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def find_site(name: str) -> SiteText:
@@ -62,7 +63,7 @@ def find_site(name: str) -> SiteText:
                 f"of a site file; your own can stand in {folders()[0]}"
             )
         path = known[name]
-        shown = str(Path("site_configs") / path.name) if path.parent in folders()[1:] else str(path)
+        shown = str(Path("site_configs") / path.name) if path.parent in folders()[1:] else _from_home(path)
     try:
         return SiteText(path.read_text(encoding="utf-8"), shown)
     except (OSError, UnicodeDecodeError) as error:

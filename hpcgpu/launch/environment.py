@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from hpcgpu.model import Allocation, HostMemory, RankFacts
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
 # variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
@@ -40,6 +40,7 @@ _SLURM_MEMORY = (
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
 
@@ -174,6 +175,20 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
         return not (name == "TMPDIR" and job and job in value)
 
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
+
+
+def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the variables that a job which is submitted from this one must not inherit.
+
+    sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
+    none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). What users have set for srun cannot be told
+    from what Slurm has set. Of a script in a run, the way to that run's scheduler stays here, too.
+    """
+    if "SLURM_JOB_ID" not in environ and SCRIPT_ADDRESS not in environ:
+        return frozenset()
+    launched = {name for name in environ if name.startswith(_OF_A_JOB) and "_MCA_" not in name}
+    ours = {SCRIPT_ENV, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, *environ.get(SCRIPT_ENV, "").split(",")}
+    return frozenset((launched | ours) & environ.keys() - {"SLURM_CONF"})
 
 
 def _int(environ: Mapping[str, str], name: str) -> int | None:

@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 # Our variables for what PBS tells a job in none: the number of its nodes, how often it was requeued, and the memory
 # that it was granted.
-JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_JOB_MEMORY"
+JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_GRANTED_MEMORY"
+# The variable that tells a script that it runs under ranks, and the address of their scheduler.
+SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
+# And the path of the private file in which the dashboard's address stands.
+SCRIPT_DASHBOARD = "HPCGPU_SCRIPT_DASHBOARD"
+# The names of all variables by which that script's Client() finds the scheduler, with commas between.
+SCRIPT_ENV = "HPCGPU_SCRIPT_ENV"
 
 
 # The source of a limit that is none: nothing limits this job.

@@ -16,7 +16,7 @@ class BootstrapSettings(NamedTuple):
     rendezvous: str
     death_timeout_s: float
     shape: str
-    meeting: str
+    folder: str
     launch: str
     exit_file: str
     gpus: str | None = None
@@ -24,6 +24,6 @@ class BootstrapSettings(NamedTuple):
 
 
 # Fields of the document itself; the others are settings.
-OWN = frozenset({"shape", "meeting", "launch", "exit_file"})
+OWN = frozenset({"shape", "folder", "launch", "exit_file"})
 # These are in each document, also with their default values, unless they are None.
 WRITTEN = frozenset(BootstrapSettings._fields) - OWN

@@ -9,12 +9,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An argv (never a shell line), its standard input, extra environment and time limit."""
+    """An argv (never a shell line), its standard input, extra environment, variables to leave out, and time limit."""
 
     argv: tuple[str, ...]
     stdin: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     timeout_s: float = 60.0
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

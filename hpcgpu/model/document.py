@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hpcgpu.model.settings import Settings
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class RunDocument:
     ----------
     shape : str
         ``gang`` (a job of its own, a client outside), ``in-allocation``, ``head`` (a scheduler without
-        workers, a client outside), or ``member`` (workers that join the cluster whose folder ``meeting`` is).
+        workers, a client outside), or ``member`` (workers that join the cluster whose folder ``folder`` is).
     script : tuple of str
         argv of the user's script, run by rank 0; empty when a client outside drives the cluster.
-    meeting : str
-        Folder for the files of the rendezvous and of the client, on a shared file system; empty if the ranks meet by
-        MPI and there is no client outside.
+    folder : str
+        The run's folder on a shared file system, for the files of the rendezvous and of the client; empty if the
+        rendezvous is by MPI and there is no client outside.
     launch : str
         An identifier of this launch, if its ranks meet by files; empty until ``hpcgpu launch`` starts them, and under
         another launcher.
@@ -36,7 +36,7 @@ class RunDocument:
     settings: Settings = field(default_factory=Settings)
     shape: str = "in-allocation"
     script: tuple[str, ...] = ()
-    meeting: str = ""
+    folder: str = ""
     launch: str = ""
     exit_file: str = ""
     version: int = VERSION

@@ -34,6 +34,24 @@ WORKER = (
 # Those that Dask's own workers have, too.
 DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
 
+# Headings of help and reference, and the options below each, by the names users type.
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Size": ("site", "nodes", "gpus_per_node", "gpus", "workers_per_gpu", "cpu_workers", "nthreads"),
+        "Batch job": (
+            *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
+            *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
+        ),
+        "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
+        "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
+        "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
+        "Network": ("protocol", "security", "interface", "dashboard"),
+        "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
+        "Workers": ("resources", "env", "allocator"),
+        "RMM and cuDF": (*RMM, *CUDF),
+    }
+)
+
 
 def option(
     default: Any,  # noqa: ANN401 - the field's own annotation says the type
@@ -65,7 +83,12 @@ class Settings:
 
     nodes: int = option(1, "count", "nodes of the job")
     gpus_per_node: int | None = option(None, "count", "GPUs (and workers) on each node; all that are granted if unset")
-    gpus: str | None = option(None, "gpus", "'sim:4' or 'sim:4x256MiB': simulated GPUs, so many per node")
+    gpus: str | None = option(
+        None,
+        "gpus",
+        "GPUs of the whole job, at a known site or with gpus_per_node; or 'sim:4', 'sim:4x256MiB': simulated ones, so "
+        "many per node",
+    )
     ranks: str = option("gpu", "choice", "one MPI rank per GPU, or one per node", choices=("gpu", "node"))
     shape: str = option(
         "gang",
@@ -103,6 +126,7 @@ class Settings:
     log_directory: str | None = option(None, "text", "folder for the job's output")
     python: str | None = option(None, "text", "Python of the ranks; this one if unset")
     site: str | None = option(None, "text", "name of a site file, or a path to one")
+    site_limits: bool = option(True, "flag", "refuse what the site's file says that the site refuses")
     workers_per_gpu: int = option(1, "count", "workers that share each GPU, and its memory")
     cores: str | int = option(
         "all",
@@ -179,6 +203,7 @@ class Settings:
         user_name="death_timeout",
     )
     dashboard: bool = option(True, "flag", "the scheduler's dashboard, on loopback behind a secret")
+    progress: bool = option(False, "flag", "say on standard error how many tasks are done")
     resources: Mapping[str, float] = option(MappingProxyType({}), "numbers", "Dask resources of each worker")
     allocator: str = option(
         "system",

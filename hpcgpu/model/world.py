@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The variable that tells a script that it runs under ranks, and the address of their scheduler.
-SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:

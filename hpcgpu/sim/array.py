@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from hpcgpu.sim.memory import result_like
+
 _IMPLICIT = (
     "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
 )
@@ -32,6 +34,9 @@ class Gpu(Protocol):
     def to_host(self, host: np.ndarray, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
         """Copy to the host."""
 
+    def empty_as(self, like: np.ndarray) -> SimArray:
+        """Return an array with undefined contents, of another one's dtype, shape and strides."""
+
     def allocation_of(self, result: np.ndarray) -> Buffer:
         """Return the buffer in which an array lies; a new one is counted."""
 
@@ -46,10 +51,6 @@ class Buffer(Protocol):
     @property
     def nbytes(self) -> int:
         """Its size."""
-
-
-class Memory(np.ndarray):
-    """Memory of a buffer; an array in it is a view of no other array."""
 
 
 class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
@@ -94,7 +95,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def base(self) -> SimArray | None:
         """The array of which it is a view, or None. As with CuPy, this holds after a way down and up, too."""
         base = self._host.base
-        while base is not None and type(base) is not np.ndarray:  # Memory, or as in hpcgpu.sim.gpu._root
+        while base is not None and type(base) is not np.ndarray:  # sim.memory.Memory, or as in sim.gpu._root
             base = getattr(base, "base", None)
         return None if base is None else SimArray(base, self._allocation)
 
@@ -141,7 +142,12 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise TypeError(_IMPLICIT)
         if any(_decides(x) for x in inputs):
             return NotImplemented
-        result = getattr(ufunc, method)(*map(_down, inputs), **_down(kwargs))
+        hosts = [_down(x) for x in inputs]
+        if method == "__call__" and not kwargs and (like := result_like(ufunc, hosts)) is not None:
+            made = self._allocation.gpu.empty_as(like)
+            ufunc(*hosts, out=made._host)
+            return made
+        result = getattr(ufunc, method)(*hosts, **_down(kwargs))
         if len(out) == 1:
             return out[0]
         return self._up(result)

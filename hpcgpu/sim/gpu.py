@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from hpcgpu.model.simulated import DEFAULT_BYTES
-from hpcgpu.sim.array import Memory, SimArray
+from hpcgpu.sim.array import SimArray
+from hpcgpu.sim.memory import NUMBERS, Blocks
+from hpcgpu.sim.usage import Usage
 
-_COUNTER_BYTES = 8
-_NUMBERS = frozenset("?bBhHiIlLqQefdFD")  # numpy's characters of the dtypes of CuPy's kernels (cupy/_core/_dtype.pyx)
+# The part of the memory that may be kept to be used again.
+_KEPT = 4
 
 
 class OutOfMemoryError(MemoryError):
@@ -56,7 +56,8 @@ class SimGpu:
     uuid, pci : str
         Its names.
     usage_file : path, optional
-        The file in which other processes find the used bytes (:func:`read_usage_bytes`).
+        The file in which other processes find what it takes of the host's memory
+        (``hpcgpu.sim.usage.read_usage_bytes``): used bytes, and freed memory that is kept to be used again.
 
     Attributes
     ----------
@@ -84,7 +85,8 @@ class SimGpu:
         self._lock = threading.Lock()
         self._freed: deque[int] = deque()
         self._allocations: dict[int, weakref.ref[Allocation]] = {}
-        self._published = _map_counter(Path(usage_file)) if usage_file is not None else None
+        self._blocks = Blocks(memory_bytes // _KEPT, lambda: self._free(0))
+        self._usage = Usage(usage_file) if usage_file is not None else None
 
     @property
     def name(self) -> str:
@@ -110,14 +112,21 @@ class SimGpu:
             return x
         host = x.get() if isinstance(x, SimArray) else np.asarray(x)
         _check(host.dtype)
-        allocation = self._allocate(host.nbytes)
-        device = np.array(host, copy=True)
+        device = self.empty_as(np.empty_like(host, subok=False))
+        np.copyto(device._host, host)
         self._count("h2d", host.nbytes)
-        return SimArray(device, self._register(device, allocation))
+        return device
+
+    def empty_as(self, like: np.ndarray) -> SimArray:
+        """Return an array with undefined contents, of a contiguous array's dtype, shape and strides."""
+        memory, allocation = self._memory(like.nbytes)
+        return SimArray(np.ndarray(like.shape, like.dtype, memory, 0, like.strides), allocation)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> SimArray:  # noqa: ANN401
         """Return an array with undefined contents."""
-        return self.adopt(np.empty(shape, dtype))
+        like = np.empty(shape, dtype)
+        _check(like.dtype)
+        return self.empty_as(like)
 
     def adopt(self, result: np.ndarray) -> SimArray:
         """Make a device array of an array that a computation has made; nothing is copied."""
@@ -156,17 +165,20 @@ class SimGpu:
 
     def unpack(self, root: np.ndarray, views: Sequence[View]) -> list[SimArray]:
         """Copy a packed buffer to the device, once, and return its arrays."""
-        allocation = self._allocate(root.nbytes)
-        device = Memory(root.nbytes, np.uint8)
+        device, allocation = self._memory(root.nbytes)
         np.copyto(device, root)
         self._count("h2d", root.nbytes)
-        self._register(device, allocation)
         return [SimArray(np.ndarray(v.shape, v.dtype, device, v.offset, v.strides), allocation) for v in views]
 
     def to_host(self, host: np.ndarray, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
         """Copy an array's data to the host."""
         self._count("d2h", host.nbytes)
         return host.copy(order)
+
+    def _memory(self, nbytes: int) -> tuple[np.ndarray, Allocation]:
+        """Return memory of a new buffer, uint8 of shape (nbytes,), not cleared."""
+        memory = self._blocks.take(nbytes)  # first: a block that is kept need not go to make room for this one
+        return memory, self._register(memory, self._allocate(nbytes))
 
     def _allocate(self, nbytes: int) -> Allocation:
         while True:
@@ -177,13 +189,16 @@ class SimGpu:
                     self._used += nbytes
                     self.peak_bytes = max(self.peak_bytes, self._used)
                     self._publish()
-                    return Allocation(self, nbytes)
+                    allocation = Allocation(self, nbytes)
+                    break
             if self.on_alloc_failure is None or not self.on_alloc_failure(nbytes):
-                break  # else room was made, though another thread may have taken it
-        raise OutOfMemoryError(
-            f"Out of memory allocating {nbytes:,} bytes (allocated so far: {used:,} bytes, limit set to: "
-            f"{self.memory_bytes:,} bytes) on the {self.name}"
-        )
+                raise OutOfMemoryError(
+                    f"Out of memory allocating {nbytes:,} bytes (allocated so far: {used:,} bytes, limit set to: "
+                    f"{self.memory_bytes:,} bytes) on the {self.name}"
+                )
+            # room was made, though another thread may have taken it
+        self._blocks.shrink(self.memory_bytes - used - nbytes)
+        return allocation
 
     def _register(self, root: np.ndarray, allocation: Allocation) -> Allocation:
         # No lock: an array drops its allocation before its memory, so an id leaves the dict before it is used again.
@@ -214,8 +229,8 @@ class SimGpu:
         self._publish()
 
     def _publish(self) -> None:
-        if self._published is not None:
-            self._published[:] = self._used.to_bytes(_COUNTER_BYTES, "little")
+        if self._usage is not None:
+            self._usage.publish(self._used + self._blocks.nbytes)
 
     def _count(self, way: str, nbytes: int) -> None:
         if nbytes:  # not for dask, which infers types by calls with empty arrays
@@ -236,7 +251,7 @@ class SimGpu:
 
 
 def _check(dtype: np.dtype) -> None:
-    if dtype.char not in _NUMBERS:
+    if dtype.char not in NUMBERS:
         raise ValueError(f"Unsupported dtype {dtype}: a GPU holds numbers only")
 
 
@@ -259,21 +274,6 @@ def _bytes_of(root: np.ndarray) -> np.ndarray:
     """Return the memory of an owner as bytes; it is contiguous in some order of axes."""
     order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
     return root.transpose(order).reshape(-1).view(np.uint8)
-
-
-def _map_counter(path: Path) -> mmap.mmap:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
-        f.write(bytes(_COUNTER_BYTES))
-        f.flush()
-        return mmap.mmap(f.fileno(), _COUNTER_BYTES)
-
-
-def read_usage_bytes(path: str | os.PathLike[str]) -> int:
-    """Return the bytes in use on a simulated GPU of another process; 0 if there is none."""
-    try:
-        return int.from_bytes(Path(path).read_bytes(), "little")
-    except OSError:
-        return 0
 
 
 _current: SimGpu | None = None

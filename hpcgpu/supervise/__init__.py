@@ -1,5 +1,5 @@
-"""Background work: what happens when it raises is stated where it is started, so that nothing ends silently.
+"""Background work. Its starter states what happens when it raises, so that nothing ends silently.
 
-``tasks`` starts coroutines, ``threads`` threads. Either goes on, after having said what went wrong and waited, or
-tells its owner, who ends what depends on it.
+``tasks`` starts coroutines, ``threads`` threads. After an exception the work logs it, waits and goes on, or tells its
+owner, which ends everything that depends on it.
 """

@@ -1,4 +1,4 @@
-"""What is known, and said, of work that goes on whatever it raises."""
+"""The state of work that goes on whatever it raises, and the log of its failures."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Rounds:
 
     @property
     def trouble(self) -> str:
-        """What to tell those who wait for the work's results; empty until it has failed a few times in a row."""
+        """A text for those who wait for the work's results; empty until it has failed a few times in a row."""
         if self.error is None or self._backoff.failures < _TROUBLE:
             return ""
         return f"{self._what} has failed {self._backoff.failures} times in a row: {reason_of(self.error)}"
 
     def failed(self, error: BaseException) -> float:
-        """Say what a round raised, each reason once; return how long to wait before the next round."""
+        """Log the exception of a round, each reason once; return how long to wait before the next round."""
         self.error, self._backoff = error, self._backoff.failed(_kind(error), time.monotonic())
         if self._backoff.is_new:
             logger.warning(
@@ -64,14 +64,14 @@ class Rounds:
 
 
 def _kind(error: BaseException) -> str:
-    """Return what is the same when the same happens again: its text may hold a descriptor, an address, a time."""
+    """Return a key that is the same for the same fault: a message may hold a descriptor, an address, a time."""
     if isinstance(error, HpcGpuError):
         return str(error)
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    place = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at else ""
-    return f"{type(error).__name__} {getattr(error, 'errno', None)} {place}"
+    where = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at else ""
+    return f"{type(error).__name__} {getattr(error, 'errno', None)} {where}"
 
 
 def reason_of(error: BaseException) -> str:

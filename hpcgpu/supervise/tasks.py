@@ -1,4 +1,4 @@
-"""Coroutines and callbacks in the background of an event loop."""
+"""Coroutines and callbacks in the background of an event loop, and the times at which they look again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
@@ -16,6 +17,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 Failed = Callable[[BaseException], object]
+# A thousand workers come within seconds: each look at all jobs is for as many of them as came meanwhile.
+GATHER_S = 0.1
 
 
 class Loop:
@@ -128,7 +131,7 @@ def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
 
 
 def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> asyncio.Task[None]:
-    """Do work once. What it raises is logged with its traceback and handed to ``failed``, which ends what needs it.
+    """Do work once. An exception is logged with its traceback and handed to ``failed``, which ends what needs the work.
 
     Cancelling the task is no failure; a CancelledError that nobody asked for is one.
     """
@@ -146,7 +149,7 @@ def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> a
 
 
 class Group:
-    """Tasks of one owner, who waits for none of them."""
+    """Tasks of one owner, which waits for none of them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,11 +183,81 @@ async def in_thread(call: Callable[[], Answer]) -> Answer:
         raise
 
 
-def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
-    """Return a callback for timers, signals, descriptors and futures: what it raises goes to the log and ``failed``.
+class Alarm:
+    """Waits for the first of two times, or for a change; of one event loop.
 
-    The event loop alone would log it and go on: a timer that arms itself anew is dead then, and what is readable
-    stays so, and calls again at once, for ever.
+    Attributes
+    ----------
+    ask_at_s, wake_at_s : float or None
+        By the loop's clock: when there is a question to be asked, and when to look though nothing has happened.
+
+    """
+
+    def __init__(self) -> None:
+        self.ask_at_s: float | None = None
+        self.wake_at_s: float | None = None
+        self._rung = asyncio.Event()
+
+    @property
+    def is_time_to_ask(self) -> bool:
+        """Whether the time for the question has come."""
+        return self.ask_at_s is not None and self.now_s() >= self.ask_at_s
+
+    def set_in(self, ask_s: float | None, wake_s: float | None) -> None:
+        """Set both times, in so many seconds from now; None: never."""
+        now_s = self.now_s()
+        self.ask_at_s, self.wake_at_s = (None if s is None else now_s + s for s in (ask_s, wake_s))
+
+    def ring(self) -> None:
+        """Look now: something has changed."""
+        self._rung.set()
+
+    async def wait(self) -> None:
+        """Return when it is time; changes that follow each other closely are one."""
+        times = [at_s for at_s in (self.ask_at_s, self.wake_at_s) if at_s is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(times) - self.now_s()) if times else None):
+                await self._rung.wait()
+                await asyncio.sleep(GATHER_S)
+        self._rung.clear()
+
+    def now_s(self) -> float:
+        """Return the time of the loop's clock."""
+        return asyncio.get_running_loop().time()
+
+
+async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, limit_s: float = math.inf) -> Answer:
+    """Look again and again; return the first answer that is not None.
+
+    Parameters
+    ----------
+    look : callable
+        A coroutine function.
+    every_s : float
+        The wait between two looks.
+    limit_s : float
+        No look begins later than this. There is one look at least.
+
+    Raises
+    ------
+    TimeoutError
+        The time is over.
+
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + limit_s
+    while (found := await look()) is None:
+        await asyncio.sleep(every_s)
+        if loop.time() > end_s:
+            raise TimeoutError
+    return found
+
+
+def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
+    """Return a callback for timers, signals, descriptors and futures: an exception goes to the log and to ``failed``.
+
+    The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
+    descriptor would stay readable and call again at once, for ever.
     """
 
     @functools.wraps(call)
@@ -199,7 +272,7 @@ def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callabl
 
 
 def say_only(_: BaseException) -> None:
-    """Do nothing more about what was raised: it stands in the log, and nothing depends on it."""
+    """Do nothing more about an exception: it stands in the log, and nothing depends on the work."""
 
 
 def _is_cancelled(error: BaseException) -> bool:

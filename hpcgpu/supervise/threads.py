@@ -38,7 +38,7 @@ class Loop:
         while True:
             try:
                 over = self._work()
-            except BaseException as e:  # also SystemExit of what is called: it would end a thread without a word
+            except BaseException as e:  # also SystemExit: it would end the thread without a word
                 self._pause(self._rounds.failed(e))
             else:
                 self._rounds.went_well()

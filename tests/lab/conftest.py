@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -35,6 +35,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             Lab(accounting="accounting_lab" in wanted).build()
         except Exception as why:
             session.config.stash[WHY_NOT] = why  # for each test that wants a lab
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show how the logs of the last jobs end beside what has failed: the lab is gone when somebody reads of it."""
+    report = yield
+    lab = getattr(item, "funcargs", {}).get("slurm_lab")
+    if report.when == "call" and report.failed and lab:
+        last = "ls -t slurm-*.out */slurm-*.out 2> /dev/null | head -n 6 | xargs -r tail -n 12"
+        report.sections.append(("Logs of the last jobs", lab.exec(lab.login, ["sh", "-c", last]).stdout))
+    return report
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_a_detached_cluster_is_there_for_another_node(slurm_lab: Lab, detached: 
     assert "SETTINGS mine 3.0" in said
     outlives_the_grace(slurm_lab, detached)  # closing it has left it as it was
     seen = hpcgpu(slurm_lab, "ps")
-    assert [w for w in ("mine", "gang", detached, "RUNNING", "detached") if w not in seen] == []
+    assert [w for w in ("mine", "gang", detached, "UP 2/2", "detached") if w not in seen] == []
     assert "2 workers on 1 node ready" in hpcgpu(slurm_lab, "logs", "mine", "--lines", "5")
     assert f"mine has ended (jobs {detached})" in hpcgpu(slurm_lab, "stop", "mine")
     assert slurm_lab.job(detached)["JobState"] == "COMPLETED"  # by a goodbye, not by scancel
@@ -131,12 +131,12 @@ def test_who_takes_it_over_and_dies_ends_it_too(slurm_lab: Lab, detached: str) -
     slurm_lab.wait_job(detached, timeout=PATIENCE_S)
 
 
-def test_a_guest_that_dies_leaves_it_as_it_was(slurm_lab: Lab, detached: str) -> None:
+def test_an_attached_object_that_dies_leaves_it_as_it_was(slurm_lab: Lab, detached: str) -> None:
     python(slurm_lab, f"cluster = SLURMGPUCluster.attach({detached!r})\nos.kill(os.getpid(), 9)", check=False)
     outlives_the_grace(slurm_lab, detached)
 
 
-def test_shutdown_by_a_guest_ends_it(slurm_lab: Lab, detached: str) -> None:
+def test_shutdown_by_an_attached_object_ends_it(slurm_lab: Lab, detached: str) -> None:
     python(slurm_lab, f"SLURMGPUCluster.attach({detached!r}).shutdown()")
     assert slurm_lab.job(detached)["JobState"] == "COMPLETED"
     assert folders(slurm_lab) == []
@@ -223,7 +223,7 @@ TAMPER = """
     import json, pathlib
     from hpcgpu.deploy.network.tls import Certificate
     from hpcgpu.errors import TrustError
-    path, = pathlib.Path(".hpcgpu/runs").glob("*/contact")
+    path, = pathlib.Path(".hpcgpu/runs").glob("*/scheduler")
     right = json.loads(path.read_text())
     wrong = Certificate.make()
     cases = {"other": {"cert": wrong.cert_pem, "key": wrong.key_pem}, "mixed": {"key": wrong.key_pem},
@@ -249,7 +249,7 @@ def test_who_attaches_with_a_wrong_certificate_hears_why_at_once(slurm_lab: Lab,
     assert "nor through" not in cases["other"]
     assert "cannot be used: [X509: KEY_VALUES_MISMATCH]" in cases["mixed"]
     assert "its nonce is another one" in cases["nonce"]
-    assert "contact is damaged" in cases["cut"]
+    assert "scheduler is damaged" in cases["cut"]
     assert "KEPT 3" in said
 
 
@@ -288,7 +288,7 @@ def test_a_requeued_job_gives_the_cluster_back(slurm_lab: Lab) -> None:
     slurm_lab.exec(slurm_lab.login, ["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root", check=True)
     line = mine.until("was requeued")
     assert f"job {job} was requeued; its results are lost, the cluster is back" in line
-    mine.until("dashboard: ssh -N -L ")  # its port is another one
+    mine.until("dashboard: cat ")  # its secret is another one
     mine.go_on()
     assert "AGAIN 7 2" in mine.until("AGAIN")
     mine.end()

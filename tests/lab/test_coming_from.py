@@ -20,3 +20,15 @@ def test_slurm_runner(slurm_lab: Lab) -> None:
     slurm_lab.write("script.py", after(blocks("dask-jobqueue", "diff")[2]))
     done = slurm_lab.exec(slurm_lab.login, shlex.split(blocks("dask-jobqueue", "bash")[0]), timeout=150)
     assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+
+
+@pytest.mark.parametrize("page", ["sbatch", "nemo-curator"])
+def test_a_job_script(slurm_lab: Lab, page: str) -> None:
+    text = after(blocks(page, "diff")[0]).replace('--container-image="$IMAGE" ', "")  # the lab has no pyxis
+    slurm_lab.write("job.sh", text)
+    slurm_lab.write("my_script.py", "from distributed import Client\nwith Client() as c: print(len(c.nthreads()))\n")
+    argv = ["sbatch", "--wait", "--time=5", "--output=coming.out", "job.sh"]
+    done = slurm_lab.exec(slurm_lab.login, argv, timeout=150)
+    said = slurm_lab.exec(slurm_lab.login, ["cat", "coming.out"]).stdout
+    printed = [line for line in said.splitlines() if not line.startswith("hpcgpu: ")]
+    assert (done.returncode, printed) == (0, ["8"]), done.stderr + said

@@ -40,7 +40,7 @@ CLUSTER = """
     folder = scheduler_file.make_folder(home)
     lease.detach(folder)
     settings = Settings(gpus="sim:2", walltime_s=3600)
-    run = RunDocument(settings, "member", meeting=str(folder))
+    run = RunDocument(settings, "member", folder=str(folder))
     spec, _, system = plan_job(run, None, "slurm")
     script = system.script(replace(spec, count=2, exit_file=""))
     head = subprocess.Popen([sys.executable, "-m", "hpcgpu.agent", document.render(replace(run, shape="head"))])

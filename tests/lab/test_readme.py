@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+import doc_blocks
 from lab import Lab
 from pages import README, line
 from paths import ROOT
@@ -56,3 +57,12 @@ def test_launch(slurm_lab: Lab) -> None:
     said = as_a_newcomer(slurm_lab, f"salloc -N2 --ntasks-per-node=4 {shown}", f"salloc --ntasks-per-node=4 {run}")
     assert "srun --nodes=2 --ntasks=9" in said
     assert said.count(RESULT) == 1
+
+
+def test_the_tutorials_cluster_of_two_nodes(slurm_lab: Lab) -> None:
+    (code,) = [
+        b.text for b in doc_blocks.blocks(ROOT / "docs/tutorial/slurm-lab.md") if b.how == "lab" and b.kind == "python"
+    ]
+    slurm_lab.write("two_nodes.py", code)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "two_nodes.py"], timeout=150)
+    assert done.stdout.splitlines()[-1:] == ["285"], done.stderr

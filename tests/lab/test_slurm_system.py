@@ -147,7 +147,7 @@ def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
     keep = 'if [ "$SLURM_PROCID" = 3 ]; then exec sleep 600; fi; exec "$@"'
     srun = ("srun", "--mpi=pmix", "-n4", "bash", "-c", keep, "bash")
     said = in_allocation(slurm_lab, *srun, options=("--death-timeout", "20"))
-    assert said.count("not all 4 ranks came to the meeting within 20 s (--death-timeout)") == 1, said
+    assert said.count("not all 4 ranks came to the rendezvous within 20 s (--death-timeout)") == 1, said
     assert re.search(
         r"Missing: rank 3 on (\w+) \(process \d+ has .*\)\. There: ranks 0-1 on \w+, rank 2 on \1\n", said
     ), said
@@ -157,7 +157,7 @@ def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
 def test_ranks_meet_by_files_where_mpi_cannot(slurm_lab: Lab) -> None:
     said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL, options=("--rendezvous", "file"))
     assert f"NAMES {NAMES}" in said
-    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/meetings"]).stdout == ""
+    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous"]).stdout == ""
 
 
 def test_a_node_without_a_rank_is_an_error(slurm_lab: Lab) -> None:

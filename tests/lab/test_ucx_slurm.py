@@ -5,23 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from pathlib import Path
 
 import pytest
-from lab import CHECKOUT, NETWORK, Lab
-from paths import ROOT
+from lab import NETWORK, Lab, LabUnavailable
 
 PYTHON = "/home/hpc/ucx/bin/python"
-# The environment of `make ucx` lies in the checkout, which the lab sees; its Python is the lab's own.
-MAKE = """
-set -e
-[ ! -e ~/ucx ] || exit 0
-python3 -m venv --without-pip ~/ucx
-printf '%s\\n' {checkout} {packages} > $(echo ~/ucx/lib/python3*/site-packages)/ucx.pth
-printf '#!/bin/sh\nexec ~/ucx/bin/python -m hpcgpu "$@"\n' > ~/ucx/bin/hpcgpu
-chmod +x ~/ucx/bin/hpcgpu
-~/ucx/bin/python -c 'import hpcgpu, ucxx'
-"""
 SEEN = """
     import json, os, time
     from distributed import Client, wait
@@ -43,13 +31,11 @@ SEEN = """
 
 @pytest.fixture
 def ucx(slurm_lab: Lab) -> Lab:
-    packages = next((ROOT / ".venv-ucx/lib").glob("python3*/site-packages"), None)
-    if packages is None or not (packages / "distributed_ucxx").exists():
-        pytest.skip("there is no .venv-ucx: make ucx")
-    inside = Path(CHECKOUT, packages.relative_to(ROOT))
-    done = slurm_lab.exec(slurm_lab.login, ["sh", "-c", MAKE.format(checkout=CHECKOUT, packages=inside)])
-    if done.returncode:
-        pytest.skip(f"{packages.parent.name} of .venv-ucx is not the lab's Python: {done.stderr}")
+    """The lab with the environment of ``make ucx``, which lies in the checkout and is of the lab's own Python."""
+    try:
+        slurm_lab.lend(".venv-ucx", "ucx", ("distributed_ucxx", "ucxx"))
+    except LabUnavailable as error:
+        pytest.skip(f"{error} (make ucx)")
     return slurm_lab
 
 

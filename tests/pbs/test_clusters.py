@@ -6,10 +6,12 @@ epilogue and a qrerun take theirs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 from pbs_lab import HOME, Client, PbsLab
 from waiting import until
 
@@ -59,7 +61,7 @@ def workers(client: Client) -> int:
 
 
 def test_a_gang_from_start_to_end_with_a_slow_epilogue(lab: PbsLab, gang: Client, elastic: Client) -> None:
-    job_id, guest = start(gang, GANG), elastic
+    job_id, attached = start(gang, GANG), elastic
     assert lab.states() == {job_id: "R"}
     assert gang(WORK) == DONE
     assert len(set(gang("list(client.run(__import__('socket').gethostname).values())"))) == 2
@@ -68,9 +70,9 @@ def test_a_gang_from_start_to_end_with_a_slow_epilogue(lab: PbsLab, gang: Client
     assert "2 workers on 2 nodes ready" in log.read_text()
     assert lab.hpcgpu("logs", job_id) == log.read_text()
     assert job_id in lab.hpcgpu("ps")
-    guest(f"cluster = PBSGPUCluster.attach({job_id!r}); client = Client(cluster)")
-    assert guest(WORK) == DONE
-    guest(CLOSE)
+    attached(f"cluster = PBSGPUCluster.attach({job_id!r}); client = Client(cluster)")
+    assert attached(WORK) == DONE
+    attached(CLOSE)
     lab.breaks("epilogue", "14")  # longer than close() waits before it cancels
     gang(CLOSE)
     assert "qdel failed" not in gang.said
@@ -187,3 +189,44 @@ def test_the_template_takes_a_script_and_its_arguments(lab: PbsLab) -> None:
     )
     lab.on("login01", "; ".join(lines))
     assert "['one', 'two']" in (HOME / "work" / "t.out").read_text().splitlines()
+
+
+RUN = """
+import sys
+from distributed import Client
+with Client() as client:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    print("HOSTS", len({w["host"] for w in workers}), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
+"""
+APPTAINER = '#!/bin/bash\n[ "$1 $2 $3" = "exec --nv my.sif" ] && exec "${@:4}"\n'
+
+
+def test_the_other_templates_run(lab: PbsLab) -> None:
+    """All at once. The lab has no GPU to ask for, and no Apptainer: a program that runs the command stands in."""
+    tmrsh, work = ROOT / "hpcgpu" / "host" / "pbs_ssh.sh", HOME / "work" / "templates"
+    few = "s/:ngpus=4//; s/ncpus=4/ncpus=1/; s/mpiprocs=4/mpiprocs=1/"
+    paths = f"s,^mpiexec,{lab.python.parent}/&,; s,apptainer exec,{work}/&,"  # a job's shell has the node's own PATH
+    site = f"{few}; {paths}; s,hpcgpu \\(launch\\|run\\),{lab.python.parent}/& --gpus sim:1,"
+    lab.on(
+        "login01",
+        f"rm -rf {work}; mkdir -p {work}; cat > {work}/s.py <<'E'\n{RUN}E\ncat > {work}/apptainer <<'E'\n{APPTAINER}E",
+    )
+    lab.on("login01", f"chmod +x {work}/apptainer; printf 'first 1\\nsecond 2' > {work}/runs.txt")
+    jobs = {
+        "full": "SCRIPT=s.py ARGS='its arguments'",
+        "apptainer": f"IMAGE=my.sif SCRIPT=s.py PRTE_MCA_plm_ssh_agent={tmrsh}",
+        "sweep": f"SCRIPT={ROOT}/examples/sweep.py ARGS='--grid rate=0.1,0.01'",
+        "array": "RUNS=runs.txt SCRIPT=s.py",
+    }
+    for name, variables in jobs.items():
+        own = ",".join(word.partition("=")[0] for word in re.findall(r"[A-Z]\w+=", variables))
+        more = "-J 1-2" if name == "array" else f"-o {name}.out"
+        submit = f"{variables} qsub -f {more} -N {name} -v {own} {name}.sh"
+        lab.on("login01", f"cd {work}; sed '{site}' {ROOT}/jobscripts/pbs-{name}.sh > {name}.sh; {submit}")
+    until(lambda: not lab.states(), "all have ended", limit_s=120, every_s=0.5)
+    logs = {path.name.partition(".")[0]: path.read_text() for path in work.glob("*.out")}
+    array = sorted(line for path in work.glob("array.o*") for line in path.read_text().splitlines() if "HOSTS" in line)
+    assert "HOSTS 2 WORKERS 2 ARGUMENTS its arguments" in logs["full"]
+    assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["apptainer"], logs["apptainer"]
+    assert "best of 2: rate=0.1, loss" in logs["sweep"]
+    assert array == ["HOSTS 1 WORKERS 1 ARGUMENTS first 1", "HOSTS 1 WORKERS 1 ARGUMENTS second 2"]

@@ -51,6 +51,19 @@ def test_local_cuda_cluster(tmp_path: Path) -> None:
     assert done.stdout == "6\n", done.stderr
 
 
+def test_a_scheduler_file_of_dasks_own_scheduler(tmp_path: Path) -> None:
+    line = after(blocks("sbatch", "diff")[1]).removeprefix("srun ").rstrip(" &\n")
+    file = tmp_path / "scheduler.json"
+    argv = [str(file) if word == "$SCHEDULER_FILE" else word for word in shlex.split(line)]
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
+        client.write_scheduler_file(str(file))
+        env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
+        with subprocess.Popen([*argv, "--gpus", "sim:1"], env=env, stderr=subprocess.DEVNULL) as process:
+            client.wait_for_workers(1, timeout=60)
+            assert len(hpcgpu.bindings(client).workers) == 1
+            process.terminate()
+
+
 def test_dask_cuda_worker(tmp_path: Path) -> None:
     argv = shlex.split(after(blocks("dask-cuda", "diff")[1]))
     with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:

@@ -43,7 +43,7 @@ def test_all_clusters_take_turns_and_goals_stand_beside_what_was_measured() -> N
             found.setdefault(line["who"], {})[line["measure"]] = line["value"]
     assert set(found) >= {"hpcgpu", "hpcgpu, host arrays", "LocalCluster"}
     for who, figures in found.items():
-        assert figures.keys() >= {"wall_s", "cpu_s", "peak_pss_mib", "to_peers_mib"} | TIERS
+        assert figures.keys() >= {"wall_s", "first_wall_s", "cpu_s", "peak_pss_mib", "to_peers_mib"} | TIERS
         assert figures["cpu_s"] > 0
         # the blocks alone, which the tiers in memory cannot hold
         assert figures["host_to_disk_mib"] > 0, who
@@ -84,7 +84,15 @@ def test_a_case_gives_the_same_wherever_its_arrays_are(client: Client, name: str
 
 
 def test_every_case_has_a_function() -> None:
-    assert tuple(_cases.CASES) == tuple(name for name in _sizes.NAMES if name != _sizes.IDLE)
+    names = [name.removesuffix(_sizes.ALL_FITS) for name in _sizes.NAMES if name != _sizes.IDLE]
+    assert list(_cases.CASES) == list(dict.fromkeys(names))
+
+
+def test_where_all_fits_nothing_is_spilled() -> None:
+    lines = main_job("--only", "hot and cold, all fits", "--protocols", "tcp", "--json")
+    spilled = {f["who"]: f["value"] for f in lines if f["measure"] in ("host_to_disk_mib", "device_to_host_mib")}
+    assert spilled == dict.fromkeys(("hpcgpu", "hpcgpu, host arrays", "LocalCluster"), 0.0)
+    assert {f["goal"].split(":")[0] for f in lines if "goal" in f} == {"<= 1.0"}
 
 
 def test_cases_without_arrays(client: Client) -> None:

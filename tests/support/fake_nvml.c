@@ -59,6 +59,11 @@ const char *nvmlErrorString(int code) {
     return code == 15 ? "GPU is lost" : code == NOT_SUPPORTED ? "Not Supported" : "fake error";
 }
 
+int nvmlSystemGetDriverVersion(char *out, unsigned size) {
+    snprintf(out, size, "570.86.15");
+    return SUCCESS;
+}
+
 static int is_gpu(const Device *d) { return strcmp(d->kind, "gpu") == 0; }
 
 int nvmlDeviceGetCount_v2(unsigned *out) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcgpu.deploy.jobs.hooks import ClusterHooks
+from hpcgpu.deploy.jobs.job_loop import ClusterHooks
 from hpcgpu.deploy.jobs.job_table import Present
 from hpcgpu.deploy.jobs.record import RecordedJob
 

@@ -37,6 +37,18 @@ WITH_ACCOUNTING = str(_BESIDE + 5)  # the number of the lab with slurmdbd beside
 CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
 
 
+# A venv of the lab's Python with the packages of one of this checkout, and its own command hpcgpu.
+_MAKE = """
+set -e
+[ ! -e ~/{name} ] || exit 0
+python3 -m venv --without-pip ~/{name}
+printf '%s\\n' {below} {checkout} {packages} > $(echo ~/{name}/lib/python3*/site-packages)/{name}.pth
+printf '#!/bin/sh\nexec ~/{name}/bin/python -m hpcgpu "$@"\n' > ~/{name}/bin/hpcgpu
+chmod +x ~/{name}/bin/hpcgpu
+~/{name}/bin/python -c 'import hpcgpu, {modules}'
+"""
+
+
 class LabUnavailable(Exception):
     """The lab cannot be had on this machine; the text says why."""
 
@@ -52,6 +64,20 @@ class Lab:
         """Take the lab of that number, with slurmdbd or without."""
         self.number, self.accounting = number, accounting
         self._errands: dict[str, Errands] = {}
+
+    def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
+        """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them.
+
+        LabUnavailable: there is no such venv, it lacks a module, or it is of another Python than the lab's.
+        """
+        found = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
+        if found is None or not (found / modules[0]).exists():
+            raise LabUnavailable(f"{venv} has no {modules[0]}")
+        packages = f"{CHECKOUT}/{found.relative_to(ROOT)}"
+        words = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
+        done = self.exec(self.login, ["sh", "-c", _MAKE.format(**words, modules=", ".join(modules))])
+        if done.returncode:
+            raise LabUnavailable(f"{found.parent.name} of {venv} is not the lab's Python: {done.stderr}")
 
     def lab_sh(self, word: str, timeout: float, typed: str = "") -> subprocess.CompletedProcess[str]:
         argv = [LAB_SH, word]

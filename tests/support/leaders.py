@@ -6,7 +6,8 @@ c = Client()
 pids = json.load(open(sys.argv[1]))
 
 def addresses():
-    return {w["name"]: a for a, w in c.scheduler_info(n_workers=-1)["workers"].items()}
+    # c.scheduler_info() may answer without workers: the client renews it every 2 s, with none (distributed 2026.8.0)
+    return {w["name"]: a for a, w in c.sync(c.scheduler.identity, n_workers=-1)["workers"].items()}
 
 def leaders():
     pid_of = c.run(os.getpid, nanny=True)

@@ -39,7 +39,7 @@ def test_a_script_has_its_data_over_ucx(tmp_path: Path, count: int) -> None:
     done = ranks.run(ranks.script(tmp_path, SCRIPT), options=UCX, ranks=count)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == SAID  # nor are UCX's own words among it
-    assert "protocol ucx is not encrypted" in done.stderr
+    assert "protocol ucx of the scheduler is not encrypted" in done.stderr
     assert "2 workers on 1 node ready" in done.stderr
     assert "UCX  WARN" not in done.stderr
 

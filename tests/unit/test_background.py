@@ -27,6 +27,7 @@ EXCEPTIONS = {
     ("agent/standalone_node.py", "_StandaloneNode.run", "add_signal_handler"): "it cancels the task that runs",
     ("agent/leader.py", "Leader.run", "add_signal_handler"): "what _answer returns is guarded",
     ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
+    ("agent/rank0.py", "Rank0Leader._have_summary_said", "ensure_future"): "awaited in the same function",
     ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
     ("agent/rendezvous.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
     ("agent/member.py", "Member.stop", "call_later"): "it sets an event",
@@ -38,10 +39,14 @@ EXCEPTIONS = {
         "ensure_future",
     ): "the caller's to await; asyncio says it",
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
+    ("deploy/cluster/notebook.py", "NotebookCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connector.py", "Connector.reopen", "create_task"): "awaited in the same function",
-    ("deploy/jobs/job.py", "SubmittedJob._answer", "create_task"): "awaited in the same function",
+    ("deploy/jobs/job.py", "BatchJob._answer", "create_task"): "awaited in the same function",
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/controller.py", "retire", "create_task"): "awaited in the same function",
+    ("deploy/sites.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for its answers, and gets what it raises",
+    ("host/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
+    ("host/knocking.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

@@ -40,9 +40,10 @@ def test_the_section_of_the_page_is_read_as_it_says() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_example_is_tried_and_is_python_before_too(page: str) -> None:
-    tried = {"dask-mpi": (2, 3, 0, 0), "dask-cuda": (2, 0, 0, 0), "dask-jobqueue": (3, 1, 1, 1)}[page]
-    assert tuple(len(blocks(page, kind)) for kind in ("diff", "bash", "yaml", "python")) == tried
-    assert PAGES[page].count("```") == 2 * sum(tried)
+    tried = {"dask-mpi": (2, 3, 0, 0), "dask-cuda": (2, 0, 0, 0), "dask-jobqueue": (3, 1, 1, 1)}
+    tried |= {"sbatch": (2, 0, 0, 0), "nemo-curator": (1, 0, 0, 0)}
+    assert tuple(len(blocks(page, kind)) for kind in ("diff", "bash", "yaml", "python")) == tried[page]
+    assert PAGES[page].count("```") == 2 * sum(tried[page])
     for diff in blocks(page, "diff"):
         if "import" in diff:
             compile(before(diff), page, "exec")
@@ -55,7 +56,7 @@ def test_a_row_names_what_there_is(page: str, row: list[str]) -> None:
         assert name in OURS
     # what is the same here is taken under their name, too; what is not is answered
     for name in re.findall(r"`([a-z_]+)`", there):
-        assert name in BY_NAME or name in HINTS or page == "dask-mpi"
+        assert name in BY_NAME or name in HINTS or page in ("dask-mpi", "sbatch", "nemo-curator")
 
 
 def test_all_their_keywords_have_a_row() -> None:

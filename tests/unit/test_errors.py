@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import pickle
+import traceback
 
 import pytest
 
 import hpcgpu
+from hpcgpu import errors
 
 CELL = "gpus = 4\nhpcgpu.SLURMGPUCluster(gpu=gpus)\n"
 
@@ -20,9 +23,25 @@ def test_a_notebook_shows_the_line_and_the_text_and_none_of_our_frames(monkeypat
     shown = slip.value._render_traceback_()
     assert shown[0] == "line 2: hpcgpu.SLURMGPUCluster(gpu=gpus)"
     assert shown[1].startswith("ConfigError: unknown option 'gpu', set by keyword gpu of SLURMGPUCluster: did you mean")
-    assert len(shown) == 2
+    assert shown[2:] == [errors.ALL_FRAMES]
     assert all(line == line.rstrip("\n") for line in shown)
 
 
 def test_an_error_that_was_never_raised_has_its_text_alone() -> None:
-    assert hpcgpu.JobError("gone")._render_traceback_() == ["JobError: gone"]
+    assert hpcgpu.ConfigError("no")._render_traceback_() == ["ConfigError: no"]
+
+
+@pytest.mark.parametrize("kind", [errors.JobError, errors.LaunchError, errors.SubmitError, errors.TrustError])
+def test_an_error_that_the_doctor_can_explain_ends_with_its_command(kind: type[errors.HpcGpuError]) -> None:
+    """Once, also when it comes from another process, and not within the message of another error."""
+    error = pickle.loads(pickle.dumps(kind("gone")))
+    outer = kind(f"nothing works: {error}")
+    assert str(outer) == "nothing works: gone"
+    for shown in (errors.whole(outer), "".join(traceback.format_exception_only(outer)), outer._render_traceback_()[0]):
+        assert shown.strip().splitlines()[-1] == errors.DOCTOR
+        assert shown.count("hpcgpu doctor") == 1
+
+
+@pytest.mark.parametrize("kind", [errors.ConfigError, errors.ParseError, errors.BindingError, errors.SpillError])
+def test_other_errors_have_no_such_line(kind: type[errors.HpcGpuError]) -> None:
+    assert errors.whole(kind("no")) == "no"

@@ -39,14 +39,16 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "distributed": set(),
-    "processes": {"network", "distributed", "compat", "settings"},
+    "dashboard": set(),
+    "processes": {"network", "distributed", "dashboard", "compat", "settings", "live"},
     "jobs": {"network", "settings"},
-    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report"},
+    "doctor": {"network", "jobs", "settings", "start"},
+    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "live"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
 # And for the rooms inside plan, likewise.
-PLAN = ("jobs", "binding", "views")
+PLAN = ("jobs", "binding", "doctor", "views")
 PURE = {"errors", "units", "model", "plan", "pictures"} | FLOOR2
 STATE = ("hpcgpu", "spill", "state")  # the store's decisions: pure, and nothing of the store below them
 MACHINE = {
@@ -61,6 +63,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
+    | {"IPython", "ipywidgets", "jupyter_core"}  # in a notebook
     | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/devices.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
@@ -255,6 +258,7 @@ LONG = {
     "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
     "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
+    "deploy/processes/scheduler.py": "the scheduler process, from its start to its end, and what it serves meanwhile",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from pages import LINES
+import commands
+from click.testing import CliRunner
+from pages import LINES, line
+from paths import ROOT
+
+from hpcgpu.cli.commands import hpcgpu
 
 
 def test_every_door_is_tried() -> None:
     tried = ("make ", ". .venv/bin/activate", "sbatch ", "hpcgpu launch ", "mpirun ", "hpcgpu run ", "pip install ")
+    tried += ("hpcgpu site list", "hpcgpu plan ", "hpcgpu doctor")
     assert [text for text in LINES if text and not text.startswith(tried)] == []
+
+
+def test_it_is_short_and_its_first_page_is_for_those_who_know_a_name() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 120
+    first = "\n".join(text.splitlines()[:60])
+    assert all(
+        word in first for word in ("hpcgpu site list", 'site="perlmutter", gpus=8', "hpcgpu plan", "hpcgpu doctor")
+    )
+    for shown in filter(lambda text: text.startswith("hpcgpu"), LINES):
+        commands.check(shown)
+
+
+def test_a_known_machine_is_planned_for_as_shown() -> None:
+    def run(start: str) -> str:
+        done = CliRunner(env={"HPCGPU_SITE": ""}).invoke(hpcgpu, line(start)[1:], catch_exceptions=False)
+        assert done.exit_code == 0
+        return str(done.output)
+
+    assert len(run("hpcgpu site list").splitlines()) == len(list((ROOT / "site_configs").glob("*.yaml")))
+    assert "  9 ranks and 8 workers; rank 0 has the scheduler" in run("hpcgpu plan ").splitlines()

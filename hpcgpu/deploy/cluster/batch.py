@@ -9,13 +9,13 @@ from distributed.core import Status
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster
-from hpcgpu.deploy.cluster.scaler import Scaler, Seen
-from hpcgpu.deploy.cluster.scaling import JobAdaptive, bounds, check_scale, workers_with
+from hpcgpu.deploy.cluster.scaler import JobAdaptive, Scaler, bounds, check_scale, workers_with
+from hpcgpu.deploy.cluster.seen import Seen
 from hpcgpu.deploy.jobs import record, runs
-from hpcgpu.deploy.jobs.job import SubmittedJob
-from hpcgpu.deploy.jobs.rows import Jobs, head_row, jobs_of, member_row
+from hpcgpu.deploy.jobs.job import BatchJob
+from hpcgpu.deploy.jobs.rows import JobRow, Jobs, head_row, jobs_of, member_row
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.model import JobState
 from hpcgpu.plan.jobs.phase import JobView
 
@@ -65,7 +65,7 @@ class BatchGPUCluster(GPUCluster):
         return cluster
 
     def _prepare(self, given: dict[str, Any]) -> BatchRun:
-        wanted = wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch)
+        wanted = wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
         return BatchRun(self.batch, wanted, self.patience)
 
     # --- jobs that come and go
@@ -86,17 +86,13 @@ class BatchGPUCluster(GPUCluster):
     @property
     def jobs(self) -> Jobs:
         """The cluster's jobs and what each is doing, and the last few that are gone; it prints as a table."""
-        run, scaler, end = self._run, self._scaler, self._state.end
+        run, end = self._run, self._state.end
         if run.job is None:
             return jobs_of([], (), is_over=False)
-        there = len(self.scheduler_info["workers"]) - (scaler.registered if scaler else 0)
-        if self._session.is_searching:
-            there = 0  # they are those of a scheduler that does not answer
-        was_full = self.status == Status.running
-        head = head_row(run.job, run.expected, self.settings.nodes, end, workers=there, was_full=was_full)
-        members = scaler.members if scaler else ()
-        rows = [head, *(member_row(m.recorded, scaler.facts(m.facts), end) for m in members if scaler)]
-        return jobs_of(rows, scaler.gone if scaler else (), is_over=end is not None)
+        first, members = run.now()
+        head = head_row(first, self.settings.nodes, run.job.log, end)
+        rows = [head, *(member_row(row.facts, row.recorded.log, end) for row in members)]
+        return jobs_of(rows, run.fleet.gone if run.fleet else (), is_over=end is not None)
 
     def scale(
         self,
@@ -171,7 +167,13 @@ class BatchGPUCluster(GPUCluster):
 
     @property
     def _given_up(self) -> HpcGpuError | None:
-        return super()._given_up or (self._scaler.given_up if self._scaler else None)
+        trouble = self._run.loop.trouble if self._run.loop else ""
+        given_up = self._scaler.given_up if self._scaler else None
+        return super()._given_up or given_up or (JobError(trouble) if trouble else None)
+
+    def _job_rows(self) -> tuple[JobRow, ...]:
+        jobs = self.jobs
+        return (*jobs.rows, *jobs.gone)
 
     def _views(self) -> list[JobView]:
         return [row.view for row in self.jobs.rows if row.has != "scheduler"]
@@ -184,29 +186,41 @@ class BatchGPUCluster(GPUCluster):
     # --- its life
 
     async def _connect(self) -> None:
+        seen = self._run.seen = Seen(
+            scheduler=lambda: self.scheduler_comm,
+            workers=lambda: self.scheduler_info["workers"],
+            searching=lambda: self._session.is_searching,
+            changed=self._changed.set,
+            say=self._log,
+        )
         await super()._connect()
         if self._supports_scaling:
-            seen = Seen(
-                scheduler=lambda: self.scheduler_comm,
-                workers=lambda: self.scheduler_info["workers"],
-                changed=self._changed.set,
-                say=self._log,
-            )
-            self._scaler = Scaler(self._run, seen)
+            self._scaler = Scaler(self._run.make_fleet(), seen)
             await self._scaler.started()
+
+    async def _show_ready(self) -> None:
+        if self._run.loop:
+            self._run.loop.ready()
+        await super()._show_ready()
 
     def _update_worker_status(self, op: str, msg: Any) -> None:  # noqa: ANN401
         super()._update_worker_status(op, msg)
-        if self._scaler:
-            self._scaler.workers_changed()
+        if self._run.loop:
+            self._run.loop.alarm.ring()
 
     def _lost(self, why: str) -> None:
-        if self._scaler:
-            self._scaler.stop()
+        self._stop()
         super()._lost(why)
 
+    def _stop(self) -> None:
+        """Look after the jobs no longer."""
+        if self._scaler:
+            self._scaler.stop()
+        elif self._run.loop:
+            self._run.loop.stop()
+
     async def _detach(self) -> None:
-        if not isinstance(self._run.job, SubmittedJob):
+        if not isinstance(self._run.job, BatchJob):
             raise ConfigError("scheduler='here': the scheduler dies with this process, so it cannot be detached")
         await self._session.detach(self.job_id)
         if self.status == Status.starting and self._starting:
@@ -215,16 +229,14 @@ class BatchGPUCluster(GPUCluster):
             await self._close()
 
     def _closed_words(self) -> str:
-        job = self._run.job
-        ended = job and job.status and job.status.state is JobState.ENDED
+        ended = self._run.head_facts.state is JobState.ENDED
         if not self._session.keeps_job or self._state.end or ended:
             return super()._closed_words()
         attach = f"{type(self).__name__}.attach({self.job_id!r})"
         return f"{'closed' if self._run.is_attached else 'detached'}: job {self.job_id} goes on, {attach} takes it up"
 
     async def _close(self) -> None:
-        if self._scaler:
-            self._scaler.stop()
+        self._stop()
         await super()._close()
 
     async def _end_jobs(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import inspect
 import warnings
 from abc import abstractmethod
@@ -17,25 +16,26 @@ from typing import Any, ClassVar, Self
 from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.core import Status
-from distributed.deploy.cluster import Cluster
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
 from hpcgpu.config import doors, numpydoc
-from hpcgpu.deploy import compat
-from hpcgpu.deploy import settings as wanted_settings
-from hpcgpu.deploy.cluster.progress import Progress
+from hpcgpu.deploy import compat, report
+from hpcgpu.deploy.cluster.notebook import NotebookCluster
+from hpcgpu.deploy.cluster.progress import SHORT_S, Progress
 from hpcgpu.deploy.cluster.session import Hooks, Run, Session
 from hpcgpu.deploy.cluster.state import State, first_line, without_workers
-from hpcgpu.deploy.report import bindings, memory, trim_memory
-from hpcgpu.errors import ConfigError, HpcGpuError, JobError
+from hpcgpu.deploy.cluster.summarised import SummarisedCluster
+from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.phase import End, JobView, summary_line
+from hpcgpu.plan.jobs.worker_names import by_number
+from hpcgpu.plan.views.notebook import ClusterView, Explanation
 from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise.rounds import reason_of
 
 
-class GPUCluster(Cluster):
+class GPUCluster(NotebookCluster, SummarisedCluster):
     """A scheduler on rank 0 and one bound, spilling worker per GPU, started as one job.
 
     Parameters
@@ -62,7 +62,7 @@ class GPUCluster(Cluster):
 
     scheduler_info: Any  # distributed's
     door: ClassVar[str] = ""  # of config.doors: which options it refuses
-    waits_in_queue: ClassVar[bool] = True  # people want to see for what
+    waits_in_queue: ClassVar[bool] = True  # people want to see for what, from the first moment
     patience: ClassVar[Patience] = Patience()
     _supports_scaling = False
 
@@ -89,7 +89,7 @@ class GPUCluster(Cluster):
         register()  # a client of this process can scatter arrays of CuPy: distributed's own way needs numba
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
         self._watch_worker_status_comm: Any = None  # distributed's: where the scheduler tells of its workers
-        self._progress = Progress(self._cluster_manager_logs, quiet or not self.waits_in_queue)
+        self._progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
         self._changed = asyncio.Event()
         hooks = Hooks(found=self._start_again, lost=self._lost, changed=self._changed.set)
         self._session = Session(self.settings, self._state, self._progress, self.patience, hooks)
@@ -159,12 +159,14 @@ class GPUCluster(Cluster):
     def __repr__(self) -> str:
         if state := self._state_text:
             return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
-        return str(super().__repr__())
+        names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
+        gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
+        return f"{str(super().__repr__()).removesuffix(')')}, gpus={gpus})"
 
-    def _repr_html_(self, cluster_status: str | None = None) -> str:
-        state = html.escape(first_line(self._state_text or self.status.name))
-        row = f'<tr><td style="text-align: left;"><strong>Status:</strong> {state}</td><td></td></tr>'
-        return str(super()._repr_html_(row + (cluster_status or "")))
+    def _view(self) -> ClusterView:
+        state = first_line(self._state_text or self.status.name)
+        wanted = 0 if self._state.end else self.wanted_workers
+        return ClusterView(state=state, link=self.dashboard_link, wanted=wanted)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "status", None) == Status.created:
@@ -185,35 +187,24 @@ class GPUCluster(Cluster):
         """Raise unless the scheduler is there, or looked for."""
         self._state.must_run(self.status, self._stalled)
 
-    def explain(self) -> str:
-        """Return the settings with where each was set, what was submitted, and the way to the dashboard."""
-        text = f"{wanted_settings.explain(self.settings)}\n{self.job_script()}"
+    def explain(self) -> Explanation:
+        """Return the plan of the job, with where each part was set."""
+        text = self._run.explain()
         if (state := self._state_text) and not self._stalled:
-            return f"{text}\nthis cluster is {state}\n"
-        if facts := self._session.contact:
+            return Explanation(f"{text}\nthis cluster is {state}\n")
+        if facts := self._session.scheduler_file:
             text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
-        return f"{text}{way}\n" if (way := self._session.dashboard_way) else text
+            text += f"dashboard: {'cluster.dashboard_link' if self.dashboard_link else 'none'}\n"
+        return Explanation(text)
 
     @property
     def dashboard_link(self) -> str:
-        """Empty, since distributed prints it and the address holds a secret; see :meth:`dashboard_url`."""
-        return ""
+        """The dashboard's address for your browser; this process leads it to the scheduler's node. It holds a secret.
 
-    def dashboard_url(self) -> str:
-        """Return the dashboard's address on the loopback of the scheduler's node; it holds a secret.
-
-        Raises
-        ------
-        ConfigError
-            The cluster has no dashboard.
-        JobError
-            It is lost or closed.
-
+        Empty where the cluster has none (``dashboard=False``), or has ended.
         """
-        self._must_run()
-        if not self._session.dashboard_way:
-            raise ConfigError(f"this cluster has no dashboard: {self.settings.said('dashboard')}")
-        return self._session.dashboard_url
+        browser = self._session.browser
+        return browser.url if browser and not self._state.end else ""
 
     def bindings(self) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
         """Return what each worker is tied to, planned and actual: read back from the kernel, for all threads.
@@ -225,7 +216,7 @@ class GPUCluster(Cluster):
 
         """
         self._must_run()
-        return self.sync(self._ask, bindings)
+        return self.sync(self._ask, report.bindings)
 
     def memory(self) -> Any:  # noqa: ANN401
         """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
@@ -237,7 +228,7 @@ class GPUCluster(Cluster):
 
         """
         self._must_run()
-        return self.sync(self._ask, memory)
+        return self.sync(self._ask, report.memory)
 
     def trim_memory(self) -> Any:  # noqa: ANN401
         """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
@@ -249,7 +240,11 @@ class GPUCluster(Cluster):
 
         """
         self._must_run()
-        return self.sync(self._ask, trim_memory)
+        return self.sync(self._trim)
+
+    async def _trim(self) -> Any:  # noqa: ANN401
+        with self._progress.waiting("the workers give free memory back"):
+            return await self._ask(report.trim_memory)
 
     async def _ask(self, question: Callable[[Client], Any]) -> Any:  # noqa: ANN401
         async with Client(self, asynchronous=True, set_as_default=False) as client:
@@ -328,9 +323,10 @@ class GPUCluster(Cluster):
     async def _show_ready(self) -> None:
         self._first_workers = len(self.scheduler_info["workers"])
         await self._show_notes()
-        for line in filter(None, (self._ready_line(), self._session.dashboard_way)):
-            self._progress.show(line)
-            self._progress.end()
+        self._progress.show(self._ready_line())
+        self._progress.end()
+        if self.dashboard_link and self._session.browser and not self.quiet:
+            self._progress.say(*self._session.browser.lines)
 
     async def _show_notes(self) -> None:
         with contextlib.suppress(OSError):  # the connection has just broken: that is told elsewhere
@@ -371,7 +367,7 @@ class GPUCluster(Cluster):
     async def _connect(self) -> None:
         """Have the run's processes, and a connection to their scheduler."""
         job = await self._run.start(self._session, self._log)
-        self.scheduler_comm = await self._session.connect(job, self._run.expected)
+        self.scheduler_comm = await self._session.connect(job, self._run.head)
         await self._run.connected(self._session)
 
     async def _start_again(self, scheduler: Any) -> None:  # noqa: ANN401
@@ -474,6 +470,9 @@ class GPUCluster(Cluster):
         self.status = Status.closing
         self._changed.set()  # ends all waiting for workers
         self._progress.end()
+        self._page.close()
+        if not self._state.end and not session.is_searching:  # there is somebody to ask
+            await self._remember_summary()
         await session.leave()
         await super()._close()
         self.status = Status.closing  # as long as the job is there
@@ -481,13 +480,15 @@ class GPUCluster(Cluster):
             await session.close()
             self._over(End.LEFT, self._closed_words())
             if not session.keeps_job:
-                await self._end_jobs()
-                session.remove_folder()  # the guard needs it as long as a job may be there
-                self._run.ended()
+                with self._progress.waiting("closing: waiting for the end of the job" + "s" * self._supports_scaling):
+                    await self._end_jobs()
+                await session.remove_folder()  # the guard needs it as long as a job may be there
+                await self._run.ended()
                 self._state.end = End.CLOSED
+            await self._run.close()
         finally:
-            self.status = Status.closed
-        await self._run.close()
+            self.status = Status.closed  # nothing is left to do: an event loop may end with it
+            self._show_end()
 
     def _closed_words(self) -> str:
         """Return what becomes of this object."""

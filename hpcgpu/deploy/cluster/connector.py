@@ -1,11 +1,11 @@
-"""From this process to the scheduler of a run: by its contact file, an address that answers, or a tunnel."""
+"""From this process to the scheduler of a run: by its scheduler file, an address that answers, or a tunnel."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from hpcgpu.deploy.cluster.progress import Progress
-from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.jobs.job import Head, Job
 from hpcgpu.deploy.jobs.rows import today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.connect_first import connect_first
@@ -22,17 +22,15 @@ from hpcgpu.deploy.network.tls import security
 from hpcgpu.deploy.network.tunnel import Tunnel
 from hpcgpu.errors import JobError, LaunchError, TrustError
 from hpcgpu.host import process
-from hpcgpu.model import JobState, Patience
+from hpcgpu.model import Patience
+from hpcgpu.plan.jobs.ends import may_answer, why_missing
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.phase import describe
-from hpcgpu.plan.jobs.polling import poll_in_s
 from hpcgpu.supervise import tasks
 
-# The batch system is asked seldom, the files of the job are looked at all the time.
+# The batch system is asked seldom (job_loop), the files of the job are looked at all the time.
 _POLL_S = 0.1
-_MOMENT_S = 10.0
 _REACH_S = 10.0
-_MISSING_S = 30.0
 
 
 class Connector:
@@ -41,11 +39,11 @@ class Connector:
     Parameters
     ----------
     folder : Path
-        The run's folder, in which rank 0 writes its contact.
+        The run's folder, in which rank 0 writes the scheduler file.
     job : Job
-        The job that has the scheduler: asked while there is no contact, and the way to its node.
-    expected : int
-        Workers of the job.
+        The job that has the scheduler: the way to its node.
+    head : Head
+        How that job is.
     progress : Progress
         Shows what the job is doing.
     patience : Patience
@@ -55,21 +53,18 @@ class Connector:
 
     Attributes
     ----------
-    contact : SchedulerFile or None
-        The one that was reached last.
+    scheduler_file : SchedulerFile or None
+        That of the scheduler that was reached last.
 
     """
 
     def __init__(
-        self, folder: Path, job: Job, expected: int, progress: Progress, patience: Patience, python: str = ""
+        self, folder: Path, job: Job, head: Head, progress: Progress, patience: Patience, python: str = ""
     ) -> None:
-        self.contact: SchedulerFile | None = None
-        self._expected, self._progress, self._patience = expected, progress, patience
+        self.scheduler_file: SchedulerFile | None = None
+        self._head, self._progress, self._patience = head, progress, patience
         self._folder, self._job, self._python = folder, job, python
         self._tunnel: Tunnel | None = None
-        self._learning: asyncio.Task[None] | None = None
-        self._over_since_s: float | None = None
-        self._known_s = 0.0
 
     @property
     def job_id(self) -> str:
@@ -78,37 +73,22 @@ class Connector:
 
     @property
     def security(self) -> Security:
-        """For connections to the scheduler; without a contact, that of plain TCP."""
-        return security(self.contact.certificate if self.contact else None)
+        """For connections to the scheduler; before its file is read, that of plain TCP."""
+        return security(self.scheduler_file.certificate if self.scheduler_file else None)
 
     async def open(self) -> Any:  # noqa: ANN401 - distributed's rpc
-        """Wait for the contact, and return a connection pool to the scheduler.
+        """Wait for the scheduler file, and return a connection pool to the scheduler.
 
         Raises
         ------
         JobError
-            The job has ended.
+            The job has ended, or it cannot be known how it is.
         LaunchError
             No address answers, and there is no way through the batch system; a TrustError when one answers that
             has another certificate.
 
         """
-        found = await self._wait_for_contact()
-        if self._job.status is None or self._job.status.state is not JobState.RUNNING:
-            self._learning = tasks.start(self._learn_nodes, "asking on which nodes the job runs", tasks.say_only)
-        return await self.connect(found)
-
-    async def _learn_nodes(self) -> None:
-        """Ask, a few times at most, until the batch system says on which nodes the job runs: a lost one is to be named.
-
-        The contact may be there before that: the batch system is asked seldom. Nobody waits for the answer.
-        """
-        with contextlib.suppress(JobError):  # the end of a job is seen by its connection
-            for wait_s in self._patience.retries_s:
-                status = await self._job.check()
-                if status and status.state is JobState.RUNNING:
-                    return
-                await asyncio.sleep(wait_s)
+        return await self.connect(await self._wait_for_file())
 
     async def reopen(self, say: Callable[[str], None]) -> Any:  # noqa: ANN401
         """Wait until the scheduler answers again, that of this life of the job or of its next one; see :meth:`open`.
@@ -119,52 +99,55 @@ class Connector:
             The job has ended, or has not been listed for 30 s.
 
         """
-        self._known_s, said = asyncio.get_running_loop().time(), False
+        loop = asyncio.get_running_loop()
+        since_s, again_s, said = loop.time(), 0.0, False
         attempt: asyncio.Task[Any] | None = None
-        tried: SchedulerFile | None = None
+        before = tried = await self._read()
+        await self._head.news()
         try:
             while True:
-                found = await self._read() if await self._runs() else None
-                if attempt and found != tried:  # the life of the job that it was for is over
-                    attempt.cancel()
-                    attempt = None
-                if found and attempt is None:
-                    attempt, tried = asyncio.create_task(self.connect(found)), found
-                await self._news(attempt)
+                there = await self._read()
+                if there != before:  # the job ends, or has begun its next life
+                    before = there
+                    await self._head.news()
+                found = there if await self._runs(since_s) else None
+                if found != tried:  # the life of the job that it was for is over
+                    if attempt:
+                        attempt.cancel()
+                    attempt, again_s = None, 0.0
+                if found and attempt is None and loop.time() >= again_s:
+                    attempt = asyncio.create_task(self.connect(found))
+                tried = found
+                await asyncio.sleep(_POLL_S)
                 if attempt and attempt.done():
                     try:
                         return attempt.result()
                     except LaunchError as e:
                         if not said:
                             say(f"{e}; it is tried again as long as job {self._job.id} is there")
-                    said, attempt = True, None
-                    await self._news()
+                    said, attempt, again_s = True, None, loop.time() + self._patience.ask_s
         finally:
             if attempt:
                 attempt.cancel()
 
-    async def _runs(self) -> bool:
-        """Ask about the job, and show how it is; tell whether its scheduler may answer."""
-        status, now_s = await self._job.check(), asyncio.get_running_loop().time()
-        if status is None:
-            if now_s - self._known_s > _MISSING_S:
-                raise JobError(f"the batch system has not known job {self._job.id} for {_MISSING_S:g} s")
-            return False
-        self._known_s = now_s
-        self._show(JobFacts(id=self._job.id, submitted_s=now_s, expected=self._expected).listed(status, now_s))
-        return status.state in (JobState.RUNNING, JobState.UNKNOWN)
+    async def _runs(self, since_s: float) -> bool:
+        """Show how the job is; tell whether its scheduler may answer."""
+        facts = await self._head.check()
+        if why := why_missing(facts, since_s, asyncio.get_running_loop().time()):
+            raise JobError(why)
+        if not facts.is_missing:
+            self._show(replace(facts, was_full=False))  # its workers may be there all the same: nobody can say it now
+        return may_answer(facts)
 
     async def connect(self, facts: SchedulerFile) -> Any:  # noqa: ANN401
-        """Return a connection pool to the scheduler of a contact."""
+        """Return a connection pool to the scheduler of a scheduler file."""
         await self._close_tunnel()
-        self.contact = facts
+        self.scheduler_file = facts
         address = await self._find_address(facts)
         return rpc(address, connection_args=self.security.get_connection_args("client"))
 
     async def close(self) -> None:
-        """End what is under way, and the tunnel, if there is one."""
-        if self._learning:
-            self._learning.cancel()
+        """End the tunnel, if there is one."""
         await self._close_tunnel()
 
     async def _close_tunnel(self) -> None:
@@ -172,45 +155,23 @@ class Connector:
             await self._tunnel.close()
             self._tunnel = None
 
-    async def _news(self, attempt: asyncio.Task[Any] | None = None) -> None:
-        """Return when it is time to ask about the job again: it seems to have ended or to live again, or after long.
-
-        An attempt to connect that is over is news, too.
-        """
-        loop = asyncio.get_running_loop()
-        asked_s, contact = loop.time(), await self._read()
-        while (since_s := loop.time() - asked_s) < self._patience.ask_s and await self._read() == contact:
-            if (attempt and attempt.done()) or (since_s >= self._patience.news_s and await self._has_just_ended()):
-                return
-            await asyncio.sleep(_POLL_S)
-
     async def _read(self) -> SchedulerFile | None:
-        """Return the contact; in a thread, since a file server may be silent for a while."""
+        """Return what the scheduler file says; in a thread, since a file server may be silent for a while."""
         return await asyncio.to_thread(scheduler_file.read, self._folder)
 
-    async def _has_just_ended(self) -> bool:
-        """Tell whether the job seems to have ended a moment ago: the batch system is about to know it."""
-        now_s = asyncio.get_running_loop().time()
-        if not await self._job.seems_over():
-            self._over_since_s = None
-        elif self._over_since_s is None:
-            self._over_since_s = now_s
-        return self._over_since_s is not None and now_s - self._over_since_s < _MOMENT_S
+    async def _wait_for_file(self) -> SchedulerFile:
+        """Look for the scheduler file all the time, and show what the job is doing."""
+        return await tasks.until(self._look, _POLL_S)
 
-    async def _wait_for_contact(self) -> SchedulerFile:
-        """Look for the contact all the time, and ask the batch system seldom; show what the job is doing."""
-        loop = asyncio.get_running_loop()
-        asked_s, first = loop.time(), True
-        job = JobFacts(id=self._job.id, submitted_s=asked_s, expected=self._expected)
-        while (found := await self._read()) is None:
-            soon = (first or await self._has_just_ended()) and loop.time() - asked_s >= self._patience.news_s
-            if soon or poll_in_s(loop.time(), asked_s, [job], patience=self._patience) == 0:
-                asked_s, first = loop.time(), False
-                job = job.listed(await self._job.check(), loop.time())
-            there = await asyncio.to_thread(scheduler_file.read_progress, self._folder)
-            self._show(job.registered(there, loop.time()))
-            await asyncio.sleep(_POLL_S)
-        return found
+    async def _look(self) -> SchedulerFile | None:
+        if found := await self._read():
+            return found
+        job = await self._head.check()
+        if self._head.trouble:
+            raise JobError(self._head.trouble)
+        there = await asyncio.to_thread(scheduler_file.read_progress, self._folder)
+        self._show(job.registered(there, asyncio.get_running_loop().time()))
+        return None
 
     def _show(self, job: JobFacts) -> None:
         self._progress.show(f"job {job.id}: {describe(job, today()).text}")
@@ -223,8 +184,8 @@ class Connector:
             raise  # it would not be trusted through a tunnel either
         except LaunchError as e:
             direct = e
-        protocol, _, place = facts.addresses[0].partition("://")
-        relay = process.python_argv("hpcgpu.host.relay", place.rpartition(":")[2], python=self._python)
+        protocol, _, endpoint = facts.addresses[0].partition("://")
+        relay = process.python_argv("hpcgpu.host.relay", endpoint.rpartition(":")[2], python=self._python)
         argv = self._job.onto(facts.node, relay)
         self._tunnel = await Tunnel.open(argv)
         try:

@@ -66,7 +66,7 @@ class Controller:
             await self._news.wait()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Want so many jobs, here or where the jobs are steered; what must be has been submitted on return."""
+        """Want so many jobs, here or in the object that controls; return after the necessary submissions."""
         await self.started()
         if not self._fleet.controls:
             await self._scheduler().hpcgpu_scale(jobs=jobs, adapting=adapting)
@@ -106,9 +106,9 @@ class Controller:
         if message["op"] == "scale":
             answer = functools.partial(self._answer, message["number"], message["jobs"], message["adapting"])
             # the asking object waits for an answer: the scheduler gives one when the connection ends
-            self._answers.start(answer, "the answer to who scales this cluster", lambda _: self._lose())
+            self._answers.start(answer, "the answer to the object that scales this cluster", lambda _: self._lose())
             return
-        await self._fleet.take(message["wanted"], controls=message["op"] == "steer")
+        await self._fleet.take(message["wanted"], controls=message["op"] == "control")
         self._is_told = True
         self._news.set()
         if self._fleet.controls and message["wanted"] is None:

@@ -12,7 +12,7 @@ from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.cluster.session import Session
-from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.jobs.job import Head, Job
 from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
@@ -21,6 +21,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host import remover
 from hpcgpu.model import RunDocument
 from hpcgpu.spill.storage.scratch import Scratch
+from hpcgpu.supervise import tasks
 
 
 class LocalRun:
@@ -35,17 +36,25 @@ class LocalRun:
 
     Attributes
     ----------
-    job : Job or None
+    job : LocalJob or None
         The processes; None before their start.
 
     """
 
-    expected = 0
-
     def __init__(self, wanted: Wanted, environ: Mapping[str, str]) -> None:
         self.wanted, self._environ = wanted, environ
-        self.job: Job | None = None
+        self.job: LocalJob | None = None
         self._scratch: Scratch | None = None
+
+    @property
+    def head(self) -> Head:
+        """How the processes are; they have been started."""
+        assert self.job
+        return self.job
+
+    def explain(self) -> str:
+        """Return the settings with where each was set, and the command."""
+        return f"{wanted_settings.explain(self.wanted.settings)}\n{self.job.script if self.job else ''}"
 
     async def start(self, session: Session, say: Callable[[str], None]) -> Job:
         """Start the processes.
@@ -57,15 +66,14 @@ class LocalRun:
 
         """
         del say
-        folder = self._make_folder()
-        session.begin(folder)
+        folder = await session.begin(self._make_folder)
         job = self.job = await asyncio.to_thread(self._make_job, folder)  # it looks for launchers and libraries
         await job.submit()
         return job
 
-    def _make_job(self, folder: Path) -> Job:
+    def _make_job(self, folder: Path) -> LocalJob:
         settings = self.wanted.settings
-        run = RunDocument(settings=settings, shape="gang", meeting=str(folder))
+        run = RunDocument(settings=settings, shape="gang", folder=str(folder))
         environ = {**wanted_settings.dask_environ(), **self._environ}
         return LocalJob(local_launch(run), environ, folder, settings.log_directory, preload(settings))
 
@@ -79,10 +87,10 @@ class LocalRun:
     async def connected(self, session: Session) -> None:
         """Do nothing: the processes are this object's."""
 
-    def ended(self) -> None:
+    async def ended(self) -> None:
         """Remove the folder."""
         if self._scratch:
-            self._scratch.remove()
+            await tasks.in_thread(self._scratch.remove)
             self._scratch = None
 
     async def close(self) -> None:

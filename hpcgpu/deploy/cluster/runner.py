@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu.config import doors, numpydoc
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.start import agent_argv, preload
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import process
+from hpcgpu.host import private, process
 from hpcgpu.model import RunDocument
-from hpcgpu.model.world import SCRIPT_ADDRESS
+from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD
 
 
 class GPURunner:
@@ -60,6 +61,12 @@ class GPURunner:
         self.security = Security()  # of the variables that the rank has given to its script
         self.status = Status.running
 
+    @property
+    def dashboard_link(self) -> str:
+        """The dashboard's address on this node's loopback; it holds a secret. Empty where there is no dashboard."""
+        path = os.environ.get(SCRIPT_DASHBOARD)
+        return private.read(Path(path)).strip() if path and self.status.name == "running" else ""
+
     def close(self) -> None:
         """Let no more clients connect; the cluster ends with the script."""
         from distributed.core import Status
@@ -91,4 +98,4 @@ def _become_rank(given: dict[str, Any]) -> None:
             "once only: import it below, or start the script by 'hpcgpu run'"
         )
     run = RunDocument(settings=wanted, script=script)
-    process.execute(agent_argv(run), {**os.environ, **process.image_env(os.environ, preload(wanted))})
+    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, preload(wanted))})

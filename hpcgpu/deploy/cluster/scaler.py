@@ -1,75 +1,55 @@
-"""The jobs of a cluster that come and go, as one cluster object sees them: scaled, adapted, counted, shown."""
+"""The jobs of a cluster that come and go, as one cluster object sees them: scaled, adapted, counted.
+
+Also the arguments of ``scale`` and ``adapt`` as workers, and the rounds in which ``adapt`` looks for work.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
-from hpcgpu.deploy.cluster.batch_run import BatchRun
+from distributed.deploy.adaptive import Adaptive
+
 from hpcgpu.deploy.cluster.controller import Controller
+from hpcgpu.deploy.cluster.seen import Seen
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.hooks import ClusterHooks
-from hpcgpu.deploy.jobs.job_table import Member, Present
-from hpcgpu.deploy.jobs.record import Gone
-from hpcgpu.deploy.processes.heartbeats import HeartbeatMonitor
-from hpcgpu.errors import HpcGpuError
-from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.worker_names import read_member_name
+from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.model import Settings
+from hpcgpu.model.backoff import Backoff
+from hpcgpu.plan.jobs.request import workers_for
+from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import Rounds
+from hpcgpu.units import parse_bytes
 
+# distributed looks each second and gives up after three: a job that waited an hour for its nodes would be lost.
+INTERVAL = "5s"
+WAIT_COUNT = 12
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a scaler has of its cluster.
-
-    Attributes
-    ----------
-    scheduler : callable
-        Returns the connection pool to the scheduler of now.
-    workers : callable
-        Returns the registered workers by address, with what the scheduler says of each.
-    changed : callable
-        Called when more is known than before.
-    say : callable
-        Takes a line for the user.
-
-    """
-
-    scheduler: Callable[[], Any]
-    workers: Callable[[], Mapping[str, Any]]
-    changed: Callable[[], None]
-    say: Callable[[str], None]
+_ALLOWED = "give one of them, 0 or more: n workers, jobs, or cores and memory of all workers together"
+_LOOK_S = 5.0
 
 
 class Scaler:
     """The jobs that come and go, and this object's part in controlling them.
 
-    On the event loop's thread only; properties and :meth:`facts` may be read by any thread.
+    On the event loop's thread only; properties may be read by any thread.
 
     Parameters
     ----------
-    run : BatchRun
-        Where the jobs are written down.
+    fleet : Fleet
+        The jobs that come and go.
     seen : Seen
         The cluster.
 
     """
 
-    def __init__(self, run: BatchRun, seen: Seen) -> None:
-        self._seen = seen
-        hooks = ClusterHooks(
-            present=self._present,
-            retire=self._retire,
-            remove=self._remove,
-            write_down=self._write_down,
-            written_down=run.written_down,
-            changed=seen.changed,
-            say=seen.say,
-        )
-        self._run = run
-        self._fleet = Fleet(*run.member_request(), hooks)
+    def __init__(self, fleet: Fleet, seen: Seen) -> None:
+        self._fleet = fleet
         self._listener = HeartbeatMonitor(seen.scheduler, self._fleet.workers_changed)
+        seen.silent = lambda: self._listener.silent
         self._controller = Controller(seen.scheduler, self._fleet, seen.changed)
 
     @property
@@ -88,29 +68,9 @@ class Scaler:
         return len(self._fleet.members) * self._fleet.expected
 
     @property
-    def registered(self) -> int:
-        """Workers of these jobs that are there."""
-        return sum(len(present.addresses) for present in self._present().values())
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The jobs that are there."""
-        return self._fleet.members
-
-    @property
-    def gone(self) -> tuple[Gone, ...]:
-        """The last few that ended though they were not asked to leave, the newest first."""
-        return self._fleet.gone
-
-    @property
     def given_up(self) -> HpcGpuError | None:
         """Why no more workers come; None when they may."""
         return self._controller.given_up
-
-    def facts(self, job: JobFacts) -> JobFacts:
-        """Return a job with the workers of this moment: the fleet looks a little later, for many of them at once."""
-        here = self._present().get(job.id, Present())
-        return job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent)
 
     def jobs_for(self, workers: int) -> int:
         """Return how many jobs have so many workers together."""
@@ -128,7 +88,7 @@ class Scaler:
         await self._controller.started()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Want so many jobs; what must be submitted has been submitted on return.
+        """Want so many jobs; return after the necessary submissions.
 
         Raises
         ------
@@ -137,10 +97,6 @@ class Scaler:
 
         """
         await self._controller.scale(jobs, adapting=adapting)
-
-    def workers_changed(self) -> None:
-        """Look again: a worker has come or gone."""
-        self._fleet.workers_changed()
 
     def stop(self) -> None:
         """Leave the jobs to others."""
@@ -151,23 +107,137 @@ class Scaler:
         """Cancel every job that is left; see :meth:`Fleet.close`."""
         await self._fleet.close()
 
-    def _write_down(self) -> None:
-        self._run.write_down(self._fleet.recorded, self._fleet.gone, submitting=self._fleet.submitting)
 
-    def _present(self) -> Mapping[str, Present]:
-        """Return the registered workers of the jobs that come and go."""
-        found: dict[str, Present] = {}
-        for address, facts in list(self._seen.workers().items()):
-            if name := read_member_name(str(facts["name"])):
-                before = found.get(name.job_id, Present())
-                restarts = max(before.restarts, name.restart_count)
-                silent = address in self._listener.silent and (before.silent or not before.addresses)
-                found[name.job_id] = Present((*before.addresses, address), restarts, silent)
-        return found
+class HeartbeatMonitor:
+    """Asks the scheduler which workers are silent, until it is stopped.
 
-    async def _retire(self, addresses: Sequence[str]) -> None:
-        await self._seen.scheduler().hpcgpu_retire(workers=list(addresses))
+    Parameters
+    ----------
+    scheduler : callable
+        Returns the connection to the present scheduler.
+    changed : callable
+        Called when a worker has fallen silent or is heard again.
+    every_s : float
+        Seconds between two questions.
 
-    async def _remove(self, addresses: Sequence[str]) -> None:
-        for address in addresses:
-            await self._seen.scheduler().unregister(address=address, expected=True, stimulus_id="hpcgpu-job-is-gone")
+    Attributes
+    ----------
+    silent : frozenset of str
+        The workers' addresses.
+
+    """
+
+    def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
+        self.silent = frozenset[str]()
+        self._scheduler, self._changed, self._every_s = scheduler, changed, every_s
+        self._listening = tasks.keep(self._listen, "the look for workers that have fallen silent")
+
+    async def _listen(self) -> None:
+        await asyncio.sleep(self._every_s)
+        try:
+            found = frozenset(await self._scheduler().hpcgpu_silent())
+        except OSError:
+            return  # the cluster object looks for its scheduler
+        if found != self.silent:
+            self.silent = found
+            self._changed()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._listening.cancel()
+
+
+def check_scale(n: object, jobs: object, cores: object, memory: object) -> None:
+    """Raise unless one of the ways to say how many is used, and with a number that can be."""
+    ways = [w for w in (n, jobs, memory if cores is None else cores) if w is not None]
+    counts = [w for w in (n, jobs) if w is not None]
+    if len(ways) != 1 or any(not isinstance(c, Integral) or isinstance(c, bool) or c < 0 for c in counts):
+        given = {"n": n, "jobs": jobs, "cores": cores, "memory": memory}
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        raise ConfigError(f"scale({said}); {_ALLOWED}")
+
+
+def workers_with(settings: Settings, cores: object, memory: object, *, most: bool = False) -> int:
+    """Return the workers that have so many cores, and so much memory, together.
+
+    Raises
+    ------
+    ConfigError
+        It is no number, or the memory or cores of a worker are not known.
+
+    """
+    count = 0.0 if cores is None else _number(cores)
+    if not 0 <= count < math.inf:
+        raise ConfigError(f"cores={cores!r} is no number of cores; allowed: 0 or more, of all workers together")
+    size = 0 if memory is None else parse_bytes(memory)  # type: ignore[arg-type] # it says what it takes
+    return workers_for(settings, cores=count, memory_bytes=size, most=most) if count or size else 0
+
+
+def bounds(settings: Settings, first: int, per_job: int, options: dict[str, object]) -> dict[str, object]:
+    """Return the options of ``adapt`` with bounds in workers: those in jobs, cores and memory are translated.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the cluster.
+    first, per_job : int
+        Workers of the job with the scheduler, and of each other one.
+    options : dict of str to object
+        As they were given.
+
+    Raises
+    ------
+    ConfigError
+        A bound is no number, is said in two ways, or more are asked for at least than at most.
+
+    """
+    rest = {name: value for name, value in options.items() if value is not None}
+    for name, most in (("minimum", False), ("maximum", True)):
+        jobs, cores, memory = (rest.pop(f"{name}_{of}", None) for of in ("jobs", "cores", "memory"))
+        if sum(way is not None for way in (rest.get(name), jobs, memory if cores is None else cores)) > 1:
+            raise ConfigError(f"adapt: {name} is said in two ways; {_ALLOWED}")
+        if jobs is not None:
+            if not isinstance(jobs, Integral):
+                raise ConfigError(f"adapt: {name}_jobs={jobs!r} is no number of jobs; allowed: a whole number from 0")
+            rest[name] = first + int(jobs) * per_job
+        elif cores is not None or memory is not None:
+            rest[name] = workers_with(settings, cores, memory, most=most)
+    low, high = rest.get("minimum", 0), rest.get("maximum", math.inf)
+    if not 0 <= _number(low) <= _number(high):
+        raise ConfigError(f"adapt: minimum {low}, maximum {high}; give 0 or more, and a maximum that is not below it")
+    return rest
+
+
+def _number(value: object) -> float:
+    """Return a number; NaN, which no bound allows, for anything else."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+
+
+class JobAdaptive(Adaptive):
+    """Wants as many workers as the scheduler has work for, between ``minimum`` and ``maximum``.
+
+    More are asked for at once; fewer only after the scheduler has wanted fewer ``wait_count`` times in a row.
+    Which jobs go, and that young pending ones stay, is decided by plan.reconcile.
+    """
+
+    def __init__(self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(cluster, interval=interval, wait_count=wait_count, **kwargs)
+        self._fewer = 0
+        every_s = self.interval or 0.0
+        self._rounds = Rounds("the look for how many workers there is work for", Backoff(every_s, every_s))
+
+    async def adapt(self) -> None:
+        """Look once; called by distributed in intervals, whatever is raised: it would say it each time."""
+        try:
+            await self._adapt()
+        except Exception as e:
+            self._rounds.failed(e)
+        else:
+            self._rounds.went_well()
+
+    async def _adapt(self) -> None:
+        target, wanted = await self.safe_target(), self.cluster.wanted_workers
+        self._fewer = self._fewer + 1 if target < wanted else 0
+        if target > wanted or self._fewer >= self.wait_count:
+            self._fewer = 0
+            await self.cluster.adapt_to(target)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcgpu.deploy.cluster.browser_link import BrowserLink
 from hpcgpu.deploy.cluster.connector import Connector
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.state import State
-from hpcgpu.deploy.jobs.job import Job
+from hpcgpu.deploy.jobs.job import Head, Job
 from hpcgpu.deploy.network import lease
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
 from hpcgpu.deploy.network.scheduler_file import SchedulerFile
@@ -26,7 +27,7 @@ from hpcgpu.supervise import tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What a session tells its cluster.
+    """The functions of a cluster that its session calls.
 
     Attributes
     ----------
@@ -48,11 +49,17 @@ class Run(Protocol):
     """How the processes of a cluster come to be: by a batch system, or on this machine."""
 
     wanted: Wanted
-    job: Job | None
 
     @property
-    def expected(self) -> int:
-        """Workers of the job that has the scheduler; 0: not known."""
+    def job(self) -> Job | None:
+        """The job that has the scheduler; None before its submission."""
+
+    @property
+    def head(self) -> Head:
+        """How that job is."""
+
+    def explain(self) -> str:
+        """Return what was planned, with where each part was set."""
 
     async def start(self, session: Session, say: Callable[[str], None]) -> Job:
         """Have the job; the session has the run's folder as soon as there is one."""
@@ -60,11 +67,11 @@ class Run(Protocol):
     async def connected(self, session: Session) -> None:
         """Go on: the session has a connection."""
 
-    def ended(self) -> None:
-        """Remove what is left; the job has ended."""
+    async def ended(self) -> None:
+        """Remove the leftovers; the job has ended."""
 
     async def close(self) -> None:
-        """End what is this object's; called last."""
+        """End the processes that are this object's; called last."""
 
 
 class Session:
@@ -93,6 +100,8 @@ class Session:
         The job goes on when this object closes.
     security : Security
         For connections to the scheduler: its certificate, and the key to it.
+    browser : BrowserLink or None
+        Leads browsers to the dashboard; None before the connection.
 
     """
 
@@ -106,29 +115,12 @@ class Session:
         self._holder: LeaseHolder | None = None
         self._touching: tasks.Loop | None = None
         self._returning: tasks.Loop | None = None
+        self.browser: BrowserLink | None = None
 
     @property
-    def contact(self) -> SchedulerFile | None:
-        """The scheduler's contact; None before the connection."""
-        return self._connector.contact if self._connector else None
-
-    @property
-    def dashboard_way(self) -> str:
-        """How people come to the dashboard, without its secret; empty where there is none."""
-        facts = self.contact
-        if facts is None or not facts.dashboard_secret:
-            return ""
-        port = facts.dashboard_port
-        return (
-            f"dashboard: ssh -N -L {port}:127.0.0.1:{port} {facts.node} (from outside with -J LOGIN_NODE), "
-            "then open what cluster.dashboard_url() returns"
-        )
-
-    @property
-    def dashboard_url(self) -> str:
-        """The dashboard's address, with its secret, on the loopback of the scheduler's node; there is one."""
-        assert self.contact
-        return f"http://127.0.0.1:{self.contact.dashboard_port}/{self.contact.dashboard_secret}/status"
+    def scheduler_file(self) -> SchedulerFile | None:
+        """What the scheduler file says; None before the connection."""
+        return self._connector.scheduler_file if self._connector else None
 
     @property
     def is_searching(self) -> bool:
@@ -140,25 +132,39 @@ class Session:
         """Why the scheduler is not even looked for at present; empty when all is well."""
         return self._returning.trouble if self._returning else ""
 
-    def begin(self, folder: Path) -> None:
-        """Take the lease of a new run, before its submission: a job that finds no sign of life ends itself."""
-        lease.touch(folder)
+    async def begin(self, make_folder: Callable[[], Path]) -> Path:
+        """Make a new run's folder, and take its lease: a job that finds no sign of life ends itself.
+
+        Parameters
+        ----------
+        make_folder : callable
+            Called in a thread.
+
+        """
+
+        def begin() -> Path:
+            self.folder = make_folder()  # known at once: a start that is cancelled meanwhile removes it
+            lease.touch(self.folder)
+            return self.folder
+
+        folder = await tasks.in_thread(begin)
         self.join(folder)
+        return folder
 
     def join(self, folder: Path) -> None:
         """Give signs of life in the folder of a run that is there."""
         self.folder = folder
         self._touching = keep_touched(folder, self._settings.client_grace_s)
 
-    async def connect(self, job: Job, expected: int) -> Any:  # noqa: ANN401 - distributed's rpc
+    async def connect(self, job: Job, head: Head) -> Any:  # noqa: ANN401 - distributed's rpc
         """Wait for the scheduler, hold its lease, and return a connection pool to it.
 
         Parameters
         ----------
         job : Job
             The one that has the scheduler.
-        expected : int
-            Its workers; 0: not known.
+        head : Head
+            How it is.
 
         Raises
         ------
@@ -168,10 +174,18 @@ class Session:
         """
         assert self.folder
         python = self._settings.python or ""
-        self._connector = Connector(self.folder, job, expected, self._progress, self._patience, python)
+        self._connector = Connector(self.folder, job, head, self._progress, self._patience, python)
         scheduler = await self._connector.open()
         self.hold(scheduler)
+        self.browser = BrowserLink(self.folder)
+        await self._lead_browsers(scheduler)
         return scheduler
+
+    async def _lead_browsers(self, scheduler: Any) -> bool:  # noqa: ANN401
+        """Let browsers reach this scheduler's dashboard; return whether it is another one than before."""
+        assert self.browser
+        assert self.scheduler_file
+        return await self.browser.lead_to(scheduler, self.scheduler_file.dashboard_secret)
 
     def hold(self, scheduler: Any) -> None:  # noqa: ANN401
         """Hold the lease by this connection pool from now on."""
@@ -188,18 +202,20 @@ class Session:
         self._state.trouble = reason
         if not self.is_searching:
             assert self._connector
-            assert self.contact
-            return_ = functools.partial(self._return, self._connector, reason, self.contact, self.dashboard_way)
+            assert self.scheduler_file
+            return_ = functools.partial(self._return, self._connector, reason, self.scheduler_file)
             what = "the search for this cluster's scheduler"
             self._returning = tasks.keep(return_, what, changed=self._hooks.changed)
 
-    async def _return(self, connector: Connector, reason: str, before: SchedulerFile, way_before: str) -> bool:
+    async def _return(self, connector: Connector, reason: str, before: SchedulerFile) -> bool:
         """Take the scheduler up again, that of the job's next life too; say so, or why the cluster is lost.
 
         Returns whether either is so; else it is to be tried again.
         """
         try:
-            await self._hooks.found(await connector.reopen(self._progress.say))
+            scheduler = await connector.reopen(self._progress.say)
+            await self._hooks.found(scheduler)
+            is_other_dashboard = await self._lead_browsers(scheduler)
         except HpcGpuError as e:
             if isinstance(e, JobError) and self._holder:
                 self._holder.stop()
@@ -215,11 +231,11 @@ class Session:
             return False
         self._state.trouble = ""
         again = "the cluster is back; make a new Client(cluster) if yours has closed"
-        if connector.contact and connector.contact.restart_count > before.restart_count:
+        if connector.scheduler_file and connector.scheduler_file.restart_count > before.restart_count:
             again = f"job {connector.job_id} was requeued; its results are lost, {again}"
         self._progress.say(again)
-        if self.dashboard_way and self.dashboard_way != way_before:
-            self._progress.say(self.dashboard_way)
+        if is_other_dashboard and self.browser:
+            self._progress.say(*self.browser.lines)
         return True
 
     async def detach(self, job_id: str) -> None:
@@ -232,12 +248,12 @@ class Session:
 
         """
         assert self.folder
-        lease.detach(self.folder)
+        await tasks.in_thread(functools.partial(lease.detach, self.folder))
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            lease.take_up(self.folder)
+            await tasks.in_thread(functools.partial(lease.take_up, self.folder))
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -253,10 +269,12 @@ class Session:
 
     async def close(self) -> None:
         """End the connection; called last."""
+        if self.browser:
+            await self.browser.close()
         if self._connector:
             await self._connector.close()
 
-    def remove_folder(self) -> None:
+    async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
         if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            await tasks.in_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))

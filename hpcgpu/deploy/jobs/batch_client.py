@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.batch.script import requested
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
+from hpcgpu.launch.environment import of_this_job
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.offer import shortfalls
 
@@ -35,10 +37,11 @@ async def submit(
     Raises
     ------
     SubmitError
-        The batch system refused it, in its own words; what may pass was tried again.
+        The batch system refused it, in its own words; a transient refusal was tried again.
 
     """
-    command = replace(system.submit(script, spec), timeout_s=patience.submission_s)
+    own = of_this_job(os.environ)  # in a job itself: a notebook's kernel, a script
+    command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=own)
     pauses_s = list(patience.retries_s)
     while True:
         result = await run(command)
@@ -98,7 +101,7 @@ async def look(system: BatchSystem, name: str, mark: str, known: Collection[str]
 
 
 def _numbers(job_id: str) -> list[int]:
-    """Return what brings jobs, and elements of an array, in the order of their submission."""
+    """Return the key that sorts jobs, and elements of an array, in the order of their submission."""
     return [int(number) for number in re.findall(r"\d+", job_id)]
 
 
@@ -120,21 +123,21 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
         except SubmitError as e:
             if e.transient:
                 raise
-            # a site without accounting: what its squeue does not list is nowhere
+            # a site without accounting: a job that its squeue does not list is nowhere
     return found
 
 
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
-    """Return what a job asks for and the batch system has not, as far as that is known."""
+    """Return the parts of a request that the batch system does not have, as far as that is known."""
     command = system.offers(spec)
     return shortfalls(spec, system.read_offers(await run(command))) if command else ()
 
 
 async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus]) -> dict[str, JobStatus]:
-    """Return what was listed of jobs of this request, with those that can never run as stuck.
+    """Return the statuses of jobs of this request, with those that can never run as stuck.
 
-    The reason for which they wait gives the suspicion, and what the batch system has the proof: a limit of a QOS may
-    be changed, and a node may come back.
+    The reason for which a job waits raises the suspicion, and the batch system's resources prove it: a limit of a QOS
+    may be changed, and a node may come back.
     """
     suspect = {i: s for i, s in listed.items() if s.advice and s.state is JobState.PENDING}
     if not suspect or not (why := "; ".join(await beyond(system, spec))):
@@ -149,7 +152,7 @@ async def on_lost_nodes(
     heard: Collection[str] = (),
     ran_on: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, JobStatus]:
-    """Return what was listed, with what is wrong with the nodes of jobs, or was with those which they had last.
+    """Return the statuses with the troubles of the jobs' nodes, or of the nodes that they had last.
 
     Parameters
     ----------
@@ -193,7 +196,7 @@ async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
 
 
 async def _refusal(system: BatchSystem, command: Command) -> SubmitError | None:
-    """Cancel, by force what is on nodes that do not answer; return why it was not done."""
+    """Cancel jobs, by force those on nodes that do not answer; return why it was not done."""
     forced: set[tuple[str, ...]] = set()
     try:
         while again := system.force(result := await run(command)):
@@ -221,7 +224,7 @@ async def end(
     limit_s : float
         No longer than that.
     tell : callable
-        Takes a line for the user: what the batch system refuses.
+        Takes a line for the user: a refusal of the batch system.
 
     Returns
     -------
@@ -253,12 +256,12 @@ async def end(
 
 
 async def close(system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]) -> None:
-    """Have jobs end as :func:`end` does; what the batch system takes long for is only said.
+    """Have jobs end as :func:`end` does. A job that takes long to end is only said.
 
     Raises
     ------
     SubmitError
-        Jobs may still be there, for they could not be cancelled; all others have been.
+        Jobs could not be cancelled, and may still be there; all others have been cancelled.
 
     """
     left, why = await end(system, ids, limit_s, tell)

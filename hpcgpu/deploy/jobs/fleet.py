@@ -1,25 +1,24 @@
-"""The jobs of an elastic cluster that come and go: plan.reconcile decides, and here it is done."""
+"""The jobs of an elastic cluster that come and go: carries out the decisions of their loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import batch_client
-from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.hooks import ClusterHooks, SchedulerRequests
-from hpcgpu.deploy.jobs.job_table import JobTable, Member, Present
+from hpcgpu.deploy.jobs.batch_client import cancel
+from hpcgpu.deploy.jobs.job_loop import JobLoop
+from hpcgpu.deploy.jobs.job_table import Present, Row
+from hpcgpu.deploy.jobs.logs import tail
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.deploy.jobs.submitter import Submitter
-from hpcgpu.deploy.jobs.tail import tail
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec
-from hpcgpu.plan.jobs.reconcile import Actions, Facts, Failures, Policy, reconcile
+from hpcgpu.plan.jobs.ends import Failures
+from hpcgpu.plan.jobs.reconcile import Actions, Facts
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.alarm import Alarm
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
@@ -31,46 +30,40 @@ class Fleet:
 
     Parameters
     ----------
-    system : BatchSystem
-        Runs the jobs.
+    jobs : JobLoop
+        Asks about all jobs of the cluster, and has this fleet act.
     spec : JobSpec
-        The request for one of them.
-    policy : Policy
-        Limits of what is decided.
+        The request for one of these.
     expected : int
-        Workers of each job.
-    hooks : ClusterHooks
-        The cluster.
+        Workers of each of these.
 
     Attributes
     ----------
     wanted : int
         Jobs.
     controls : bool
-        Whether it acts; else it follows what another object of the same cluster does.
+        Whether it acts; else it follows another object of the same cluster.
     error : HpcGpuError or None
         Why no job is submitted any more, until the next scale.
 
     """
 
-    def __init__(self, system: BatchSystem, spec: JobSpec, policy: Policy, expected: int, hooks: ClusterHooks) -> None:
-        self._system, self._spec, self._policy, self._hooks = system, spec, policy, hooks
-        self._submitter = Submitter(system, spec, hooks, policy.patience)
-        self._table = JobTable(expected)
+    def __init__(self, jobs: JobLoop, spec: JobSpec, expected: int) -> None:
+        self._loop, self._system, self._hooks, self._alarm = jobs, jobs.system, jobs.hooks, jobs.alarm
+        patience, hooks = jobs.policy.patience, jobs.hooks
+        self._submitter = Submitter(jobs.system, spec, hooks.say, patience, write=hooks.write)
+        self._table, self.spec = jobs.table, spec
+        self._table.expected = expected
         self.expected, self.wanted, self.controls = expected, 0, False
         self.error: HpcGpuError | None = None
         self._adapting = self._unwritten = False
         self._failures = Failures()
-        self._asked_s: float | None = None
-        self._answered_s: float | None = None
         self._held_back_until_s = _NEVER_S
-        self._alarm = Alarm()
         self._acting = asyncio.Lock()
-        self._requests = SchedulerRequests(hooks.say)
-        self._watching: tasks.Loop | None = None
+        self._requests = SchedulerRequests(jobs.hooks.say)
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[Row, ...]:
         """The jobs of this moment, in the order of submission."""
         return self._table.members
 
@@ -81,13 +74,13 @@ class Fleet:
 
     @property
     def recorded(self) -> tuple[RecordedJob, ...]:
-        """What is to be written down of the jobs."""
+        """The jobs as they are written down."""
         return self._table.recorded
 
     @property
     def trouble(self) -> str:
         """Why the jobs are not looked after at present; empty when they are."""
-        return self._watching.trouble if self._watching else ""
+        return self._loop.trouble
 
     @property
     def submitting(self) -> bool:
@@ -106,12 +99,13 @@ class Fleet:
 
         """
         await self._follow()
-        self.wanted = max(self.wanted, len(self._table)) if wanted is None else wanted
+        self.wanted = max(self.wanted, len(self.members)) if wanted is None else wanted
         self.controls = controls
-        self._watch()
+        self._loop.actor = self
+        self._loop.start()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Want so many jobs; what must be submitted has been submitted when this returns.
+        """Want so many jobs; return after the necessary submissions.
 
         Parameters
         ----------
@@ -123,31 +117,31 @@ class Fleet:
         Raises
         ------
         SubmitError
-            The batch system refused, in its own words. What was accepted stays; a refusal that may pass
-            (``transient``) is tried again. Not raised when adapting, only said.
+            The batch system refused, in its own words. Accepted jobs stay; a refusal that may pass (``transient``)
+            is tried again. Not raised when adapting, only said.
 
         """
         self.wanted, self._adapting = jobs, adapting
         if not adapting:
             self.error, self._failures, self._held_back_until_s = None, Failures(), _NEVER_S
         try:
-            await self._act()
+            await self.act()
         except SubmitError as e:
-            self._refused(e, say=adapting)
+            self._loop.pause()
+            self.refused(e, say=adapting)
             if not adapting:
                 raise
         finally:
-            self._watch()
+            self._loop.start()
 
     def workers_changed(self) -> None:
         """Look again: a worker has come or gone."""
         self._alarm.ring()
 
     def stop(self) -> None:
-        """Watch no longer; the jobs stay."""
+        """Look no longer; the jobs stay."""
         self._requests.cancel()
-        if self._watching:
-            self._watching.cancel()
+        self._loop.stop()
 
     async def close(self) -> None:
         """Stop, cancel every job that is left, and return when the batch system says that they have ended.
@@ -165,50 +159,24 @@ class Fleet:
             try:
                 await self._add(await self._submitter.lost(self._table.known))
             finally:
-                await batch_client.close(self._system, self._table.ids, _END_S, self._hooks.say)
+                ids = [member.facts.id for member in self.members]
+                await batch_client.close(self._system, ids, _END_S, self._hooks.say)
 
-    def _watch(self) -> None:
-        if self._watching is None:
-            what = "the loop that looks after this cluster's jobs"
-            self._watching = tasks.keep(self._look, what, changed=self._hooks.changed)
-        self._alarm.ring()
-
-    async def _look(self) -> None:
-        """Ask when it is time, and act on what has changed."""
-        await self._alarm.wait()
-        try:
-            if self._alarm.is_time_to_ask:
-                await self._ask()
-            await self._act()
-        except SubmitError as e:
-            self._refused(e, say=True)
-        except Exception:
-            self._alarm.ring()  # the next look does at once what this one has not done
-            raise
-
-    def _refused(self, e: SubmitError, *, say: bool) -> None:
+    def refused(self, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of one's own passes when jobs that are there have ended."""
         if say:
             self._hooks.say(str(e))
-        wait_s = self._policy.patience.refused_s
-        self._held_back_until_s = self._alarm.now_s() + wait_s
-        self._alarm.set_in(wait_s, wait_s)
-        if not (e.transient or (e.over_limit and self._table.ids)):
+        self._held_back_until_s = self._alarm.now_s() + self._loop.policy.patience.refused_s
+        if not (e.transient or (e.over_limit and self.members)):
             self.error = e
         self._hooks.changed()
 
-    async def _ask(self) -> None:
+    async def find_lost(self) -> None:
+        """Add jobs whose submission was not answered."""
         if self.controls:
             await self._add(await self._submitter.lost(self._table.known))
-        asked, self._asked_s = self._table.ids, self._alarm.now_s()
-        listed = await proven(self._system, self._spec, await ask(self._system, asked))
-        heard = [job.id for job in self._table.jobs if job.heard]
-        listed = await on_lost_nodes(self._system, listed, heard, {job.id: job.hosts for job in self._table.jobs})
-        listed = await asyncio.to_thread(self._table.with_exit_codes, listed)
-        self._answered_s = self._alarm.now_s()
-        self._table.listed(asked, listed, self._answered_s)
 
-    async def _act(self) -> None:
+    async def act(self) -> None:
         """Have the facts of now decided upon, and do it."""
         async with self._acting:
             present, now_s = self._hooks.present(), self._alarm.now_s()
@@ -217,8 +185,7 @@ class Fleet:
             else:
                 await self._follow()
             self._table.registered(present, now_s)
-            actions = reconcile(self._facts(now_s), self._policy)
-            self._alarm.set_in(actions.next_s, actions.wake_s)
+            actions = self._loop.decide(self._facts(now_s))
             if not self.controls:
                 self._hooks.changed()
                 return
@@ -235,11 +202,11 @@ class Fleet:
                 async for accepted in self._submitter.submit(actions.submit, self._table.known):
                     await self._add(accepted)
             if actions.cancel or actions.forget or actions.retire or actions.submit:
-                self._alarm.ring()  # what was done may ask for more
+                self._alarm.ring()  # these actions may ask for more
             self._hooks.changed()
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; what is refused for good stops nothing else, and is tried again when the job is overdue."""
+        """Cancel jobs. A final refusal stops nothing else; the cancel is tried again when the job is overdue."""
         try:
             await cancel(self._system, job_ids)
         except SubmitError as e:
@@ -254,8 +221,8 @@ class Fleet:
             wanted=self.wanted,
             jobs=self._table.jobs,
             adapting=self._adapting,
-            asked_s=self._asked_s,
-            answered_s=self._answered_s,
+            asked_s=self._loop.asked_s,
+            answered_s=self._loop.answered_s,
             held_back_until_s=float("inf") if self.error else self._held_back_until_s,
             failures=self._failures,
         )
@@ -298,3 +265,36 @@ class Fleet:
         self._unwritten = True
         await self._hooks.write()
         self._unwritten = False
+
+
+class SchedulerRequests:
+    """Requests to the scheduler without an answer: the registered workers show their effect.
+
+    Parameters
+    ----------
+    say : callable
+        Takes a line for the user: a request that failed.
+
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._tasks = say, tasks.Group()
+
+    def send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
+        """Have it done for the workers at these addresses."""
+        workers = f"workers {', '.join(addresses)}"
+
+        async def run() -> None:
+            try:
+                await request(addresses)
+            except OSError as e:  # the scheduler is gone for the moment, which is told elsewhere
+                self._say(f"{workers}: {e}")
+
+        # the scheduler's own errors come as they are
+        self._tasks.start(
+            run, f"what the scheduler was to do about {workers}", lambda e: self._say(f"{workers}: {e!r}")
+        )
+
+    def cancel(self) -> None:
+        """End those that are under way."""
+        self._tasks.cancel()

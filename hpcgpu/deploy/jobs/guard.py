@@ -29,7 +29,7 @@ def start(folder: Path, client: Process) -> Started:
 
 
 def main(folder: str, pid: str, start_time: str) -> None:
-    """Wait, then end what the client has left, unless it has closed or detached its cluster."""
+    """Wait for the client's end, then end its jobs, unless it has closed or detached its cluster."""
     pids.wait_for_end(int(pid), int(start_time))
     if os.path.isdir(folder) and "detached" not in os.listdir(folder):  # noqa: PTH112, PTH208
         import asyncio
@@ -39,7 +39,7 @@ def main(folder: str, pid: str, start_time: str) -> None:
 
 
 async def _abandon(folder: Path) -> None:
-    """End what is left, however often it must be tried: no other process does."""
+    """End the jobs that are left, however many tries it takes: no other process does."""
     from hpcgpu.deploy.jobs.runs import abandon
     from hpcgpu.supervise import tasks
 

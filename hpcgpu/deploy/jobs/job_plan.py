@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, doors
-from hpcgpu.config.validation import check_submission
+from hpcgpu.config.sites.limits import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log, process
-from hpcgpu.model import JobSpec, RunDocument, Site
+from hpcgpu.model import JobSpec, RunDocument
 from hpcgpu.plan.jobs.request import plan_member, plan_request
+from hpcgpu.spill.storage import parents
+
+if TYPE_CHECKING:
+    from hpcgpu.model import Site
 
 
-def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, ...], batch: str | None) -> str:
-    """Return the job script for a script, or for a cluster object without one.
+class PlannedJob(NamedTuple):
+    """A job that is not submitted: what is wanted, the request, its script, and the batch system for both."""
+
+    wanted: settings.Wanted
+    spec: JobSpec
+    script: str
+    system: BatchSystem
+    batch: str
+
+
+def read_job(
+    given: Mapping[str, object],
+    given_from: str,
+    script: tuple[str, ...] = (),
+    batch: str | None = None,
+    *,
+    live: bool = False,
+) -> PlannedJob:
+    """Return the job for a script, or for a cluster object without one; ``live`` as of :func:`settings.read`.
 
     Raises
     ------
@@ -25,18 +48,18 @@ def job_script(given: Mapping[str, object], given_from: str, script: tuple[str, 
         A setting is wrong or missing, or no batch system was given.
 
     """
-    wanted = settings.read(given, given_from, batch or "", doors.JOBSCRIPT if script else "")
+    wanted = settings.read(given, given_from, batch or "", doors.JOBSCRIPT if script else "", live=live)
     name = batch or (wanted.site.batch if wanted.site else "")
     if not name:
         raise ConfigError(
             "which batch system? Give --batch slurm or --batch pbs, or --site for a machine that is known"
         )
-    shape, meeting = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")
-    run_document = RunDocument(settings=wanted.settings, shape=shape, script=script, meeting=meeting)
+    shape, folder = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")
+    run_document = RunDocument(settings=wanted.settings, shape=shape, script=script, folder=folder)
     spec, text, system = plan_job(run_document, wanted.site, name)
     for note in system.notes(spec):
         log.say(f"job {spec.name}: {note}")
-    return text
+    return PlannedJob(wanted, spec, text, system, name)
 
 
 def mark_of(folder: Path) -> str:
@@ -44,8 +67,21 @@ def mark_of(folder: Path) -> str:
     return f"hpcgpu-{folder.name}"
 
 
-def plan_job(run: RunDocument, site: Site | None, batch: str) -> tuple[JobSpec, str, BatchSystem]:
+def plan_job(
+    run: RunDocument, site: Site | None, batch: str, words: tuple[str, ...] = ()
+) -> tuple[JobSpec, str, BatchSystem]:
     """Return the request for a run's job, its script, and the batch system that understands both.
+
+    Parameters
+    ----------
+    run : RunDocument
+        What the job is for.
+    site : Site or None
+        Where it runs.
+    batch : str
+        Name of the batch system.
+    words : tuple of str
+        What ``hpcgpu`` does in the job; empty: it launches the run.
 
     Raises
     ------
@@ -58,12 +94,25 @@ def plan_job(run: RunDocument, site: Site | None, batch: str) -> tuple[JobSpec, 
             f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu jobscript: leave "
             f"--batch out), or another site= than that of {run.settings.where('site')}"
         )
-    check_submission(run.settings, site)
+    check_submission(run.settings, site, member=run.shape == "member")
+    if run.shape != "member":
+        for note in notes(run.settings, site):
+            log.say(note)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
     plan = plan_member if run.shape == "member" else plan_request
-    words = ("launch", "--document", document.render(run))
+    words = words or ("launch", "--document", document.render(run))
     spec = plan(run.settings, process.python_argv("hpcgpu", *words, python=run.settings.python or ""))
-    if run.meeting:  # PBS forgets a job with its end unless the site has switched its history on
-        spec = replace(spec, exit_file=f"{run.meeting}/exit", mark=mark_of(Path(run.meeting)))
-    system = get(batch, **(site.dialect if site else {}))
+    if run.folder:  # PBS forgets a job with its end unless the site has switched its history on
+        spec = replace(spec, exit_file=f"{run.folder}/exit", mark=mark_of(Path(run.folder)))
+    system = get(batch, **({**site.spoken, "forbidden": forbidden(run.settings, site)} if site else {}))
     return spec, system.script(spec), system
+
+
+def make_log_folder(path: str | None) -> None:
+    """Make it as dask-jobqueue does: Slurm fails a job that has none, and says "JobLaunchFailure" (22.05.8).
+
+    A folder that only the nodes have cannot be made here, and one with a pattern of sbatch's (``%u``) has another name.
+    """
+    if path and "%" not in path:
+        with contextlib.suppress(OSError):
+            parents.make(Path(path))

@@ -1,4 +1,4 @@
-"""What is known of the jobs that come and go: their facts, and what is written down of them."""
+"""The jobs of a cluster: the facts about each, and its record."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
-from hpcgpu.model import JobStatus
+from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job_facts import JobFacts
 
+_SILENT = JobStatus(JobState.UNKNOWN, "", "the batch system does not answer")
 # As many as people look at; a cluster of weeks has thousands.
 _GONE = 5
 
@@ -36,20 +37,20 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A job that is there: what is written down of it, and what is known of it now."""
+class Row:
+    """A job that is there: its record, and the facts of now."""
 
     recorded: RecordedJob
     facts: JobFacts
 
 
 class JobTable:
-    """The jobs in the order of their submission.
+    """The jobs in the order of their submission: the one with the scheduler, and its members, which come and go.
 
     Parameters
     ----------
     expected : int
-        Workers of each job.
+        Workers of each member.
 
     Attributes
     ----------
@@ -61,49 +62,57 @@ class JobTable:
     def __init__(self, expected: int) -> None:
         self.expected = expected
         # One for both halves: the user's thread reads while the event loop's writes.
-        self._members: dict[str, Member] = {}
+        self._rows: dict[str, Row] = {}
         self._forgotten: dict[str, int] = {}
         self.gone: deque[Gone] = deque(maxlen=_GONE)
 
-    def __len__(self) -> int:
-        return len(self._members)
+    @property
+    def head(self) -> Row | None:
+        """The job with the scheduler, where that is a job."""
+        return next((row for row in tuple(self._rows.values()) if row.facts.fixed), None)
 
     @property
     def ids(self) -> list[str]:
         """The batch system's ids."""
-        return list(self._members)
+        return list(self._rows)
 
     @property
     def known(self) -> set[str]:
         """The ids of all jobs that have ever been submitted."""
-        return {*self._members, *self._forgotten}
+        return {*self._rows, *self._forgotten}
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The jobs of one moment."""
-        return tuple(self._members.values())
+    def members(self) -> tuple[Row, ...]:
+        """The jobs of one moment that come and go."""
+        return tuple(row for row in tuple(self._rows.values()) if not row.facts.fixed)
 
     @property
     def jobs(self) -> tuple[JobFacts, ...]:
-        """What is known of each."""
-        return tuple(member.facts for member in self.members)
+        """The facts about each."""
+        return tuple(row.facts for row in tuple(self._rows.values()))
 
     @property
     def recorded(self) -> tuple[RecordedJob, ...]:
-        """What is to be written down of each."""
+        """The record of each member."""
         return tuple(member.recorded for member in self.members)
+
+    def lead(self, recorded: RecordedJob, expected: int, now_s: float) -> None:
+        """Take the job with the scheduler, which is never replaced, and its number of workers."""
+        self._rows[recorded.id] = Row(
+            recorded, JobFacts(id=recorded.id, submitted_s=now_s, expected=expected, fixed=True)
+        )
 
     def add(self, recorded: Sequence[RecordedJob], now_s: float) -> None:
         """Take jobs that have been submitted."""
         for job in recorded:
-            self._members[job.id] = Member(job, JobFacts(id=job.id, submitted_s=now_s, expected=self.expected))
+            self._rows[job.id] = Row(job, JobFacts(id=job.id, submitted_s=now_s, expected=self.expected))
 
     def follow(self, recorded: Sequence[RecordedJob], gone: Sequence[Gone], now_s: float) -> None:
         """Have exactly the jobs that another object has written down, also as gone."""
         self.gone = deque(gone, maxlen=_GONE)
-        for job_id in {*self._members} - {job.id for job in recorded}:
+        for job_id in {row.recorded.id for row in self.members} - {job.id for job in recorded}:
             self.forget(job_id)
-        self.add([job for job in recorded if job.id not in self._members], now_s)
+        self.add([job for job in recorded if job.id not in self._rows], now_s)
 
     def unknown(self, present: Mapping[str, Present]) -> list[str]:
         """Return jobs that are not in the table though their workers are there: an answer of sbatch's was lost.
@@ -113,21 +122,31 @@ class JobTable:
         return [
             job_id
             for job_id, workers in present.items()
-            if job_id not in self._members and workers.restarts > self._forgotten.get(job_id, -1)
+            if job_id not in self._rows and workers.restarts > self._forgotten.get(job_id, -1)
         ]
 
     def with_exit_codes(self, listed: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
         """Return the batch system's answer with the exit codes that the jobs' scripts have left; reads files."""
-        members = dict(self._members)
-        return {
-            i: members[i].recorded.with_exit_code(status) if i in members else status for i, status in listed.items()
-        }
+        rows = dict(self._rows)
+        return {i: rows[i].recorded.with_exit_code(status) if i in rows else status for i, status in listed.items()}
 
     def listed(self, asked: Sequence[str], listed: Mapping[str, JobStatus], now_s: float) -> None:
         """Take the batch system's answer about the jobs that it was asked for."""
         for job_id in asked:
-            if member := self._members.get(job_id):
+            if member := self._rows.get(job_id):
                 self._learned(member.facts.listed(listed.get(job_id), now_s))
+
+    def unanswered(self, now_s: float) -> None:
+        """Note that the batch system does not answer; only of the job with the scheduler it is all that is known."""
+        if (head := self.head) and not head.facts.heard:
+            self._learned(head.facts.listed(_SILENT, now_s))
+
+    def left(self, there: bool, code: int | None, now_s: float) -> bool:
+        """Take whether the script of the job with the scheduler has ended; return whether that is news."""
+        assert self.head
+        before = self.head.facts
+        self._learned(before.left(there, code, now_s))
+        return (before.left_s is not None) != there
 
     def registered(self, present: Mapping[str, Present], now_s: float) -> None:
         """Take the workers that are registered."""
@@ -138,26 +157,26 @@ class JobTable:
     def cancelled(self, job_ids: Sequence[str], now_s: float) -> None:
         """Note that these have been cancelled."""
         for job_id in job_ids:
-            if member := self._members.get(job_id):
+            if member := self._rows.get(job_id):
                 self._learned(replace(member.facts, cancelled_s=now_s))
 
     def retired(self, job_id: str, now_s: float) -> None:
         """Note that this one has been asked to leave."""
-        self._learned(replace(self._members[job_id].facts, retired_s=now_s))
+        self._learned(replace(self._rows[job_id].facts, retired_s=now_s))
 
     def ended(self, job_id: str, why: str, at: datetime) -> RecordedJob:
-        """Let go of a job that has ended; return what was written down of it."""
-        unasked = not self._members[job_id].facts.leaving
+        """Let go of a job that has ended; return its record."""
+        unasked = not self._rows[job_id].facts.leaving
         recorded = self.forget(job_id)
         if unasked:
             self.gone.appendleft(Gone(recorded, why, at))
         return recorded
 
     def forget(self, job_id: str) -> RecordedJob:
-        """Let go of a job that is gone; return what was written down of it."""
-        member = self._members.pop(job_id)
+        """Let go of a job that is gone; return its record."""
+        member = self._rows.pop(job_id)
         self._forgotten[job_id] = member.facts.restarts
         return member.recorded
 
     def _learned(self, facts: JobFacts) -> None:
-        self._members[facts.id] = Member(self._members[facts.id].recorded, facts)
+        self._rows[facts.id] = Row(self._rows[facts.id].recorded, facts)

@@ -10,13 +10,16 @@ import shlex
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
-from hpcgpu.deploy.jobs.tail import tail
+from hpcgpu.deploy.jobs.logs import tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.launcher import Launch
 from hpcgpu.spill.storage import parents
+from hpcgpu.supervise import tasks
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
@@ -58,15 +61,17 @@ class LocalJob:
         self._process: asyncio.subprocess.Process | None = None
 
     @property
-    def status(self) -> JobStatus:
-        """How the ranks are."""
-        if self._process and self._process.returncode is not None:
-            return JobStatus(JobState.ENDED, "", "", self._process.returncode)
-        return JobStatus(JobState.RUNNING, "running")
+    def trouble(self) -> str:
+        """Empty: this process is told of the ranks' end."""
+        return ""
 
-    async def seems_over(self) -> bool:
-        """Tell whether the ranks have ended."""
-        return self._process is not None and self._process.returncode is not None
+    @property
+    def facts(self) -> JobFacts:
+        """How the ranks are; how many workers they will have is not known."""
+        status = JobStatus(JobState.RUNNING, "running")
+        if self._process and self._process.returncode is not None:
+            status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
+        return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, fixed=True)
 
     async def submit(self) -> None:
         """Start the ranks.
@@ -88,9 +93,7 @@ class LocalJob:
 
     async def _start(self) -> asyncio.subprocess.Process:
         environ, parent = self._env(), os.getpid()
-
-        parents.make(self._log.parent)
-        with private.open_new(self._log) as log:
+        with await tasks.in_thread(self._open_log) as log:
             return await asyncio.create_subprocess_exec(
                 *self._launch.argv,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -100,18 +103,26 @@ class LocalJob:
                 preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
             )
 
+    def _open_log(self) -> BinaryIO:
+        parents.make(self._log.parent)
+        return private.open_new(self._log)
+
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment: they are to know nothing of a batch job that this process may be in."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)}
-        environ = {**own, **process.image_env(own, self._preload), **self._environ}
+        environ = {**own, **process.rank_env(own, self._preload), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 
-    async def check(self) -> JobStatus:
-        """Raise JobError when the ranks have ended."""
+    async def check(self) -> JobFacts:
+        """Return how the ranks are; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
             said = await asyncio.to_thread(tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {self._process.returncode}: {said}")
-        return self.status
+        return self.facts
+
+    async def news(self) -> JobFacts:
+        """Return the same as :meth:`check`: it is known at any time."""
+        return await self.check()
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command itself: the job is here."""

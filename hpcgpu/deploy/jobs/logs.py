@@ -1,4 +1,4 @@
-"""The log of a run's job: its end, and what is added to it."""
+"""The log of a run's job: its end in errors, its last lines, and the lines that are added."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.record import Run
 from hpcgpu.errors import JobError
 
+_TAIL_LINES = 30
 _LOOK_S = 0.5
 _ASK_S = 5.0
 _CHUNK_BYTES = 1 << 16
@@ -34,6 +34,24 @@ def log_of(run: Run, wanted: str) -> Path:
     return Path(jobs[0].log)
 
 
+def tail(log: Path, *, kept: bool = True) -> str:
+    """Return the end of a log for an error, with its path where the log is ``kept`` when the error is read."""
+    name = f"its log {log}" if kept else "its log (log_directory= keeps it)"
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return (
+            f"{name} is not there: it had not begun, or its node could not write there (log_directory= takes a "
+            "folder that all nodes see)"
+        )
+    except OSError as e:
+        return f"{name} cannot be read ({e.strerror})"
+    if not lines:
+        return f"{name} is empty"
+    shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+    return f"the end of {name}:\n{shown}"
+
+
 def last(log: Path, lines: int) -> tuple[str, int]:
     """Return the last lines and where they end in the file; nothing of a log that is not there yet."""
     try:
@@ -51,19 +69,28 @@ def last(log: Path, lines: int) -> tuple[str, int]:
 
 
 async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) -> None:
-    """Hand out what is added to the log, until the run's jobs have ended."""
+    """Hand out the additions to the log, until the run's jobs have ended."""
+    from hpcgpu.deploy.jobs.runs import still_there  # which no cluster object needs
+
     loop = asyncio.get_running_loop()
     asked, over = loop.time(), False
     while True:
-        if log.exists():
-            with log.open("rb") as f:
-                f.seek(offset)
-                while part := f.read(_CHUNK_BYTES):
-                    offset += len(part)
-                    echo(part.decode(errors="replace"))
+        while part := await asyncio.to_thread(_read, log, offset):
+            offset += len(part)
+            echo(part.decode(errors="replace"))
         if over:
             return
         if loop.time() - asked >= _ASK_S:
-            over, asked = not await runs.still_there(run.record), loop.time()
+            over, asked = not await still_there(run.record), loop.time()
         else:
             await asyncio.sleep(_LOOK_S)
+
+
+def _read(log: Path, offset: int) -> bytes:
+    """Return the next part of the log; nothing at its end, or where it is not there yet."""
+    try:
+        with log.open("rb") as f:
+            f.seek(offset)
+            return f.read(_CHUNK_BYTES)
+    except FileNotFoundError:
+        return b""

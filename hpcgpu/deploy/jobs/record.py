@@ -17,7 +17,7 @@ import msgspec
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document
-from hpcgpu.errors import HpcGpuError, ParseError
+from hpcgpu.errors import ConfigError, HpcGpuError, ParseError
 from hpcgpu.host import pids, private
 from hpcgpu.host.home import own_folder
 from hpcgpu.model import JobState, JobStatus, RunDocument
@@ -51,6 +51,12 @@ class RecordedJob:
             with contextlib.suppress(OSError, ValueError):
                 return replace(status, exit_code=int(Path(self.exit_file).read_text()))
         return status
+
+    def left(self) -> tuple[bool, int | None]:
+        """Tell whether its script has left its exit code, and which; a requeued one takes it away again."""
+        if not self.exit_file or not Path(self.exit_file).is_file():
+            return False, None
+        return True, self.with_exit_code(JobStatus(JobState.ENDED, "")).exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,7 @@ def read(folder: Path) -> Record:
     text = private.read(folder / _RECORD)
     try:
         return _parse(text)
-    except ValueError as e:
+    except (ValueError, msgspec.MsgspecError) as e:  # a ValueError from msgspec 0.22 on
         raise ParseError(
             f"{folder / _RECORD} is no record of a run that this hpcgpu understands ({type(e).__name__}: {e}); "
             "use the hpcgpu that submitted it, or remove the folder when its jobs have ended",
@@ -180,7 +186,11 @@ def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
     found = []
     for folder in home.iterdir() if home.is_dir() else ():
         try:
-            found.append(Run(folder, read(folder)))
+            one = read(folder)
+            document.read(one.document)  # another version's is found here, and not in the middle of a table
+            found.append(Run(folder, one))
+        except ConfigError as e:
+            say(f"{folder}: {e}")
         except FileNotFoundError:  # one that is being made or removed, or see sweep()
             continue
         except (OSError, HpcGpuError) as e:

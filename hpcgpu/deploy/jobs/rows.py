@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import html
+import contextlib
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
-from hpcgpu.deploy.jobs.job import Job
-from hpcgpu.deploy.jobs.record import Gone, RecordedJob
+from hpcgpu.deploy.jobs.record import Gone
+from hpcgpu.deploy.jobs.runs import RunStatus
+from hpcgpu.errors import ConfigError
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import End, JobView, Phase, describe, describe_after, describe_gone
+from hpcgpu.plan.jobs.phase import End, JobView, Phase, describe, describe_after, describe_gone, describe_unreached
+from hpcgpu.plan.jobs.request import first_workers, workers_per_node
+from hpcgpu.plan.jobs.worker_names import count_by_job
+from hpcgpu.plan.views import notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,47 +76,39 @@ class Jobs:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        rows = ((r.view.id, r.view.text, r.has, str(r.nodes), r.log) for r in (*self.rows, *self.gone))
+        return notebook.jobs_page(rows)
 
 
-def head_row(job: Job, expected: int, nodes: int, end: End | None, *, workers: int, was_full: bool) -> JobRow:
+def head_row(facts: JobFacts, nodes: int, log: str, end: End | None) -> JobRow:
     """Return the row of the job that has the scheduler.
 
     Parameters
     ----------
-    job : Job
-        The job.
-    expected, nodes : int
-        Its workers and nodes; without workers it is the scheduler alone, which is on none.
+    facts : JobFacts
+        The facts about it; without workers it is the scheduler alone, which is on none of the nodes.
+    nodes : int
+        Its nodes.
+    log : str
+        Path of its output.
     end : End or None
         How the cluster object has ended.
-    workers : int
-        Registered ones of the job.
-    was_full : bool
-        All its workers have been there at once.
 
     """
-    has, nodes = ("scheduler, workers", nodes) if expected else ("scheduler", 0)
-    if end:
-        return JobRow(describe_after(job.id, job.status, end), has, nodes, job.log)
-    if not expected:
-        return JobRow(JobView(job.id, Phase.UP, "UP"), has, nodes, job.log)
-    facts = JobFacts(
-        id=job.id,
-        submitted_s=0.0,
-        expected=expected,
-        status=job.status,
-        workers=workers,
-        started_s=0.0 if was_full else None,
-        was_full=was_full,
-    )
-    return JobRow(describe(facts, today()), has, nodes, job.log)
+    if facts.expected:
+        return _row(facts, "scheduler, workers", nodes, log, end)
+    row = _row(facts, "scheduler", 0, log, end)
+    return row if end else replace(row, view=JobView(facts.id, Phase.UP, "UP"))
 
 
-def member_row(recorded: RecordedJob, facts: JobFacts, end: End | None) -> JobRow:
-    """Return the row of a job that comes and goes; ``end`` as of :func:`head_row`."""
+def member_row(facts: JobFacts, log: str, end: End | None) -> JobRow:
+    """Return the row of a job that comes and goes; the parameters are those of :func:`head_row`."""
+    return _row(facts, "workers", 1, log, end)
+
+
+def _row(facts: JobFacts, has: str, nodes: int, log: str, end: End | None) -> JobRow:
     view = describe_after(facts.id, facts.status, end) if end else describe(facts, today())
-    return JobRow(view, "workers", 1, recorded.log)
+    return JobRow(view, has, nodes, log)
 
 
 def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> Jobs:
@@ -133,6 +129,25 @@ def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> J
         JobRow(describe_gone(job.recorded.id, job.why, job.at, today()), "workers", 1, job.recorded.log) for job in gone
     ]
     return Jobs(tuple(row for row in rows if row not in ended), (*ended, *unasked))
+
+
+def views_of(seen: RunStatus) -> tuple[JobView, ...]:
+    """Return what people see of the jobs of a run that may be another process's."""
+    record, settings = seen.run.record, seen.run.record.run.settings
+    kinds = {job.id: job.kind for job in record.jobs}
+    members = [job_id for job_id, kind in kinds.items() if kind == "member"]
+    head = next((job_id for job_id, kind in kinds.items() if kind == "head"), "")
+    counts = count_by_job(seen.workers or (), members, head)
+
+    def view(job_id: str) -> JobView:
+        expected = 0
+        with contextlib.suppress(ConfigError):  # of a run that could not be submitted
+            expected = (workers_per_node if job_id in members else first_workers)(settings)
+        facts = JobFacts(id=job_id, submitted_s=0.0, expected=expected).listed(seen.states.get(job_id), 0.0)
+        describe_ = describe_unreached if seen.workers is None else describe
+        return describe_(facts.registered(counts[job_id], 0.0), today())
+
+    return tuple(map(view, kinds))
 
 
 def today() -> date:

@@ -8,7 +8,7 @@ import functools
 import re
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,8 +24,9 @@ from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 from hpcgpu.spill.storage import scratch
+from hpcgpu.supervise import tasks
 
-# What ends by itself, since its lease has ended, is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
+# A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
 _BY_ITSELF_S = 5.0
 _ENDING_S = 60.0
 _ASK_S = 2.0
@@ -35,8 +36,8 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A run and what is known of it now.
+class RunStatus:
+    """A run, and how its jobs, its client and its workers are now.
 
     Attributes
     ----------
@@ -44,15 +45,15 @@ class Seen:
         By job id; a job that the batch system does not know any more is not in it.
     client : str
         ``alive``, ``dead``, or ``detached``.
-    workers : int or None
-        As far as the scheduler can be reached from here.
+    workers : tuple of str or None
+        Names of the registered workers, as far as the scheduler can be reached from here.
 
     """
 
     run: Run
     states: Mapping[str, JobStatus]
     client: str
-    workers: int | None = None
+    workers: tuple[str, ...] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -108,37 +109,42 @@ async def still_there(record: Record) -> list[str]:
     return left(record, await _states(record.system, ids(record)))
 
 
-async def see(home: Path) -> tuple[Seen, ...]:
-    """Return all runs with their jobs' states: one question for all jobs of a batch system."""
-    found = records.runs(home, warn)
+async def see(home: Path) -> tuple[RunStatus, ...]:
+    """Return all runs as :func:`look_at` does."""
+    return await look_at(await asyncio.to_thread(records.runs, home, warn))
+
+
+async def look_at(found: Sequence[Run]) -> tuple[RunStatus, ...]:
+    """Return runs with their jobs' states: one question for all jobs of a batch system."""
     states: dict[str, dict[str, JobStatus]] = {}
     for batch in {run.record.batch for run in found}:
         of_batch = [run.record for run in found if run.record.batch == batch]
         wanted = [one for record in of_batch for one in ids(record)]
         states[batch] = await ask(of_batch[0].system, wanted) if wanted else {}
     known = [{one: states[run.record.batch].get(one) for one in ids(run.record)} for run in found]
+    clients = await asyncio.to_thread(lambda: [_client(run) for run in found])
     seen = [
-        Seen(run, {one: status for one, status in of_run.items() if status}, _client(run))
-        for run, of_run in zip(found, known, strict=True)
+        RunStatus(run, {one: status for one, status in of_run.items() if status}, client)
+        for run, of_run, client in zip(found, known, clients, strict=True)
     ]
     return tuple(await asyncio.gather(*(_with_workers(one) for one in seen)))
 
 
-async def _with_workers(seen: Seen) -> Seen:
+async def _with_workers(seen: RunStatus) -> RunStatus:
     if not any(status.state is JobState.RUNNING for status in seen.states.values()):
         return seen
-    from hpcgpu.deploy.network.rpc import count_workers
+    from hpcgpu.deploy.network.rpc import worker_names
 
-    return replace(seen, workers=await count_workers(seen.run.folder))
+    return replace(seen, workers=await worker_names(seen.run.folder))
 
 
 def sweep(home: Path) -> None:
-    """Remove what processes have left that died: runs that were never written down, and folders of this node."""
+    """Remove the leftovers of dead processes: runs that were never written down, and folders of this node."""
     records.sweep(home)
     scratch.sweep(scratch.home_of(None))
 
 
-def clean_up(seen: Iterable[Seen]) -> tuple[Seen, ...]:
+def clean_up(seen: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
     """Remove the folders of runs that are over, saying so; return the others."""
     there = []
     for one in seen:
@@ -162,29 +168,34 @@ def _client(run: Run) -> str:
 
 
 async def abandon(folder: Path) -> None:
-    """End what a dead client has left: called by its guard.
+    """End the jobs that a dead client has left; called by its guard.
 
-    What is pending goes at once. What runs ends by its lease, and is left alone as long as another client, attached
-    to it, renews that.
+    Pending jobs are cancelled at once. Running jobs end by their lease. They are left alone as long as another client,
+    attached to the run, renews it.
     """
     record = await _cancel_pending(folder)
     grace_s = record.run.settings.client_grace_s
-    loop = asyncio.get_running_loop()
-    end = loop.time() + grace_s + _BY_ITSELF_S
-    while await still_there(record):
-        if is_detached(folder):
-            return
-        if is_held(folder, grace_s):
-            end = loop.time() + _BY_ITSELF_S
-        if loop.time() > end:
-            break
-        await asyncio.sleep(_ASK_S)
-    await finish(Run(folder, record))
+    now = asyncio.get_running_loop().time
+    end_s = now() + grace_s + _BY_ITSELF_S
+
+    async def is_over() -> bool | None:
+        """Tell whether no job is left, or none is let be any more; False: the run is to go on without a client."""
+        nonlocal end_s
+        if not await still_there(record):
+            return True
+        if await asyncio.to_thread(is_detached, folder):
+            return False
+        if await asyncio.to_thread(is_held, folder, grace_s):
+            end_s = now() + _BY_ITSELF_S
+        return True if now() > end_s else None
+
+    if await tasks.until(is_over, _ASK_S):
+        await finish(Run(folder, record))
 
 
 async def _cancel_pending(folder: Path) -> Record:
-    """Cancel what is pending, also jobs whose ids were lost; return the record with all jobs that were found."""
-    record, loop = records.read(folder), asyncio.get_running_loop()
+    """Cancel pending jobs, also those whose ids were lost; return the record with all jobs that were found."""
+    record, loop = await asyncio.to_thread(records.read, folder), asyncio.get_running_loop()
     system, end = record.system, loop.time() + (_SUBMITTING_S if record.submitting else 0.0)
     while True:
         known = ids(record)
@@ -196,7 +207,7 @@ async def _cancel_pending(folder: Path) -> Record:
             return replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
         await asyncio.sleep(_LOOK_S)
         with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
-            record = records.read(folder)
+            record = await asyncio.to_thread(records.read, folder)
 
 
 async def stop(run: Run) -> None:
@@ -212,20 +223,22 @@ async def stop(run: Run) -> None:
 
     record = run.record
     if await say_goodbye(run.folder):
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 2 * _BY_ITSELF_S
-        while loop.time() < end and await still_there(record):
-            await asyncio.sleep(_ASK_S / 4)
+
+        async def has_ended() -> bool | None:
+            return None if await still_there(record) else True
+
+        with contextlib.suppress(TimeoutError):
+            await tasks.until(has_ended, _ASK_S / 4, 2 * _BY_ITSELF_S)
     await finish(run)
 
 
 async def finish(run: Run) -> None:
-    """Cancel what has not ended, wait until the batch system says that it has, and remove the folder.
+    """Cancel the jobs that have not ended, wait until the batch system says that they have, and remove the folder.
 
     Raises
     ------
     JobError
-        It is still there after a minute.
+        They are still there after a minute.
 
     """
     there, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
@@ -234,7 +247,7 @@ async def finish(run: Run) -> None:
     if there:
         what = f"were cancelled {_ENDING_S:g} s ago, but are still there{f': {why}' if why else ''}"
         raise JobError(f"jobs {', '.join(there)} {what}")
-    shutil.rmtree(run.folder, ignore_errors=True)
+    await asyncio.to_thread(shutil.rmtree, run.folder, ignore_errors=True)
 
 
 async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus]:
@@ -243,7 +256,7 @@ async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus
 
 
 async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
-    """Cancel jobs; what is refused for good is said."""
+    """Cancel jobs; say a final refusal."""
     try:
         await _answered(lambda: cancel(system, wanted))
     except SubmitError as e:
@@ -252,14 +265,17 @@ async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
 
 async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
     """Return the batch system's answer; one that is away for a while is waited for."""
-    while True:
+
+    async def once() -> tuple[Answer] | None:
         try:
-            return await request()
+            return (await request(),)
         except SubmitError as e:
             if not e.transient:
                 raise
             warn(str(e))
-        await asyncio.sleep(_ASK_S)
+            return None
+
+    return (await tasks.until(once, _ASK_S))[0]
 
 
 def warn(what: str) -> None:

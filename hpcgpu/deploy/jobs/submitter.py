@@ -1,44 +1,69 @@
-"""Submissions: as few as the site allows, as many jobs as a limit lets in, none of them lost."""
+"""Submissions of all jobs: as few as the site allows, as many jobs as a limit lets in, none of them lost."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import look, submit
-from hpcgpu.deploy.jobs.hooks import ClusterHooks
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
 
 
 class Submitter:
-    """The submissions of one fleet.
+    """The submissions of one request: that for the job with the scheduler, or that for the jobs that join it.
 
     Parameters
     ----------
     system : BatchSystem
         Runs the jobs.
     spec : JobSpec
-        The request for one of them; each submission has an exit file of its own beside ``spec.exit_file``.
-    hooks : ClusterHooks
-        Writes down that a submission is made: jobs may come after a client that was killed in the middle of it.
+        The request for one of them.
+    say : callable
+        Takes a line for the user.
     patience : Patience
         With the answers.
+    write : coroutine function, optional
+        Writes down that a submission is made: jobs may come after a client that was killed in the middle of it.
+    kind : str
+        ``head``: one job, which has the scheduler. ``member``: jobs that come and go, each submission with an exit
+        file of its own beside ``spec.exit_file``.
+
+    Attributes
+    ----------
+    unsure : SubmitError or None
+        Why the answer to a submission was lost, until its jobs are found.
 
     """
 
-    def __init__(self, system: BatchSystem, spec: JobSpec, hooks: ClusterHooks, patience: Patience) -> None:
-        self._system, self._spec, self._hooks, self._patience = system, spec, hooks, patience
+    def __init__(
+        self,
+        system: BatchSystem,
+        spec: JobSpec,
+        say: Callable[[str], None],
+        patience: Patience,
+        *,
+        write: Callable[[], Awaitable[None]] | None = None,
+        kind: str = "member",
+    ) -> None:
+        self._system, self._spec, self._say, self._patience = system, spec, say, patience
+        self._write, self._kind = write, kind
         self._number = 0
-        self._asking = self._unsure = False
+        self._asking = False
+        self.unsure: SubmitError | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Texts for people about the request, before it is made."""
+        return tuple(self._system.notes(self._spec))
 
     @property
     def unanswered(self) -> bool:
         """Whether the answer to a submission is awaited, or was lost."""
-        return self._asking or self._unsure
+        return self._asking or self.unsure is not None
 
     async def submit(self, count: int, known: Collection[str]) -> AsyncIterator[list[RecordedJob]]:
         """Submit so many; yield the jobs of each submission that was accepted.
@@ -79,23 +104,26 @@ class Submitter:
             The batch system does not answer now.
 
         """
-        if not self._unsure:
+        if not self.unsure:
             return []
         found = await look(self._system, self._spec.name, self._spec.mark, known)
-        self._unsure = not found
+        if found:
+            self.unsure = None
         return [self.record(job_id) for job_id in found]
 
     def record(self, job_id: str) -> RecordedJob:
-        """Return what is to be written down of a job whose id was lost."""
-        return self._record(job_id, self._spec, "")
+        """Return the record of a job whose id was lost."""
+        return self._record(job_id, self._spec, self._spec.exit_file if self._kind == "head" else "")
 
     async def _one(self, count: int, known: Collection[str]) -> list[RecordedJob]:
-        self._number += 1
-        exit_file = f"{self._spec.exit_file}-{self._number}"
-        spec = replace(self._spec, count=count, exit_file=exit_file)
+        spec = replace(self._spec, count=count)
+        if self._kind == "member":
+            self._number += 1
+            spec = replace(spec, exit_file=f"{spec.exit_file}-{self._number}")
         self._asking = True
         try:
-            await self._hooks.write()
+            if self._write:
+                await self._write()
             ids = await self._answered(spec, known)
         finally:
             self._asking = False
@@ -103,16 +131,18 @@ class Submitter:
 
     async def _answered(self, spec: JobSpec, known: Collection[str]) -> Sequence[str]:
         try:
-            script = self._system.script(spec)
-            return await submit(self._system, spec, script, self._hooks.say, self._patience, known)
-        except BaseException as e:
+            return await submit(self._system, spec, self._system.script(spec), self._say, self._patience, known)
+        except SubmitError as e:
+            self.unsure = e if e.unsure else self.unsure
+            raise
+        except BaseException:
             # ended in the middle of it, by a close of the cluster: as when the answer was lost
-            self._unsure |= e.unsure if isinstance(e, SubmitError) else True
+            self.unsure = SubmitError("the submission was given up before it was answered", unsure=True)
             raise
 
     def _record(self, job_id: str, spec: JobSpec, exit_file: str) -> RecordedJob:
         log = Path(self._system.log(spec, job_id)).absolute()
-        return RecordedJob(id=job_id, log=str(log), exit_file=exit_file, kind="member")
+        return RecordedJob(id=job_id, log=str(log), exit_file=exit_file, kind=self._kind)
 
 
 def _exit_files(spec: JobSpec, ids: Sequence[str]) -> list[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.host import log
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of
@@ -87,7 +87,7 @@ class LeaseHolder:
             self._lost(self._reason)
             return True
         try:
-            if not await asyncio.to_thread(self._is_given_up):
+            if not await tasks.in_thread(self._is_given_up):
                 async with asyncio.timeout(self._grace_s):
                     await self._scheduler.hpcgpu_lease()
             self._heard_s = loop.time()
@@ -110,13 +110,11 @@ def keep_touched(folder: Path, grace_s: float) -> tasks.Loop:
 
     async def touch() -> bool:
         try:
-            if not await asyncio.to_thread(is_detached, folder):
-                await asyncio.to_thread(renew, folder)
+            if not await tasks.in_thread(functools.partial(is_detached, folder)):
+                await tasks.in_thread(functools.partial(renew, folder))
         except FileNotFoundError:
             return True
-        except OSError as e:  # a file server that is away for a moment
-            log.say(f"the lease in {folder} could not be renewed: {e}")
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(every_s)  # an error, of a file server that is away for a moment, is said and tried again
         return False
 
     return tasks.keep(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))

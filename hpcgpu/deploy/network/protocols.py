@@ -21,6 +21,16 @@ def ucx_missing() -> str:
     )
 
 
+def exposed(protocol: str) -> str:
+    """Return what to say of a protocol that is not encrypted; empty: it is."""
+    if protocol in ("tls", "wss", "inproc"):
+        return ""
+    return (
+        f"protocol {protocol} of the scheduler is not encrypted: everybody who reaches its port, or a worker's, can "
+        "run code as you"
+    )
+
+
 def prepare(address: str) -> None:
     """Make connections of an address's protocol behave as this package expects; called before the first is made.
 

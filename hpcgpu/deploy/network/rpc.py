@@ -22,15 +22,15 @@ async def say_goodbye(folder: Path) -> bool:
     return await _call(folder, lambda scheduler: scheduler.hpcgpu_lease(goodbye=True)) is not None
 
 
-async def count_workers(folder: Path) -> int | None:
-    """Return how many workers the scheduler has; None when it cannot be reached from here."""
-    cores = await _call(folder, lambda scheduler: scheduler.ncores())
-    return None if cores is None else len(cores)
+async def worker_names(folder: Path) -> tuple[str, ...] | None:
+    """Return the names of the registered workers; None when the scheduler cannot be reached from here."""
+    known = await _call(folder, lambda scheduler: scheduler.identity())
+    return None if known is None else tuple(str(worker["name"]) for worker in known["workers"].values())
 
 
 async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:  # noqa: ANN401
     """Return the scheduler's answer; None when there is no scheduler yet, or it does not answer."""
-    content = scheduler_file.read(folder)
+    content = await asyncio.to_thread(scheduler_file.read, folder)
     if content is None:
         return None
     trust = security(content.certificate)

@@ -15,7 +15,7 @@ from hpcgpu.errors import HpcGpuError, TrustError
 from hpcgpu.host import private
 
 _NONCE = "nonce"
-_CONTACT = "contact"
+_FILE = "scheduler"
 _PROGRESS = "progress"
 _LIFE = "life"
 
@@ -80,7 +80,7 @@ def publish(folder: Path, content: SchedulerFile) -> None:
     count = max(content.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
     private.write(life, str(count))
     facts = asdict(content) | {"nonce": private.read(folder / _NONCE), "restart_count": count}
-    private.write(folder / _CONTACT, json.dumps(facts))
+    private.write(folder / _FILE, json.dumps(facts))
 
 
 def retract(folder: Path, *, forever: bool) -> None:
@@ -94,7 +94,7 @@ def retract(folder: Path, *, forever: bool) -> None:
         The client is gone. Otherwise the nonce stays: a requeued job publishes again.
 
     """
-    for name in (_CONTACT, _NONCE) if forever else (_CONTACT,):
+    for name in (_FILE, _NONCE) if forever else (_FILE,):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -130,13 +130,13 @@ def read(folder: Path, after: int = -1) -> SchedulerFile | None:
 
     """
     # a listing makes NFS ask the server; its cache may answer for a single name
-    if _CONTACT not in {p.name for p in folder.iterdir()}:
+    if _FILE not in {p.name for p in folder.iterdir()}:
         return None
     try:
-        facts = json.loads(private.read(folder / _CONTACT))
+        facts = json.loads(private.read(folder / _FILE))
         found = SchedulerFile(**{**facts, "addresses": tuple(facts["addresses"])})
     except (ValueError, TypeError, KeyError) as e:
-        raise TrustError(f"{folder / _CONTACT} is damaged, or of another version of hpcgpu: {e}") from e
+        raise TrustError(f"{folder / _FILE} is damaged, or of another version of hpcgpu: {e}") from e
     if found.nonce != private.read(folder / _NONCE):
-        raise TrustError(f"{folder / _CONTACT} was not written by the scheduler of this run: its nonce is another one")
+        raise TrustError(f"{folder / _FILE} was not written by the scheduler of this run: its nonce is another one")
     return found if found.restart_count > after else None

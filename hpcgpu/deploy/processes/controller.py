@@ -23,8 +23,8 @@ _LOOK_S = 0.1
 class ControllerElection:
     """The scheduler's side: it holds the cluster objects' connections, and tells each whether it is the controller.
 
-    To an object goes ``steer`` or ``follow`` with the number of jobs that are wanted, and to the controller ``scale``.
-    From the controller come ``wanted``, after each change, and ``scaled`` with what went wrong.
+    An object is sent ``control`` or ``observe`` with the number of jobs that are wanted, and the controller ``scale``.
+    The controller sends ``wanted``, after each change, and ``scaled`` with what went wrong.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ControllerElection:
                 answer.set_result(None)
 
     async def _tell(self, comm: Any) -> None:  # noqa: ANN401
-        await comm.write({"op": "steer" if comm is self._comms[0] else "follow", "wanted": self._wanted})
+        await comm.write({"op": "control" if comm is self._comms[0] else "observe", "wanted": self._wanted})
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:

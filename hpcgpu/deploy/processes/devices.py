@@ -41,12 +41,6 @@ def usage_reader(spec: WorkerSpec) -> Callable[[], int]:
     return functools.partial(read_usage_bytes, usage_file(spec))
 
 
-def preload(simulated: bool) -> None:
-    """Import, in the fork server, what opening a device will need; each worker would pay 0.1 CPU s for dask.array."""
-    if simulated:
-        import hpcgpu.sim.dask  # noqa: F401
-
-
 def open_device(spec: WorkerSpec) -> None:
     """Make the worker's GPU the current one of this process; called once, after binding."""
     if not spec.simulated:
@@ -57,9 +51,10 @@ def open_device(spec: WorkerSpec) -> None:
             _evict_once_imported()
         return
     from hpcgpu import sim
-    from hpcgpu.sim.dask import register
+    from hpcgpu.sim.dask import register_sizes, register_with_arrays
 
-    register()
+    register_sizes()
+    wrapt.register_post_import_hook(lambda _: register_with_arrays(), "dask.array")
     gpu = spec.binding.gpus[0]
     sim.set_current_gpu(
         sim.SimGpu(spec.device_memory_bytes, uuid=gpu.uuid, pci=gpu.pci, usage_file=os.fspath(usage_file(spec)))

@@ -17,6 +17,7 @@ from typing import Any
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes, node
 from hpcgpu.deploy.processes.worker import check_room, store_of
@@ -83,7 +84,7 @@ class GPUWorker(compat.SilentWorker):
             "memory_limit": spec.memory_limit_bytes or 0,
             "local_directory": spec.local_directory,
             "data": store_of(spec),
-            "plugins": (*plugins, SpillPlugin(spec)),
+            "plugins": (*plugins, SpillPlugin(spec), WorkerFacts(spec)),
             "dashboard": False,
         }
         handshakes.limit()
@@ -91,7 +92,7 @@ class GPUWorker(compat.SilentWorker):
         protocols.prepare(self.scheduler.address)
         compat.exclude_simulated(self, devices.usage_reader(spec))
         if first:
-            log.say_of(socket.gethostname(), (node.exposed(self.scheduler.address.partition("://")[0]),))
+            log.say_of(socket.gethostname(), (protocols.exposed(self.scheduler.address.partition("://")[0]),))
 
 
 def _settings(kwargs: dict[str, Any]) -> Settings:
@@ -107,15 +108,15 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
     rank, each = read_rank(environ), settings.workers_per_gpu
     machine = node.Machine.read(settings, environ)
-    places = [gpu for gpu in machine.gpus for _ in range(each)]
+    shares = [gpu for gpu in machine.gpus for _ in range(each)]
     ranks = _ranks_here(rank, environ)
     # the scheduler's rank counts, too: ranks are not told which it is
-    together = min(len(places), ranks or len(places))
+    together = min(len(shares), ranks or len(shares))
     together += -together % each
-    number = _take_place(places[:together], each, environ)
+    number = _take_share(shares[:together], each, environ)
     common: dict[str, Any] = {"scratch": scratch, "environ": environ, "kept_bytes": _OTHERS_BYTES}
     if is_isolated(environ) or _is_tied(settings, environ):
-        alone = replace(machine, gpus=(places[number],) * each)
+        alone = replace(machine, gpus=(shares[number],) * each)
         spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
         _widen(rank, machine.name)
@@ -125,14 +126,14 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     return spec
 
 
-def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
-    """Return the number of the first place that no other process of this launch on this node has taken.
+def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
+    """Return the number of the first share of a GPU that no other process of this launch on this node has taken.
 
     The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
     """
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
-    for number, gpu in enumerate(places):
+    for number, gpu in enumerate(shares):
         name = secret.hidden_name(launch, gpu.uuid or gpu.pci, number % each)
         mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -143,7 +144,7 @@ def _take_place(places: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
         _marks.append(mark)
         return number
     raise LaunchError(
-        f"each of the {len(places) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
+        f"each of the {len(shares) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
         "already: start one rank for each GPU of a node, and those of the scheduler and of the client beside them"
     )
 

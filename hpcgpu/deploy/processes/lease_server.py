@@ -18,10 +18,15 @@ _LATE_S = 3.0
 _FIND_S = 10.0
 # Rank 0 ends the run, and answers at once. One that does not answer has been stopped.
 _OBEY_S = 10.0
+_LOOKING = "the look for the client's signs of life"
 
 
 class LeaseServer:
-    """Ends the job when the client outside is silent for ``grace_s``, or at once when it says goodbye.
+    """Tells rank 0 that the client outside has been silent for ``grace_s``, or has said goodbye.
+
+    Rank 0 ends the job, but not for silence alone: it looks for the word of detachment in the run's folder first. A
+    sign of life may be under way while another client detaches, and come later. A client that detaches before there
+    is a scheduler writes the file alone.
 
     Parameters
     ----------
@@ -44,7 +49,7 @@ class LeaseServer:
         self._watched = self._detached = False
         # A plain timer, not a task: after a stop it must run before all else that is late, above all before the
         # scheduler's own look for silent workers (worker-ttl).
-        self._timer = tasks.repeat(self._look, _LOOK_S, "the look for the client's signs of life")
+        self._timer = tasks.repeat(self._look, _LOOK_S, _LOOKING)
 
     def renew(self, goodbye: bool = False, detach: bool = False) -> str:
         """Handle a client's sign of life (``hpcgpu_lease``).
@@ -61,13 +66,15 @@ class LeaseServer:
         self._heard = max(self._heard, time.monotonic())
         self._detached = detach
         if goodbye:
-            self._end("the client said goodbye")
+            self._tell("end", "the client said goodbye")
         return "OK"
 
     def watch(self, *, detached: bool) -> None:
-        """Let the job end when the client is silent from now on, or from its next sign of life if it has detached."""
-        self._heard = time.monotonic()
+        """Look for silence from now on, or from the next sign of life if the client has detached."""
+        self._heard = self._looked = time.monotonic()
         self._watched, self._detached = True, detached
+        self._timer.cancel()
+        self._timer = tasks.repeat(self._look, _LOOK_S, _LOOKING)
 
     def close(self) -> None:
         """Look no more."""
@@ -79,10 +86,10 @@ class LeaseServer:
             self._heard = now + max(0.0, _FIND_S - self._grace_s)
             self._woken()
         if self._watched and not self._detached and now - self._heard >= self._grace_s:
-            self._end(f"the client has not been heard from for {self._grace_s:g} s")
+            self._tell("silent", f"the client has not been heard from for {self._grace_s:g} s")
 
-    def _end(self, why: str) -> None:
-        self._control.send("end", reason=why)
+    def _tell(self, what: str, why: str) -> None:
+        self._control.send(what, reason=why)
         self.close()
         limit_s = min(2 * self._grace_s, _OBEY_S)
         self._timer = tasks.repeat(self._overdue, limit_s, "the end of a run whose rank 0 does not answer")

@@ -38,7 +38,7 @@ class ForkNanny(Nanny):
     Parameters
     ----------
     spawner : Spawner
-        What forks.
+        Forks the worker.
     spec : WorkerSpec
         The worker's binding, limits and environment.
     rank : int
@@ -86,6 +86,21 @@ class ForkNanny(Nanny):
         """End the worker and this nanny."""
         self.ended = self.ended or ("" if self.farewell else reason)
         return str(await super().close(timeout=timeout, reason=reason))
+
+
+def listens_on(own_host: str, interface: str) -> dict[str, str]:
+    """Return where a worker listens: on the planned interface, else at this host's address on the way to the scheduler.
+
+    Parameters
+    ----------
+    own_host : str
+        That address. If it is a loopback address, no interface is taken.
+    interface : str
+        The planned interface; empty if there is none.
+
+    """
+    local = own_host.startswith("127.") or own_host == "[::1]"
+    return {"interface": interface} if interface and not local else {"host": own_host}
 
 
 class ForkedWorker:
@@ -235,7 +250,9 @@ class ForkedWorker:
         if self._control:
             self._control.close()
         if self.worker_dir:
-            shutil.rmtree(self.worker_dir, ignore_errors=True)
+            remove = functools.partial(shutil.rmtree, self.worker_dir, ignore_errors=True)
+            what = f"the removal of {self.worker_dir}"
+            self._removing = tasks.start(functools.partial(tasks.in_thread, remove), what, tasks.say_only)
         self.worker_dir = None
         compat.on_worker_exit(self.nanny, code)
 

@@ -167,10 +167,3 @@ def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...
 def _limited(spec: WorkerSpec, asked: int) -> WorkerSpec:
     share = spec.memory_limit_bytes
     return replace(spec, memory_limit_bytes=asked if share is None else min(asked, share))
-
-
-def exposed(protocol: str) -> str:
-    """Return what to say of a protocol that is not encrypted; empty: it is."""
-    if protocol in ("tls", "wss", "inproc"):
-        return ""
-    return f"protocol {protocol} of the scheduler is not encrypted: who reaches its port or a worker's runs code as you"

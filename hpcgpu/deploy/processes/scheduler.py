@@ -8,6 +8,7 @@ import faulthandler
 import os
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,30 +19,34 @@ from distributed.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.dashboard.ledger import Ledger, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
-from hpcgpu.deploy.processes import handshakes
+from hpcgpu.deploy.processes import dashboard, handshakes
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.controller import ControllerElection, retire
-from hpcgpu.deploy.processes.heartbeats import silent_workers
 from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
+from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, process
 from hpcgpu.supervise import tasks
+from hpcgpu.supervise.rounds import reason_of
 
 # Less than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0
 # A client's gather() must look at the errors before it hears that the connection is lost.
 _TELL_S = 0.3
 _DISMISS_S = 4.0
+# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0).
+_SILENT_S = 20.0
 # When a leader has died, another rank of its node has this long to lead in its place.
 _SUCCESSOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSpec:
-    """What the scheduler process starts with.
+    """The scheduler process's parameters.
 
     Attributes
     ----------
@@ -55,6 +60,12 @@ class SchedulerSpec:
         First part of every URL of the dashboard; empty: no dashboard.
     grows : bool
         More jobs with workers may come.
+    walltime_s : int or None
+        The time limit that was asked for.
+    summary : str
+        How the run's use is said at its end: ``lines``, ``json`` (lines and JSON), or empty: not at all.
+    progress : bool
+        Say how many tasks are done.
 
     """
 
@@ -66,6 +77,9 @@ class SchedulerSpec:
     client_grace_s: float = 30.0
     stalled_s: float = 60.0
     grows: bool = False
+    walltime_s: int | None = None
+    summary: str = ""
+    progress: bool = False
     rank_pid: int
 
 
@@ -85,7 +99,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     try:
         scheduler = await _start(spec)
     except Exception as e:
-        reason = "".join(traceback.format_exception_only(cause_of(e))).strip()
+        reason = reason_of(cause_of(e))
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
         await control.drained()
         return 1
@@ -93,16 +107,14 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         faulthandler.cancel_dump_traceback_later()
     scheduler.add_plugin(WorkerCount(scheduler, control), name="hpcgpu-report")
     leaders = LeaderConnections(control, grows=spec.grows)
-    scheduler.handlers["hpcgpu_watch"] = leaders.serve
-    scheduler.handlers["hpcgpu_notes"] = leaders.notes
+    scheduler.handlers |= {"hpcgpu_watch": leaders.serve, "hpcgpu_notes": leaders.notes}
     scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
     lease = LeaseServer(
         spec.client_grace_s, control, lambda: compat.forgive_silence(scheduler), lambda: _kill_rank(spec.rank_pid)
     )
     scheduler.handlers["hpcgpu_lease"] = lease.renew
     election = ControllerElection()
-    scheduler.handlers["hpcgpu_controller"] = election.serve
-    scheduler.handlers["hpcgpu_scale"] = election.scale
+    scheduler.handlers |= {"hpcgpu_controller": election.serve, "hpcgpu_scale": election.scale}
     scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
     scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
 
@@ -119,6 +131,9 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
             lease.watch(detached=message["detached"])
         elif message["op"] == "event":
             scheduler.log_event("hpcgpu", message["facts"])
+        elif message["op"] == "summary":
+            await say_summary(scheduler, spec.summary)
+            control.send("summarised")
         elif message["op"] == "close":
             lease.close()
             stalls.close()
@@ -140,10 +155,23 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
         local_directory=spec.local_directory,
         dashboard=False,
         dashboard_address="127.0.0.1:0",
-        http_prefix=f"/{spec.dashboard_secret or 'off'}",
     )
-    compat.guard_http(scheduler, spec.dashboard_secret)
+    Ledger.attach(scheduler, spec.walltime_s)
+    dashboard.serve(scheduler, spec.dashboard_secret)
+    if spec.progress:
+        scheduler.add_plugin(TaskProgress(scheduler), name="hpcgpu-progress")
     return await scheduler
+
+
+def silent_workers(scheduler: Scheduler) -> list[str]:
+    """Return the addresses of workers that have not been heard from for long (``hpcgpu_silent``).
+
+    Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. A node's kernel
+    acknowledges for stopped processes. distributed gives such a worker up after 5 minutes (worker-ttl, 2026.8.0). The
+    batch system may know more, and earlier: it is asked about their jobs.
+    """
+    now = time.time()
+    return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
 
 
 def _kill_rank(pid: int) -> None:
@@ -188,7 +216,7 @@ class LeaderConnections:
 
     def __init__(self, control: Control, *, grows: bool = False, successor_s: float = _SUCCESSOR_S) -> None:
         self._control, self._grows, self._successor_s = control, grows, successor_s
-        self._comms: dict[Any, str] = {}  # of each the place, which a node's leaders have one after another
+        self._comms: dict[Any, str] = {}  # of each the succession: a node's leader and those after it
         self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
         self._working: set[Any] = set()  # those with workers that are there, or started anew
         self._awaited = 0
@@ -203,19 +231,19 @@ class LeaderConnections:
         return self._had_workers and not self._grows and not self._working and not self._awaited
 
     def notes(self) -> list[tuple[str, str]]:
-        """Return node and text of what the leaders say of their nodes (``hpcgpu_notes``)."""
+        """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
         return [(node, text) for node, said in self._notes.values() for text in said]
 
     async def serve(
         self,
         comm: Any,  # noqa: ANN401 - distributed has no types
         node: str = "",
-        place: str = "",
+        succession: str = "",
         notes: Sequence[str] = (),
         workers: int = 0,
     ) -> None:
         """Hold a leader's connection (``hpcgpu_watch``) until it ends."""
-        self._comms[comm], self._notes[comm] = place, (node, notes)
+        self._comms[comm], self._notes[comm] = succession, (node, notes)
         if workers:
             self._had_workers = True
             self._working.add(comm)
@@ -231,7 +259,7 @@ class LeaderConnections:
             del self._comms[comm], self._notes[comm]
             self._left.set()
             if lost:
-                self._await_successor(node, place, had_workers=comm in self._working)
+                self._await_successor(node, succession, had_workers=comm in self._working)
             self._working.discard(comm)
             self._tell()
 
@@ -241,16 +269,16 @@ class LeaderConnections:
         self._died += [died] if died else []
         self._tell()
 
-    def _await_successor(self, node: str, place: str, *, had_workers: bool) -> None:
+    def _await_successor(self, node: str, succession: str, *, had_workers: bool) -> None:
         self._awaited += had_workers
         report = tasks.guarded(self._report, "the report of a lost leader", tasks.say_only)
-        asyncio.get_running_loop().call_later(self._successor_s, report, node, place, had_workers)
+        asyncio.get_running_loop().call_later(self._successor_s, report, node, succession, had_workers)
 
-    def _report(self, node: str, place: str, had_workers: bool) -> None:
+    def _report(self, node: str, succession: str, had_workers: bool) -> None:
         self._awaited -= had_workers
         if self._dismissed:
             return
-        if place not in self._comms.values():
+        if succession not in self._comms.values():
             self._control.send("leader_lost", node=node)
             self._died += [f"node {node} lost its leader"] if had_workers else []
         self._tell()

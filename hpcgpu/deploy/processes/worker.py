@@ -19,6 +19,7 @@ import psutil
 from distributed import Worker
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control
@@ -39,7 +40,7 @@ _OUTLAST_S = 10
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a worker process starts with; pickled by the nanny.
+    """A worker process's parameters, pickled by the nanny.
 
     Attributes
     ----------
@@ -107,7 +108,7 @@ async def make_worker(start: WorkerStart) -> Worker:
         **start.kwargs,
         data=store_of(spec),
         dashboard=False,
-        plugins=(SpillPlugin(spec),),
+        plugins=(SpillPlugin(spec), WorkerFacts(spec)),
     )
     compat.exclude_simulated(worker, devices.usage_reader(spec))
     if _SPILL_LOGGER.getEffectiveLevel() == logging.WARNING:

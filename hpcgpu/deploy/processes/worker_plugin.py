@@ -68,10 +68,10 @@ class SpillPlugin(WorkerPlugin):
         worker.data.close()
 
     def _on_fault(self, error: SpillError) -> None:
-        """Close the worker: other workers compute again what it has lost. Without that, a failing read would hang."""
+        """Close the worker: other workers compute the lost values again. Otherwise a failing read would hang."""
         if not self._leaving:
             self._leaving = True
-            logger.error("%s; the worker hands over what else it has, closes, and is started anew", error)
+            logger.error("%s; the worker hands over what else it has, closes, and is started anew", str(error))
             self.worker.loop.add_callback(tasks.guarded(self._begin_to_leave, "the worker's end", tasks.say_only))
 
     def _begin_to_leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The facts about one member job, and how answers of the batch system and workers change them."""
+"""The facts about one job, and how answers of the batch system and workers change them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class JobFacts:
         All its workers have been registered at once since its last requeue.
     retired_s, cancelled_s : float or None
         When it was asked to hand over its data and leave; when it was cancelled.
+    fixed : bool
+        It has the scheduler: it does not count among the wanted jobs, and is never replaced or asked to leave.
+    left_s, left_code : number or None
+        Since when the exit code of its script has been there, and the code. A requeued job takes it away again.
 
     """
 
@@ -60,11 +64,19 @@ class JobFacts:
     was_full: bool = False
     retired_s: float | None = None
     cancelled_s: float | None = None
+    fixed: bool = False
+    left_s: float | None = None
+    left_code: int | None = None
 
     @property
     def state(self) -> JobState | None:
         """The state in the batch system's last answer."""
         return self.status.state if self.status else None
+
+    @property
+    def is_missing(self) -> bool:
+        """The batch system's last answer does not list it."""
+        return self.status is None and self.missing_since_s is not None
 
     @property
     def leaving(self) -> bool:
@@ -113,8 +125,13 @@ class JobFacts:
             started_s=now_s if again else _or(self.started_s, now_s),
             alone_since_s=None,
             first_worker_s=_or(self.first_worker_s, now_s),
+            left_s=self.left_s if silent else None,
             was_full=workers >= self.expected or (self.was_full and not again),
         )
+
+    def left(self, there: bool, code: int | None, now_s: float) -> Self:
+        """Return the job after a look for the exit code of its script."""
+        return replace(self, left_s=_or(self.left_s, now_s) if there else None, left_code=code)
 
     def _waiting_again(self) -> Self:
         """Return a requeued job without the facts of its previous run; workers of that run may leave a little later."""

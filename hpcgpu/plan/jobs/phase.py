@@ -17,11 +17,12 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 
 
 class Phase(enum.Enum):
-    """The phases of a job's life, in this order."""
+    """The phases of a job's life, in this order. ``RUNNING``: its workers are not known."""
 
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
     STUCK = "WILL NOT START"
+    RUNNING = "RUNNING"
     STARTING = "STARTING"
     UP = "UP"
     SUSPENDED = "SUSPENDED"
@@ -60,6 +61,36 @@ def reason_of(status: JobStatus) -> str:
     return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
 
 
+def over_words(job_id: str, status: JobStatus) -> str:
+    """Return, for errors, that a job has ended, or will never start."""
+    said = ", ".join(filter(None, (status.reason, status.trouble)))
+    reason = f" ({said})" if said else ""
+    if status.state is JobState.STUCK:
+        advice = f" ({status.advice})" if status.advice else ""
+        return (
+            f"job {job_id} will not start: {status.native}{reason}. Ask for what there is{advice}, or ask the site's "
+            "administrators about this job"
+        )
+    code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+    return f"job {job_id} has ended: {status.native or 'gone'}{reason}{code}"
+
+
+def late_words(job_id: str, status: JobStatus, code: int | None, limit_s: float) -> str:
+    """Return, for errors, that a job's script has ended so long ago, whatever the batch system says."""
+    still = f"though the batch system still has it in state {status.native}"
+    return f"job {job_id} has ended: {script_words(code)} {limit_s:g} s ago, {still}"
+
+
+def missing_words(job_id: str, limit_s: float) -> str:
+    """Return, for errors, that a job has not been listed for so long."""
+    return f"the batch system has not known job {job_id} for {limit_s:g} s"
+
+
+def script_words(code: int | None) -> str:
+    """Return that a job's script has ended, with its exit code if that is known."""
+    return "its script has ended" if code is None else f"its script has ended with exit code {code}"
+
+
 def describe(job: JobFacts, today: date) -> JobView:
     """Return what people see of a job.
 
@@ -84,9 +115,16 @@ def describe(job: JobFacts, today: date) -> JobView:
         return _pending(job, status, today)
     if job.workers or (status and state is JobState.RUNNING):
         return _running(job)
-    if status or job.missing_since_s is not None:
+    if status or job.is_missing:
         return _view(job, Phase.UNKNOWN, words(status) if status else "the batch system does not list it")
     return _running(job) if job.started_s is not None else _view(job, Phase.SUBMITTED)
+
+
+def describe_unreached(job: JobFacts, today: date) -> JobView:
+    """Return what people see of a job whose scheduler cannot be asked for workers: what the batch system says."""
+    if job.status and job.state is JobState.RUNNING:
+        return _view(job, Phase.RUNNING, job.status.trouble)
+    return describe(job, today)
 
 
 def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
@@ -149,11 +187,25 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
     if workers >= wanted:
         where = f" on {_counted(nodes, 'node')}" if nodes and workers else ""
         return f"READY {_counted(workers, 'worker')}{where}"
-    shown = [v for v in views if v.phase is not Phase.GONE] or list(views)
+    shown = _shown(views)
     if len(shown) == 1 and shown[0].phase is not Phase.UP:
         return shown[0].text
-    parts = [_part(phase, [v for v in shown if v.phase is phase]) for phase in Phase]
-    return f"{', '.join(filter(None, parts)) or 'no job'}; {workers} of {_counted(wanted, 'worker')}"
+    return f"{_parts(shown)}; {workers} of {_counted(wanted, 'worker')}"
+
+
+def phases_line(views: Sequence[JobView]) -> str:
+    """Return how the jobs of a cluster are, in one line; see :func:`summary_line`."""
+    shown = _shown(views)
+    return shown[0].text if len(shown) == 1 else _parts(shown)
+
+
+def _shown(views: Sequence[JobView]) -> list[JobView]:
+    return [v for v in views if v.phase is not Phase.GONE] or list(views)
+
+
+def _parts(views: Sequence[JobView]) -> str:
+    parts = [_part(phase, [v for v in views if v.phase is phase]) for phase in Phase]
+    return ", ".join(filter(None, parts)) or "no job"
 
 
 def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:

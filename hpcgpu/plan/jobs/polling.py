@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.jobs.job_facts import JobFacts
 
+# A job whose script has just ended: the batch system is about to know it.
+_MOMENT_S = 10.0
 # The longest interval between two polls, and the ratio of the time since the last change to the interval.
 _LONGEST_S, _RATIO = 60.0, 6.0
 
@@ -21,7 +23,7 @@ def poll_in_s(
     """Return in how many seconds to poll for all these jobs; None if their workers tell everything.
 
     Each job is polled for once when it has started: the batch system knows its nodes then. It no longer names them
-    after a requeue because one of them was lost.
+    after a requeue because one of them was lost. The job with the scheduler is not polled at once: it has just begun.
 
     Parameters
     ----------
@@ -35,18 +37,26 @@ def poll_in_s(
         The intervals when something is new, and when a job has just lost its workers.
 
     """
-    unsettled = [
-        j for j in jobs if not j.heard or j.unasked or j.leaving or j.id in acted or j.state is JobState.SUSPENDED
-    ]
+    unsettled = [j for j in jobs if j.id in acted or _is_unsettled(j)]
     if not unsettled:
         return None
     if asked_s is None:
-        return 0.0
+        return max(0.0, min(j.submitted_s + (patience.news_s if j.fixed else 0.0) for j in unsettled) - now_s)
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
     interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
-    if any(_has_lost_workers_since(j, asked_s) for j in unsettled):
+    if any(_has_lost_workers_since(j, asked_s) or _has_just_ended(j, now_s) for j in unsettled):
         interval_s = patience.news_s
     return max(0.0, asked_s + interval_s - now_s)
+
+
+def _is_unsettled(job: JobFacts) -> bool:
+    if not job.heard or job.unasked or job.leaving or job.state is JobState.SUSPENDED:
+        return True
+    return job.fixed and job.state is not JobState.RUNNING
+
+
+def _has_just_ended(job: JobFacts, now_s: float) -> bool:
+    return job.left_s is not None and now_s - job.left_s < _MOMENT_S
 
 
 def _changed_s(job: JobFacts) -> float:

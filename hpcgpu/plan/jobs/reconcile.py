@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.phase import words
 from hpcgpu.plan.jobs.polling import poll_in_s
@@ -32,6 +33,8 @@ class Policy:
         A job without workers is gone if the batch system has not listed it for so long, or if it is in trouble.
     leave_limit_s : float
         A job that was to leave so long ago is cancelled, again if necessary.
+    late_limit_s : float
+        The job with the scheduler has ended if its script has so long ago, whatever the batch system says.
     breaker : int
         Submissions stop when so many jobs in a row have ended before their first worker.
     patience : Patience
@@ -45,6 +48,7 @@ class Policy:
     start_limit_s: float = 300.0
     missing_limit_s: float = 60.0
     leave_limit_s: float = 60.0
+    late_limit_s: float = LATE_S
     breaker: int = 3
     patience: Patience = field(default_factory=Patience)
 
@@ -52,19 +56,6 @@ class Policy:
     def lead_s(self) -> float:
         """How long before its end a job is retired; its successor is submitted twice as early."""
         return min(self.drain_s, (self.walltime_s or 0) / 4)
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Jobs in a row that ended before their first worker: their number; and of the last its time, end in words, and id.
-
-    The last one's log is the one to show.
-    """
-
-    in_a_row: int = 0
-    last_s: float = _NEVER_S
-    last: str = ""
-    last_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +87,7 @@ class Facts:
     asked_s: float | None = None
     answered_s: float | None = None
     held_back_until_s: float = _NEVER_S
-    failures: Failures = Failures()
+    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +120,7 @@ class Actions:
     retire: tuple[str, ...] = ()
     forget: tuple[tuple[str, str], ...] = ()
     lost: tuple[str, ...] = ()
-    failures: Failures = Failures()
+    failures: Failures = field(default_factory=Failures)
     give_up: str = ""
     next_s: float | None = None
     wake_s: float | None = None
@@ -152,17 +143,20 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
 
     A job counts until the batch system says that it has ended, or has not listed it for long. A job that leaves
     (retired, cancelled, or near its walltime) does not count. Missing jobs are submitted at once. Of surplus jobs those
-    without workers go first, the youngest before others, then those with the least time left.
+    without workers go first, the youngest before others, then those with the least time left. The job with the
+    scheduler is none of these: it is only polled, until it is over.
     """
+    heads = [j for j in facts.jobs if j.fixed and not why_over(j, facts.now_s, policy.late_limit_s)]
+    facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.fixed))
     jobs = _classify(facts, policy)
-    failures = _failures(facts, jobs)
-    give_up = _give_up(failures, policy)
+    failures = facts.failures.after(facts.jobs, (*jobs.gone, *jobs.missing, *jobs.ghosts), facts.now_s)
+    give_up = failures.give_up(policy.breaker)
     cancel, retire = _surplus(facts, policy, jobs)
     shortage = max(0, facts.wanted - len(jobs.alive) - facts.submitting)
     held_back = facts.now_s < facts.held_back_until_s
     cancelled = [j for j, _ in (*jobs.ghosts, *jobs.missing)] + _overdue(facts, policy, jobs.leaving) + cancel
     acted = {j.id for j in (*cancelled, *retire)}
-    there = [*(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
+    there = [*heads, *(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
     wakes = list(_wakes(facts, policy, jobs, acted))
     if shortage and held_back and not give_up:
         wakes.append(facts.held_back_until_s)
@@ -171,7 +165,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
         cancel=tuple(j.id for j in cancelled),
         retire=tuple(j.id for j in retire),
         forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
-        lost=tuple(j.id for j in there if j.workers and not j.heard and j.state in WAITING),
+        lost=tuple(j.id for j in there if not j.fixed and j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
         next_s=poll_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
@@ -218,25 +212,6 @@ def _end_s(job: JobFacts, policy: Policy) -> float:
     if policy.walltime_s is None or job.started_s is None or job.state is JobState.SUSPENDED:
         return float("inf")
     return job.started_s + policy.walltime_s
-
-
-def _failures(facts: Facts, jobs: _Classified) -> Failures:
-    """Count failures in the order of the news: workers as they registered, ends with the last answer."""
-    failures = facts.failures
-    if any(j.first_worker_s is not None and j.first_worker_s > failures.last_s for j in facts.jobs):
-        failures = replace(failures, in_a_row=0)
-    ends = (*jobs.gone, *jobs.missing, *jobs.ghosts)
-    failed = [(j, why) for j, why in ends if j.first_worker_s is None and not j.leaving]
-    if not failed:
-        return failures
-    job, why = failed[-1]
-    return Failures(failures.in_a_row + len(failed), facts.now_s, f"job {job.id}: {why}", job.id)
-
-
-def _give_up(failures: Failures, policy: Policy) -> str:
-    if failures.in_a_row < policy.breaker:
-        return ""
-    return f"{failures.in_a_row} jobs in a row ended before their first worker; the last was {failures.last}"
 
 
 def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobFacts], list[JobFacts]]:

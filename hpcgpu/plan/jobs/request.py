@@ -31,7 +31,13 @@ def workers_per_node(settings: Settings) -> int:
         The number of GPUs is not given.
 
     """
-    return _gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
+    return gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
+
+
+def first_workers(settings: Settings) -> int:
+    """Return the workers of the job that has the scheduler; 0 where that is beside the process that submits jobs."""
+    here = settings.shape == "elastic" and settings.scheduler == "here"
+    return 0 if here else settings.nodes * workers_per_node(settings)
 
 
 def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
@@ -103,7 +109,7 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
         if value is not None and value < 1:
             user = name.removesuffix("_bytes").removesuffix("_s")
             raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
-    count = _gpus_per_node(settings)
+    count = gpus_per_node(settings)
     per_gpu = settings.ranks == "gpu"
     return JobSpec(
         name=settings.job_name,
@@ -132,7 +138,7 @@ def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
     return settings.cores_per_gpu * gpus // tasks + -(-beside // tasks)
 
 
-def _gpus_per_node(settings: Settings) -> int:
+def gpus_per_node(settings: Settings) -> int:
     """Return the GPUs of each node; the batch system knows nothing of simulated ones."""
     wanted = settings.gpus_per_node
     if settings.gpus:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 # The part after the last hyphen is ours; a PBS server's name may have hyphens, digits and any letter in it.
@@ -41,3 +43,27 @@ def read_member_name(name: str) -> MemberName | None:
     """
     found = _NAME.fullmatch(name)
     return MemberName(found[1], int(found[3] or 0), int(found[2])) if found else None
+
+
+def count_by_job(names: Iterable[str], members: Collection[str], head: str) -> Counter[str]:
+    """Return how many workers each job of a cluster has, by its id.
+
+    Parameters
+    ----------
+    names : iterable of str
+        The names of the registered workers.
+    members : collection of str
+        Ids of the jobs that join the scheduler of another job.
+    head : str
+        Id of the job with the scheduler, to which all other workers belong.
+
+    """
+    found = (read_member_name(name) for name in names)
+    return Counter(name.job_id if name and name.job_id in members else head for name in found)
+
+
+def by_number(name: str) -> tuple[str, bool, int, str]:
+    """Return a sort key for workers' names: by host, then by number, ``cpu0`` after the workers with GPUs."""
+    host, _, number = name.rpartition("-")
+    digits = number.removeprefix("cpu")
+    return host, digits != number, int(digits) if digits.isdigit() else 0, name

@@ -64,7 +64,7 @@ def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
     if not plan.specs:
         again = f"hpcgpu topo --gpus sim:4{f' --from {where}' if where else ''}"
         return _wrapped([*lines, f"no GPU here that workers run on; plan for some: {again}"], width)
-    below = [*_idle(plan), *_variables(plan.specs), *(f"warning: {w}" for w in _poor(plan))]
+    below = [*_idle(plan), *_variables(plan.specs), *(f"warning: {w}" for w in poor(plan))]
     table = render_workers(plan.topology, plan.specs, plan.nics, width)
     return f"{_wrapped(lines, width)}\n{table}\n{_wrapped(below, width)}"
 
@@ -203,8 +203,8 @@ def _shortened(value: str) -> str:
     return f"{first},(and {len(more)} more)" if len(value) > 60 and more else value
 
 
-def _poor(plan: Plan) -> Iterator[str]:
-    """Yield what makes the whole plan worse than people may expect."""
+def poor(plan: Plan) -> Iterator[str]:
+    """Yield in words what makes a node's plan worse than people may expect."""
     topology, on_gpus = plan.topology, [s for s in plan.specs if s.gpu]
     several = len(on_gpus) > 1
     ports = Ports(topology, plan.nics)

@@ -13,19 +13,13 @@ _FREED_POLL_S = 0.01
 
 
 class Store(Protocol):
-    """A store that can make room on a device; called in the threads that allocate, in several at once.
-
-    Attributes
-    ----------
-    rescues : int
-        The number of allocations that succeeded after this store had made room.
-
-    """
-
-    rescues: int
+    """A store that can make room on a device; called in the threads that allocate, in several at once."""
 
     def evict(self, device: Device, nbytes: int) -> bool:
         """Move so many bytes down from a device, or as many as can; return whether anything moved."""
+
+    def count_rescue(self) -> None:
+        """Count an allocation that has room now, since this store has made some."""
 
 
 class AllocationFailureHook:
@@ -56,7 +50,7 @@ class AllocationFailureHook:
         """Return whether anything moved down from the device; called in the thread that allocates."""
         for store in tuple(self.stores):
             if store.evict(self.device, need_bytes):
-                store.rescues += 1
+                store.count_rescue()
                 return True
         return False
 
@@ -69,7 +63,7 @@ class AllocationFailureHook:
                 if time.monotonic() > end_s:
                     return False
                 time.sleep(_FREED_POLL_S)
-        store.rescues += 1
+        store.count_rescue()
         return True
 
 

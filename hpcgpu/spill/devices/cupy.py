@@ -11,7 +11,7 @@ from hpcgpu.spill.devices.allocation_failure import with_room
 from hpcgpu.spill.devices.protocols import Gpu
 
 
-class View(NamedTuple):
+class CupyView(NamedTuple):
     """The layout of an array in its buffer."""
 
     shape: tuple[int, ...]
@@ -38,9 +38,9 @@ class CupyArrays:
         """Return address and size of the array's allocation."""
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
-    def view_of(self, array: Any) -> View:  # noqa: ANN401
+    def view_of(self, array: Any) -> CupyView:  # noqa: ANN401
         """Return the layout of the array in its allocation."""
-        return View(array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
+        return CupyView(array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on the calling thread's stream of CuPy, where freed memory may still be in use."""
@@ -50,7 +50,7 @@ class CupyArrays:
             pointer = cupy.cuda.alloc(nbytes)
             return pointer, int(pointer.ptr), int(cupy.cuda.get_current_stream().ptr)
 
-    def array_of(self, memory: Any, view: View) -> Any:  # noqa: ANN401
+    def array_of(self, memory: Any, view: CupyView) -> Any:  # noqa: ANN401
         """Return an array in allocated memory."""
         import cupy
 

@@ -18,7 +18,7 @@ import numpy as np
 from hpcgpu.spill.storage import segment
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.scratch import Scratch
-from hpcgpu.spill.storage.segment import Slot
+from hpcgpu.spill.storage.segment import Room
 from hpcgpu.spill.storage.segments import Segments
 
 
@@ -30,7 +30,7 @@ class Stored:
 
     Attributes
     ----------
-    slot : Slot
+    slot : Room
         Where they lie; empty if they have no bytes.
     sizes : tuple of int
         Bytes of each buffer.
@@ -39,7 +39,7 @@ class Stored:
 
     __slots__ = ("_bin", "sizes", "slot")
 
-    def __init__(self, slot: Slot, sizes: tuple[int, ...], bin_: deque[Slot]) -> None:
+    def __init__(self, slot: Room, sizes: tuple[int, ...], bin_: deque[Room]) -> None:
         self.slot, self.sizes, self._bin = slot, sizes, bin_
 
     @property
@@ -85,7 +85,7 @@ class Disk:
         self.folder = self._scratch.path
         self._segments = Segments(self.folder, most_bytes=limit_bytes)
         self._slabs = slabs
-        self._bin: deque[Slot] = deque()
+        self._bin: deque[Room] = deque()
 
     def write(self, buffers: Sequence[memoryview]) -> Stored:
         """Write the buffers: all of them or, with OSError, none."""
@@ -150,7 +150,7 @@ class Disk:
         self._segments.close()
         self._scratch.remove()
 
-    def _emptied(self) -> Iterator[Slot]:
+    def _emptied(self) -> Iterator[Room]:
         while self._bin:
             try:
                 yield self._bin.popleft()

@@ -29,6 +29,16 @@ class Mount(NamedTuple):
     kind: str
     source: str
 
+    @property
+    def is_network(self) -> bool:
+        """Whether other machines can see it."""
+        return self.kind in _NETWORK
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it lies in memory."""
+        return self.kind in _MEMORY
+
 
 def mount_of(path: str, mountinfo: str) -> Mount | None:
     """Return the mount of a path without links, from the text of /proc/self/mountinfo (proc(5))."""
@@ -87,11 +97,11 @@ def notes(folder: str | None, wanted_bytes: int = 0, mountinfo: str | None = Non
 
 
 def _kind_note(mount: Mount) -> str:
-    if mount.kind in _MEMORY:
+    if mount.is_memory:
         return (
             f"is in memory ({mount.kind} on {mount.point}): what is spilled there takes the memory that it was to free"
         )
-    if mount.kind in _NETWORK:
+    if mount.is_network:
         return (
             f"is on a network file system ({mount.kind}, {mount.source} on {mount.point}): "
             "what all nodes spill goes through the servers that others use as well"

@@ -122,7 +122,7 @@ class Segment:
 
 
 # The room of one object: one piece, or several if only small pieces are left.
-Slot = tuple[Extent[Segment], ...]
+Room = tuple[Extent[Segment], ...]
 
 
 def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryview], Sequence[memoryview]]:
@@ -134,7 +134,7 @@ def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryvie
     return views, ()
 
 
-def write(slot: Slot, views: Sequence[memoryview]) -> None:
+def write(slot: Room, views: Sequence[memoryview]) -> None:
     """Write views of bytes, one after the other, none empty; each call may write less than it was given."""
     for segment, offset, nbytes in slot:
         left, views = divide(views, nbytes)
@@ -144,7 +144,7 @@ def write(slot: Slot, views: Sequence[memoryview]) -> None:
             left, offset = divide(left, done)[1], offset + done
 
 
-def read(slot: Slot, views: Sequence[memoryview]) -> None:
+def read(slot: Room, views: Sequence[memoryview]) -> None:
     """Fill views of bytes, one after the other, none empty; OSError if the file is too short."""
     for segment, offset, nbytes in slot:
         left, views = divide(views, nbytes)

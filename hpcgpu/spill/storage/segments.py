@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent, Extents
-from hpcgpu.spill.storage.segment import Segment, Slot, reserve
+from hpcgpu.spill.storage.segment import Room, Segment, reserve
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -93,7 +93,7 @@ class Segments:
         """Whether more room is free than is kept, and can be given back."""
         return self._knows_holes and self._idle.nbytes > self.kept_bytes
 
-    def take(self, nbytes: int) -> Slot:
+    def take(self, nbytes: int) -> Room:
         """Return room for so many bytes; OSError if the disk is full, or the limit is reached."""
         size = missing = room_for(nbytes)
         taken: list[Extent[Segment]] = []
@@ -189,7 +189,7 @@ class Segments:
         if segment is self._growing:
             self._growing = None
 
-    def give_back(self, slots: Iterable[Slot]) -> None:
+    def give_back(self, slots: Iterable[Room]) -> None:
         """Make room usable again, or remove its file; nobody reads or writes there any more.
 
         A file that cannot be removed (a stale handle of NFS) is tried again the next time.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.cupy import View
+from hpcgpu.spill.devices.cupy import CupyView
 from hpcgpu.spill.store.read_mode import read_mode
 
 
@@ -68,7 +68,7 @@ def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:  # noqa: ANN4
     root = np.frombuffer(frames[0], np.uint8) if frames else np.empty(0, np.uint8)
     dtype = pickle.loads(header["dtype"]) if "dtype" in header else np.dtype(header["typestr"])
     device = CudaDevice.current(int(cupy.cuda.runtime.getDevice()))
-    (array,) = device.unpack(root, [View(tuple(header["shape"]), dtype, tuple(header["strides"]), 0)])
+    (array,) = device.unpack(root, [CupyView(tuple(header["shape"]), dtype, tuple(header["strides"]), 0)])
     return array
 
 

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 from hpcgpu.errors import SpillError
@@ -111,21 +110,17 @@ class Executor:
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
         self.trouble: dict[int, str] = {}
         self.immovable: dict[int, int] = {}
-        self.orphans: deque[Any] = deque()
-        self.inbox: Inbox = SimpleQueue()
-        self.under_way = 0
+        self.orphans, self.inbox = deque[Any](), Inbox()
+        self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
         self.closed = self.is_watched = self.wants_trim = False
-        self.rescues = 0
         self._immovable_kinds: set[str] = set()
 
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
         """Return the tier of a device; the first call sets its limit, and hooks into its failing allocations."""
-        try:
+        if device in self._devices:  # none ever leaves
             return DEVICE + self._devices.index(device)
-        except ValueError:
-            pass
         with self.lock:
             if device not in self._devices:
                 self._devices.append(device)
@@ -314,6 +309,11 @@ class Executor:
         self._wait(allocation)
         return allocation.has_room
 
+    def count_rescue(self) -> None:
+        """Count an allocation that has room now; in the thread that allocates."""
+        with self.lock:
+            self.rescues += 1
+
     def _wait(self, waiter: ThreadTicket | ThreadAllocation) -> None:
         """Make the copies in the inbox until ``waiter`` is told; while it waits for room, copies up wait, too."""
         aside = []
@@ -475,6 +475,7 @@ class Executor:
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
     def _say(self, say: Say) -> None:
+        # Errors as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error its frames' arrays.
         name = _TIER_NAMES.get(say.tier, "device")
         if say.what == "works again":
             self.trouble.pop(say.tier, None)
@@ -484,10 +485,10 @@ class Executor:
             if kind not in self._immovable_kinds:
                 self._immovable_kinds.add(kind)
                 what = "pickled; such values stay in memory" if say.tier == HOST else "moved; such arrays stay there"
-                logger.warning("a %s cannot be %s: %s", kind, what, say.error)
+                logger.warning("a %s cannot be %s: %s", kind, what, str(say.error))
         else:
-            why = say.error or "as much lies on disk as may (max_spill)"
-            self.trouble[say.tier] = str(why) or repr(why)
+            why = str(say.error or "as much lies on disk as may (max_spill)") or repr(say.error)
+            self.trouble[say.tier] = why
             logger.warning(
                 "%s stay in the %s tier, since they cannot be moved down: %s", format_bytes(say.nbytes), name, why
             )

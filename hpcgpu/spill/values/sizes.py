@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 from dask.sizeof import sizeof
@@ -16,5 +17,7 @@ def size_of(value: Any) -> int:  # noqa: ANN401
     try:
         return int(sizeof(value))
     except Exception:  # what a user's sizeof may raise; distributed does the same
-        logger.warning("the size of a %s is taken for %d bytes", type(value), _UNKNOWN_BYTES, exc_info=True)
+        # as text: a log handler that keeps records would keep the frames, with the value in them
+        why = traceback.format_exc()
+        logger.warning("the size of a %s is taken for %d bytes: %s", type(value), _UNKNOWN_BYTES, why)
         return _UNKNOWN_BYTES

@@ -80,7 +80,7 @@ def world(folder: Path, nodes: str, code: str, gpus: int = 2) -> Iterator[World]
 
 
 @pytest.mark.parametrize(
-    ("deaths", "heir"),
+    ("deaths", "successor"),
     [
         ("wait_for_new(kill(1), *mine)", 2),
         ("wait_for_new(kill(1), *mine); wait_for_new(kill(2), *mine)", 3),
@@ -88,7 +88,9 @@ def world(folder: Path, nodes: str, code: str, gpus: int = 2) -> Iterator[World]
     ],
     ids=["one-death", "its-heirs-too", "both-at-once"],
 )
-def test_the_lowest_rank_that_lives_takes_a_dead_leaders_workers_over(tmp_path: Path, deaths: str, heir: int) -> None:
+def test_the_lowest_rank_that_lives_takes_a_dead_leaders_workers_over(
+    tmp_path: Path, deaths: str, successor: int
+) -> None:
     code = f"""
         mine = ("b-0", "b-1", "b-2")
         bound = bindings()
@@ -105,12 +107,14 @@ def test_the_lowest_rank_that_lives_takes_a_dead_leaders_workers_over(tmp_path: 
     """
     with world(tmp_path, "abbb", code, gpus=3) as ranked:
         printed = ranked.end()
-        assert ranked.codes == [0, -9, 0, 0] if heir == 2 else [0, -9, -9, 0], ranked.story
-        assert printed[0].startswith(str({"a-0": 0, "a-1": 0, "a-2": 0, "b-0": heir, "b-1": heir, "b-2": heir}))
-        own = {"b-0", "b-1"} if heir == 2 else {"b-0", "b-1", "b-2"}
-        assert {line.removeprefix("I am ") for line in printed[heir].splitlines()} == own, printed
-        assert printed[3].endswith("I am b-2\n") or heir == 3, printed
-        assert f"b: the leader died; rank {heir} leads, and 3 workers are back after" in ranked.said(heir)
+        assert ranked.codes == [0, -9, 0, 0] if successor == 2 else [0, -9, -9, 0], ranked.story
+        assert printed[0].startswith(
+            str({"a-0": 0, "a-1": 0, "a-2": 0, "b-0": successor, "b-1": successor, "b-2": successor})
+        )
+        own = {"b-0", "b-1"} if successor == 2 else {"b-0", "b-1", "b-2"}
+        assert {line.removeprefix("I am ") for line in printed[successor].splitlines()} == own, printed
+        assert printed[3].endswith("I am b-2\n") or successor == 3, printed
+        assert f"b: the leader died; rank {successor} leads, and 3 workers are back after" in ranked.said(successor)
         assert sorted(p.name for p in tmp_path.glob("hpcgpu-run-*")) == []
 
 

@@ -47,7 +47,7 @@ class Ranks:
         self, shape: str, *, launcher: tuple[str, ...] = (), env: dict[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[str]:
         given = Settings(**{"gpus": "sim:2", "dashboard": False, "client_grace_s": 3600.0, **settings})
-        run = RunDocument(settings=given, shape=shape, meeting=str(self.folder))
+        run = RunDocument(settings=given, shape=shape, folder=str(self.folder))
         argv = [*launcher, sys.executable, "-m", "hpcgpu.agent", document.render(run)]
         process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ranks.environment(**(env or {}))
@@ -58,11 +58,11 @@ class Ranks:
     def member(self, job_id: str = "7", **settings: Any) -> subprocess.Popen[str]:
         return self.start("member", env={"HPCGPU_JOB_ID": job_id}, **settings)
 
-    def contact(self, after: int = -1) -> SchedulerFile:
-        return until(lambda: scheduler_file.read(self.folder, after), "the contact", limit_s=DEADLINE_S)
+    def published(self, after: int = -1) -> SchedulerFile:
+        return until(lambda: scheduler_file.read(self.folder, after), "the scheduler file", limit_s=DEADLINE_S)
 
     def client(self) -> Client:
-        found = self.contact()
+        found = self.published()
         return Client(found.addresses[0], security=security(found.certificate))
 
     def end(self) -> None:
@@ -244,18 +244,18 @@ def test_a_scheduler_that_dies_ends_its_members_with_the_reason(cluster: Ranks, 
     assert "the scheduler is gone: no goodbye from tls://" in member.stdout.read()
 
 
-def test_a_member_without_a_contact_says_so(cluster: Ranks) -> None:
+def test_a_member_without_a_scheduler_file_says_so(cluster: Ranks) -> None:
     member = cluster.member(death_timeout_s=1.0)
     assert member.wait(DEADLINE_S) == 1
     assert member.stdout
-    assert f"there is no contact in {cluster.folder}" in member.stdout.read()
+    assert f"there is no scheduler file in {cluster.folder}" in member.stdout.read()
 
 
 def test_a_member_with_a_wrong_certificate_says_so_at_once(cluster: Ranks, head: subprocess.Popen[str]) -> None:
-    assert cluster.contact()
+    assert cluster.published()
     wrong = Certificate.make()
-    facts = json.loads((cluster.folder / "contact").read_text())
-    (cluster.folder / "contact").write_text(json.dumps({**facts, "cert": wrong.cert_pem, "key": wrong.key_pem}))
+    facts = json.loads((cluster.folder / "scheduler").read_text())
+    (cluster.folder / "scheduler").write_text(json.dumps({**facts, "cert": wrong.cert_pem, "key": wrong.key_pem}))
     member = cluster.member(death_timeout_s=3600.0)
     assert member.wait(DEADLINE_S) == 1
     assert member.stdout
@@ -288,9 +288,9 @@ def unused_port() -> int:
 
 def test_a_head_ends_when_its_client_is_silent_and_leaves_no_secret(cluster: Ranks) -> None:
     head = cluster.start("head", client_grace_s=1.0)
-    assert cluster.contact()
+    assert cluster.published()
     assert head.wait(DEADLINE_S) == 0
-    assert {"nonce", "contact"} & {p.name for p in cluster.folder.iterdir()} == set()
+    assert {"nonce", "scheduler"} & {p.name for p in cluster.folder.iterdir()} == set()
     assert head.stdout
     assert "has not been heard from for 1 s" in head.stdout.read()
 
@@ -334,7 +334,23 @@ def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks)
     with cluster.client() as client:
         with pytest.raises(subprocess.TimeoutExpired):
             head.wait(2.5)  # longer than the grace
+        lease.take_up(cluster.folder)
         client.sync(client.scheduler.hpcgpu_lease)
+    assert head.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("way", ["a-sign-under-way", "by-the-file-alone"])
+def test_who_has_detached_is_not_taken_for_silent(cluster: Ranks, way: str) -> None:
+    lease.touch(cluster.folder)
+    head = cluster.start("head", client_grace_s=1.0)
+    with cluster.client() as client:
+        lease.detach(cluster.folder)
+        if way == "a-sign-under-way":  # it was sent before the detachment, and is read after it
+            client.sync(client.scheduler.hpcgpu_lease, detach=True)
+            client.sync(client.scheduler.hpcgpu_lease)
+        with pytest.raises(subprocess.TimeoutExpired):
+            head.wait(4)  # longer than the grace and two looks
+        client.sync(client.scheduler.hpcgpu_lease, goodbye=True)
     assert head.wait(DEADLINE_S) == 0
 
 
@@ -367,9 +383,9 @@ def test_the_lease_is_held_by_touching_it(tmp_path: Path) -> None:
 def test_a_job_that_is_requeued_publishes_again(cluster: Ranks) -> None:
     job = {"PBS_JOBID": "7.server"}  # no variable of PBS says that it is another life
     first = cluster.start("head", env=job)
-    assert cluster.contact().restart_count == 0
+    assert cluster.published().restart_count == 0
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert scheduler_file.read(cluster.folder) is None
     cluster.start("head", env=job)
-    assert cluster.contact(after=0).restart_count == 1
+    assert cluster.published(after=0).restart_count == 1

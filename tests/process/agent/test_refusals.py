@@ -32,7 +32,7 @@ if "NO_THREADS" in os.environ:
 @pytest.mark.parametrize(
     "refused",
     [{"FORKS": "0"}, {"FORKS": "1"}, {"FORKS": "2"}, {"NO_THREADS": "1"}],
-    ids=["leader", "zygote-scheduler", "zygote-worker", "threads"],
+    ids=["leader", "fork-server-scheduler", "fork-server-worker", "threads"],
 )
 def test_a_process_or_thread_that_may_not_be_started(tmp_path: Path, refused: dict[str, str]) -> None:
     (tmp_path / "sitecustomize.py").write_text(REFUSING)

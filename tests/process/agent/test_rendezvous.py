@@ -1,4 +1,4 @@
-"""Ranks that do not come to the meeting, and what the others say and leave."""
+"""Ranks that do not come to the rendezvous, and what the others say and leave."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_mpi_without_all_ranks_ends_and_says_who_is_missing(
     does = "is stopped" if away == "stopped" else "has not come so far"
     host = os.uname().nodename
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("hpcgpu:")]
-    assert said.startswith("hpcgpu: not all 3 ranks came to the meeting within 6 s (--death-timeout). Missing: ")
+    assert said.startswith("hpcgpu: not all 3 ranks came to the rendezvous within 6 s (--death-timeout). Missing: ")
     assert f"rank {who} on {host} (process {pid} {does})" in said
     assert re.search(rf"\. There: ranks? \S+ on {host}$", said)
     until(lambda: not process.alive(pid), "the rank is gone", limit_s=20)  # mpirun's SIGKILL may act a moment later

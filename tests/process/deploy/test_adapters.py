@@ -248,11 +248,14 @@ def test_a_worker_of_dask_worker_is_bound_too(tmp_path: Path) -> None:
 # GPURunner
 
 RUNNER = """
+    import urllib.request
     print("above", flush=True)
     from hpcgpu import GPURunner
     with GPURunner(gpus="sim:2x16MiB") as runner, Client(runner) as client:
         names = sorted(w["name"].rpartition("-")[2] for w in client.scheduler_info()["workers"].values())
         print("below", names, client.submit(sum, [1, 2]).result(), sys.argv[1:], flush=True)
+        assert urllib.request.urlopen(client.dashboard_link, timeout=60).status == 200
+    assert runner.dashboard_link == ""
     assert repr(runner) == "GPURunner(closed)"
     sys.exit(3)
 """

@@ -26,7 +26,7 @@ def test_a_cluster_that_was_not_awaited_says_so_before_anything_is_submitted(pbs
         assert cluster.status.name == "created"
         calls: list[Callable[[], object]] = [
             *(lambda: cluster.scale(2), lambda: cluster.adapt(maximum=2), lambda: cluster.wait_for_workers(1)),
-            *(cluster.memory, cluster.bindings, cluster.detach, cluster.dashboard_url),
+            *(cluster.memory, cluster.bindings, cluster.detach),
             lambda: Client(cluster, asynchronous=True),
         ]
         for call in calls:

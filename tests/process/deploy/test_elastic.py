@@ -165,15 +165,15 @@ def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
 def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(home: Path) -> None:
     given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
     with LocalJobs(**given) as owner:
-        with LocalJobs.attach("mine") as guest:
+        with LocalJobs.attach("mine") as attached:
             owner.scale(4)
-            everywhere((owner, guest), 4)
-            (member,) = ids(guest)
+            everywhere((owner, attached), 4)
+            (member,) = ids(attached)
             with LocalJobs.attach("mine"):
                 pass
-            guest.scale(6)
-            everywhere((owner, guest), 6)
-            assert set(ids(owner)) == set(ids(guest)) > {member}
+            attached.scale(6)
+            everywhere((owner, attached), 6)
+            assert set(ids(owner)) == set(ids(attached)) > {member}
             assert [row.view.text for row in owner.jobs.rows] == ["UP 2/2"] * 3
         owner.scale(4)
         owner.detach()
@@ -191,23 +191,23 @@ def test_all_objects_of_a_cluster_tell_which_jobs_are_gone_and_why(home: Path) -
         owner.scale(jobs=1)
         owner.wait_for_workers(4)
         (victim,) = ids(owner)
-        with LocalJobs.attach("mine") as guest:
+        with LocalJobs.attach("mine") as attached:
             os.killpg(int(victim.partition(".")[0]), signal.SIGKILL)
-            until(lambda: guest.jobs.gone, "the other object knows that the job is gone")
-            assert guest.jobs.gone == owner.jobs.gone
-            assert guest.jobs.gone[0].view.id == victim
+            until(lambda: attached.jobs.gone, "the other object knows that the job is gone")
+            assert attached.jobs.gone == owner.jobs.gone
+            assert attached.jobs.gone[0].view.id == victim
         with LocalJobs.attach("mine") as later:
             assert later.jobs.gone == owner.jobs.gone
 
 
 def test_a_refusal_goes_to_who_asked_for_it_also_by_another_object(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
-    with LocalJobs(**given) as owner, LocalJobs.attach("mine") as guest:
+    with LocalJobs(**given) as owner, LocalJobs.attach("mine") as attached:
         monkeypatch.setenv("PATH", str(home))  # jobs of this machine are started by a shell
         with pytest.raises(SubmitError) as caught:
-            guest.scale(4)
+            attached.scale(4)
         assert "sh" in str(caught.value)
         monkeypatch.undo()
         monkeypatch.setenv("HOME", str(home))
-        guest.scale(4)
-        everywhere((owner, guest), 4)
+        attached.scale(4)
+        everywhere((owner, attached), 4)

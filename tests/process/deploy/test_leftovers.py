@@ -25,8 +25,9 @@ _GONE_S = 20.0
 # The end of a script: says who is who, and goes on until it is told.
 STAY = """
         scheduler, workers = c.run_on_scheduler(os.getpid), list(c.run(os.getpid).values())
-        zygote = psutil.Process(scheduler).parent()
-        who = dict(scheduler=scheduler, worker=workers[0], zygote=zygote.pid, leader=zygote.ppid(), script=os.getpid())
+        server = psutil.Process(scheduler).parent()
+        who = dict(scheduler=scheduler, worker=workers[0], fork_server=server.pid, leader=server.ppid())
+        who["script"] = os.getpid()
         print(json.dumps(who), flush=True)
         while not os.path.exists(sys.argv[1]):
             time.sleep(0.05)
@@ -50,7 +51,7 @@ def place() -> Iterator[Place]:
 
 def left(place: Place) -> list[str]:
     """Return what lies in the folders, without those that stay, empty."""
-    stay = {place.home / ".hpcgpu" / name for name in ("", "runs", "launches", "meetings")}
+    stay = {place.home / ".hpcgpu" / name for name in ("", "runs", "launches", "rendezvous")}
     paths = [path for folder in (*place.shared, place.home) for path in folder.rglob("*")]
     return [str(path) for path in paths if path not in stay]
 
@@ -119,7 +120,7 @@ def test_nothing_is_left_of_ranks_of_mpirun(place: Place, tmp_path: Path, victim
     assert [path for path in left(place) if not (victim == "first" and path.startswith(own))] == []
 
 
-@pytest.mark.parametrize("victim", ["", "leader", "zygote", "scheduler", "worker", "script", "remover"])
+@pytest.mark.parametrize("victim", ["", "leader", "fork_server", "scheduler", "worker", "script", "remover"])
 def test_nothing_is_left_of_a_run(place: Place, tmp_path: Path, victim: str) -> None:
     options = (*OPTIONS, "--local-directory", str(place.spill))
     argv = ranks.command(ranks.script(tmp_path, SCRIPT), str(tmp_path / "go on"), options=options)

@@ -14,8 +14,8 @@ from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 from waiting import until
 
 from hpcgpu import SLURMGPUCluster
-from hpcgpu.deploy.jobs import fleet
-from hpcgpu.supervise.alarm import GATHER_S
+from hpcgpu.deploy.jobs import job_loop
+from hpcgpu.supervise.tasks import GATHER_S
 
 JOBS, PER_JOB = 250, 4
 NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
@@ -40,14 +40,14 @@ def test_a_thousand_workers_join_and_leave_and_the_cluster_hardly_notices(
     slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    reconcile = fleet.reconcile
+    reconcile = job_loop.reconcile
 
     def counted(*given: Any) -> Any:
         nonlocal looks
         looks += 1
         return reconcile(*given)
 
-    monkeypatch.setattr(fleet, "reconcile", counted)
+    monkeypatch.setattr(job_loop, "reconcile", counted)
     options = {"gpus": f"sim:{PER_JOB}", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
     with SLURMGPUCluster(**options, log_directory=str(slurm), quiet=True) as cluster:
         cluster.scale(jobs=JOBS)

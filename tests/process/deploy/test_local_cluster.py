@@ -49,7 +49,7 @@ def test_with(own_home: Path) -> None:
         assert set(client.run(lambda: gc.isenabled() and gc.get_freeze_count() > 10_000).values()) == {True}
         job = psutil.Process(int(cluster.job_id))
         family = [job, *job.children(recursive=True)]
-    assert len(family) == 5  # leader, zygote, scheduler, two workers
+    assert len(family) == 5  # leader, fork server, scheduler, two workers
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert runs(own_home) == []
 
@@ -110,7 +110,7 @@ def test_bindings_are_read_back_for_all_threads() -> None:
             assert any("threads may run on PUs" in d for d in found.differences[name])
             assert "MARK is 2, planned: 1" in found.differences[name]
             assert "1 of 2 workers are not as planned" in str(found)
-            assert "NOT AS PLANNED" in found._repr_html_()
+            assert "not as planned: " in found._repr_html_()
 
 
 def test_several_workers_share_a_gpu() -> None:
@@ -146,11 +146,11 @@ def test_explain_says_where_a_setting_was_set(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HPCGPU_NTHREADS", "3")
     with LocalGPUCluster(gpus="sim:1") as cluster:
         text = cluster.explain()
-        secret = cluster.dashboard_url().split("/")[3]
+        secret = cluster.dashboard_link.split("/")[3]
     assert "gpus = 'sim:1'    (keyword gpus of LocalGPUCluster)" in text
     assert "nthreads = 3    (HPCGPU_NTHREADS)" in text
     assert "-m hpcgpu.agent" in cluster.job_script()
-    assert secret not in text + repr(cluster) + cluster._repr_html_()
+    assert secret not in text + repr(cluster)
 
 
 def test_ranks_by_mpirun_inside_somebody_elses_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,8 @@ def test_dasks_configuration_is_read_without_importing_dask(own_home: Path, name
         "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == ("3 dask config hpcgpu.nthreads True\n" if "hpcgpu" in text else "1 default False\n")
+    where = f"dask config hpcgpu.nthreads, {own_home / name}"
+    assert said == (f"3 {where} True\n" if "hpcgpu" in text else "1 default False\n")
 
 
 def test_workers_have_the_dask_configuration_of_the_script() -> None:
@@ -211,8 +212,9 @@ def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pyte
     """The run's log may go with the cluster; it says it once, too, and not for each worker."""
     given = {"gpus": "sim:2x16MiB", "device_memory_limit": "1GB", "log_directory": str(own_home)}
     with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
-        lowered, room, *more = capfd.readouterr().err.splitlines()
-    assert (lowered.partition(": ")[0], more) == ("hpcgpu", [])
+        said = [line.removeprefix("hpcgpu: ") for line in capfd.readouterr().err.splitlines()]
+    # a slow start says that it is waited for, too
+    lowered, room = [line for line in said if not re.match("dashboard:|READY|job ", line)]
     assert "device_memory_limit=1000000000 (set by keyword device_memory_limit of LocalGPUCl" in lowered
     assert "is lowered to 16.0 MiB" in lowered
     assert " free, and 2.0 PiB may be spilled there" in room
@@ -229,7 +231,7 @@ def test_its_shape_is_fixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("900TB", "memory_limit"), ("1MB", "976.6 KiB"), ("80MB", "before it has any data")]
+    ("limit", "words"), [("900TB", "memory_limit"), ("1MB", "976.6 KiB"), ("50MB", "before it has any data")]
 )
 def test_ranks_that_fail_raise_with_the_log(own_home: Path, limit: str, words: str) -> None:
     with pytest.raises(JobError, match=rf"exit code 1(.|\n)*{words}") as failed:

@@ -72,11 +72,11 @@ def test_the_launcher_of_a_site_starts_the_ranks(pbs: Pbs, tmp_path: Path) -> No
     start.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/started\nshift\nexec "$@"\n')
     start.chmod(0o755)
     site = tmp_path / "here.yaml"
-    site.write_text(f'version: 1\nname: here\nbatch: pbs\ndialect:\n  launcher: [{start}, "of the site"]\n')
+    site.write_text(f'version: 2\nname: here\nbatch: pbs\nlauncher:\n  command: [{start}, "of the site"]\n')
     with PBSGPUCluster(**OPTIONS, site=str(site), ranks="node") as cluster, Client(cluster) as client:
         client.wait_for_workers(2)
         assert client.submit(sum, [1, 2]).result() == 3
-        assert "site here: dialect.launcher" in cluster.job_script()
+        assert "site here, " in cluster.job_script()
     assert (tmp_path / "started").read_text() == "of the site\n"
 
 

@@ -20,7 +20,8 @@ from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, record, runs
 from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job import SubmittedJob
+from hpcgpu.deploy.jobs.job import BatchJob
+from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
 from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
@@ -92,28 +93,29 @@ def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server, monkeypatch: pyte
     (job_id,) = start(pbs, 1)
     late(pbs, [job_id], "R")
     said: list[str] = []
-    job = SubmittedJob(RecordedJob(id=job_id, log=""), Pbs(), said.append)
+    job = BatchJob(Pbs(), said.append, RecordedJob(id=job_id, log=""))
     asyncio.run(job.end())
     assert said == [f"job {job_id}: cancelled, but still there after 1 s: job {job_id}"]
     pbs.end_slowly("")
     until(lambda: pbs.over(job_id), "the job is over")
 
 
-def test_a_job_that_takes_long_to_end_has_ended_with_its_script(
-    pbs: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_takes_long_to_end_has_ended_with_its_script(pbs: Server, tmp_path: Path) -> None:
     """As that of a folder for logs that its node cannot write to: E, for a minute and more."""
-    monkeypatch.setattr("hpcgpu.deploy.jobs.job._LATE_S", 1.0)
     (job_id,) = start(pbs, 1)
     late(pbs, [job_id], "E")
     exit_file, log = tmp_path / "exit", tmp_path / "log"
     exit_file.write_text("143\n")
-    job = SubmittedJob(RecordedJob(id=job_id, log=str(log), exit_file=str(exit_file)), Pbs(), print)
 
     async def check() -> None:
-        while True:
-            await job.check()
-            await asyncio.sleep(0.1)
+        jobs = JobLoop(Pbs(), Policy(late_limit_s=1.0), cluster_hooks())
+        jobs.lead(RecordedJob(id=job_id, log=str(log), exit_file=str(exit_file)), 1, None)
+        try:
+            while True:
+                await jobs.check()
+                await asyncio.sleep(0.1)
+        finally:
+            jobs.stop()
 
     with pytest.raises(JobError) as caught:
         asyncio.run(asyncio.wait_for(check(), 30))
@@ -129,7 +131,7 @@ def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Pa
     pbs.lose_node(ids[0])
     folder = tmp_path / "run"
     folder.mkdir()
-    text = document.render(RunDocument(settings=Settings(), shape="gang", meeting=str(folder)))
+    text = document.render(RunDocument(settings=Settings(), shape="gang", folder=str(folder)))
     jobs = tuple(RecordedJob(id=i, log="") for i in ids)
     there = Record(
         name="x", batch="pbs", document=text, client=Process.here(), created=record.now(), dialect={}, jobs=jobs
@@ -155,7 +157,7 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
         def look() -> None:
             seen.extend(describe(member.facts, date.today()).text for member in fleet.members)
 
-        fleet = Fleet(Pbs(), spec, policy, 1, cluster_hooks(written_down=lambda: ((), ()), changed=look))
+        fleet = Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()), changed=look)), spec, 1)
         await fleet.take(0, controls=True)
         await fleet.scale(1)
         (lost,) = pbs.ids()
@@ -176,7 +178,7 @@ def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_pat
 
     async def run() -> None:
         spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
-        fleet = Fleet(Pbs(), spec, Policy(), 1, cluster_hooks(written_down=lambda: ((), ()), say=said.append))
+        fleet = Fleet(JobLoop(Pbs(), Policy(), cluster_hooks(written_down=lambda: ((), ()), say=said.append)), spec, 1)
         await fleet.take(0, controls=True)
         await fleet.scale(1)
         refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
@@ -204,7 +206,7 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
     policy = Policy(breaker=1, patience=Patience(ask_s=0.5))
 
     async def run() -> HpcGpuError:
-        fleet = Fleet(Pbs(), spec, policy, 1, cluster_hooks(written_down=lambda: ((), ())))
+        fleet = Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()))), spec, 1)
         await fleet.take(0, controls=True)
         await fleet.scale(2)
         await asyncio.to_thread(until, lambda: pbs.over(first) and pbs.processes("1021[1].login01"), "the first failed")

@@ -9,6 +9,8 @@ import pytest
 import ranks
 from fake_nvml import FakeGpu, compiled
 
+from hpcgpu.errors import DOCTOR
+
 
 @pytest.mark.skipif(importlib.util.find_spec("rmm") is not None, reason="RMM is here")
 def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path) -> None:
@@ -19,5 +21,7 @@ def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path) -> None:
     done = ranks.run(path, options=("--rmm-pool-size", "0.5"), ranks=1, env=env)
     assert done.returncode != 0
     assert "rmm_pool_size=0.5 (set by" in done.stderr
-    assert "needs rmm, which is not installed" in done.stderr.strip().splitlines()[-1]
+    said, doctor = done.stderr.strip().splitlines()[-2:]
+    assert "needs rmm, which is not installed" in said
+    assert doctor == DOCTOR
     assert "the script ran" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import subprocess
@@ -33,7 +34,7 @@ DEAD = Process("another-host", 1, 1)
 def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
     folder = scheduler_file.make_folder(home / ".hpcgpu" / "runs")
     settings = Settings(job_name="mine", client_grace_s=grace_s)
-    text = document.render(RunDocument(settings=settings, shape="gang", meeting=str(folder)))
+    text = document.render(RunDocument(settings=settings, shape="gang", folder=str(folder)))
     facts = Record(name="mine", batch=batch, dialect={}, document=text, client=client, created=record.now(), jobs=jobs)
     record.write(folder, facts)
     lease.touch(folder)
@@ -179,7 +180,10 @@ def test_the_commands(tmp_path: Path, job: RecordedJob) -> None:
     record.write(run.folder, replace(run.record, name="a [b] c"))
     header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
     assert header.split() == ["name", "shape", "jobs", "state", "workers", "client", "age"]
-    assert [word for word in ("a [b] c", "gang", job.id, f":{os.getpid()}") if word not in row] == []
+    assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f":{os.getpid()}") if word not in row] == []
+    (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
+    assert (described["name"], described["client"]["pid"], described["workers"]) == ("a [b] c", os.getpid(), None)
+    assert [(one["id"], one["phase"], one["log"]) for one in described["jobs"]] == [(job.id, "RUNNING", job.log)]
     logged = hpcgpu(tmp_path, "logs", "a [b] c")
     assert logged.stdout in ("first\n", "")  # the job may not have come so far
     refused = hpcgpu(tmp_path, "stop", "mine")

@@ -31,7 +31,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("who", "end"),
     [
-        ("zygote", "closes"),
+        ("fork_server", "closes"),
         ("leader", "closes"),
         ("leader", "is killed"),
     ],
@@ -43,9 +43,9 @@ def test_a_stopped_process_is_gone_when_its_client_ends(tmp_path: Path, who: str
         assert client.stdin
         assert client.stdout
         leader = psutil.Process(int(client.stdout.readline()))
-        (zygote,) = leader.children()
-        family = [leader, zygote, *zygote.children()]
-        os.kill({"leader": leader, "zygote": zygote}[who].pid, signal.SIGSTOP)
+        (fork_server,) = leader.children()
+        family = [leader, fork_server, *fork_server.children()]
+        os.kill({"leader": leader, "fork_server": fork_server}[who].pid, signal.SIGSTOP)
         if end == "closes":
             client.stdin.close()
         else:

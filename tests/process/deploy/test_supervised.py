@@ -96,13 +96,13 @@ def test_news_of_workers_that_are_not_understood_are_asked_for_anew(home: Path, 
 
 def test_a_search_for_the_scheduler_that_raises_goes_on(home: Path, said: Said) -> None:
     with LocalGPUCluster(gpus="sim:1x16MiB") as cluster, Client(cluster) as client:
-        (contact,) = Path(tempfile.gettempdir()).rglob("contact")
-        good = contact.read_text()
-        contact.write_text(json.dumps({**json.loads(good), "restart_count": "what no version has written"}))
+        (published,) = Path(tempfile.gettempdir()).rglob("scheduler")
+        good = published.read_text()
+        published.write_text(json.dumps({**json.loads(good), "restart_count": "what no version has written"}))
         client.run_on_scheduler(telling([]))
         with pytest.raises(JobError, match=r"the search for this cluster's scheduler has failed .* TypeError"):
             cluster.wait_for_workers(2, timeout=60)
-        contact.write_text(good)
+        published.write_text(good)
         until(lambda: "the cluster is back" in said.text, "the return is said")
         cluster.wait_for_workers(1)
 

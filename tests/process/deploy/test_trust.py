@@ -87,18 +87,18 @@ def test_a_client_without_certificate_is_refused(look: dict) -> None:
 
 
 def test_nothing_else_listens(look: dict) -> None:
-    """One TCP socket for each worker, nanny and scheduler, the dashboard, the leader's door; mpirun's own."""
+    """One TCP socket for each worker, nanny and scheduler, the dashboard, the leader's socket; mpirun's own."""
     found = [(pid, Listening(*where)) for pid, *where in look["listening"]]
     ours = Counter((pid, where) for pid, where in found if pid != look["mpirun"])
-    tcp, door = Listening("TCP", "loopback"), Listening("unix", "`door`")
+    tcp, own = Listening("TCP", "loopback"), Listening("unix", "`leader`")
     assert ours == {
         **{(pid, tcp): 1 for pid in look["workers"]},
         (look["scheduler"], tcp): 2,
         (look["leader"], tcp): 2,
-        (look["leader"], door): 1,
+        (look["leader"], own): 1,
     }
     assert tcp in sockets.documented("worker") & sockets.documented("scheduler") & sockets.documented("leader rank")
-    assert door in sockets.documented("leader rank")
+    assert own in sockets.documented("leader rank")
     launchers = {where for pid, where in found if pid == look["mpirun"]}
     assert launchers <= sockets.documented("mpirun")
 
@@ -113,16 +113,16 @@ def test_ranks_that_meet_listen_as_documented(tmp_path: Path) -> None:
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as mpirun:
         family = psutil.Process(mpirun.pid)
 
-        def meeting() -> list[int]:
+        def waiting() -> list[int]:
             return [p.pid for p in family.children() if pids.title(p.pid) == missing.TITLE]
 
         try:
-            until(lambda: len(meeting()) == 2, "both ranks are in the meeting")
-            leader, follower = sorted(meeting())
+            until(lambda: len(waiting()) == 2, "both ranks are at the rendezvous")
+            leader, follower = sorted(waiting())
             listening = {Listening("TCP", "all interfaces")} & sockets.documented("any rank under MPI")
             until(lambda: listening <= set(sockets.of(follower)), "the follower listens")
             assert set(sockets.of(follower)) == listening
-            assert set(sockets.of(leader)) <= listening | {Listening("unix", "`door`")}
+            assert set(sockets.of(leader)) <= listening | {Listening("unix", "`leader`")}
         finally:
             mpirun.terminate()
             mpirun.wait(30)
@@ -193,7 +193,7 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     modes = {line.partition(" ")[2]: line.partition(" ")[0] for line in done.stdout.splitlines()}
-    assert {Path(path).name for path in modes} >= {"lease", "contact", "nonce", "door"}
+    assert {Path(path).name for path in modes} >= {"lease", "scheduler", "nonce", "leader"}
     closed = tuple(f"{path}/" for path, mode in modes.items() if mode == "0o700")
     assert [path for path, mode in modes.items() if mode not in PRIVATE and not path.startswith(closed)] == []
-    assert {mode for path, mode in modes.items() if Path(path).name in ("contact", "nonce", "progress")} == {"0o600"}
+    assert {mode for path, mode in modes.items() if Path(path).name in ("scheduler", "nonce", "progress")} == {"0o600"}

@@ -77,7 +77,7 @@ def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) 
     ]
     said = [launch.communicate(timeout=120) for launch in both]
     assert [out for out, _ in said] == ["wants 2 2\n", "wants 3 3\n"], said
-    assert list((tmp_path / ".hpcgpu" / "meetings").iterdir()) == []
+    assert list((tmp_path / ".hpcgpu" / "rendezvous").iterdir()) == []
 
 
 def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_job_whose_chunks_are_on_one_node_says_how_to_scatter_them(tmp_path: P
 
     (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
     env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"))
-    run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", meeting=str(tmp_path))
+    run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", folder=str(tmp_path))
     argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode != 0

@@ -29,7 +29,7 @@ def met(comers: list[Future]) -> list[list[str]]:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_a_launch_that_was_killed_and_started_again_meets_itself_alone(tmp_path: Path, order: tuple[int, ...]) -> None:
-    folder = tmp_path / "meeting"
+    folder = tmp_path / "rendezvous"
     assert met([come(folder, rank, "first") for rank in range(SIZE)]) == [["first"] * SIZE] * SIZE
     before = {path.name: path.read_text() for path in folder.iterdir()}
     comers = {}
@@ -42,7 +42,7 @@ def test_a_launch_that_was_killed_and_started_again_meets_itself_alone(tmp_path:
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     facts = [RankFacts(rank=rank, size=SIZE, launcher="srun") for rank in range(SIZE)]
-    comers = [aside(lambda f=f: meet_by_files({}, f, tmp_path / "meeting", 1)) for f in facts[:2]]
+    comers = [aside(lambda f=f: meet_by_files({}, f, tmp_path / "rendezvous", 1)) for f in facts[:2]]
     for future, why in zip(comers, ("missing: rank 2", "no answer of rank 0"), strict=True):
         with pytest.raises(LaunchError, match=rf"not all 3 ranks came .* within 1 s \(--death-timeout\); {why}\."):
             future.result(30)

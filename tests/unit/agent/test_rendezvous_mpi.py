@@ -22,7 +22,7 @@ from hpcgpu.host import process
 print("up", flush=True)
 sys.stdin.readline()
 with process.titled(missing.TITLE):
-    print("at the meeting", flush=True)
+    print("at the rendezvous", flush=True)
     sys.stdin.readline()
 """
 
@@ -58,7 +58,7 @@ def test_followers_go_when_their_leader_does(launch: str, leader: subprocess.Pop
         follower.result(2)  # longer than for a leader that cannot be seen
     leader.stdin.write("come\n")
     leader.stdin.flush()
-    assert leader.stdout.readline() == "at the meeting\n"
+    assert leader.stdout.readline() == "at the rendezvous\n"
     follower.result(5)
 
 
@@ -84,3 +84,12 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
         aside(lambda: wait_for_leader(launch)).result(8)  # 10 s is for a leader that is there
         assert neighbour.poll() is None
         neighbour.kill()
+
+
+def test_siblings_are_the_other_children_of_the_parent() -> None:
+    """A rank and its leader, as their launcher starts them: nobody else's environment is read."""
+    code = "import os; from hpcgpu.host import pids; print(os.getpid(), *[p.pid for p in pids.siblings()])"
+    script = f'sleep 60 & first=$!; {sys.executable} -c "{code}"; echo $first; kill $first'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())
+    assert siblings == [first, own]

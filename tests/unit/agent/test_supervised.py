@@ -24,7 +24,7 @@ from hpcgpu.model import RunDocument, Settings
 def context() -> Any:
     settings = Settings()
     return LeaderContext(
-        run=RunDocument(settings=settings, shape="gang", meeting=""),
+        run=RunDocument(settings=settings, shape="gang", folder=""),
         **{"environ": {}, "fork_server": None, "scheduler": {}, "workers": ()},
     )
 
@@ -80,7 +80,7 @@ def test_a_rank_whose_end_cannot_be_looked_at_is_said_once(
     assert failures(log) == ["the look at rank 3 failed: KeyError: 3"]
 
 
-def test_a_zygote_whose_reports_cannot_be_read_is_taken_for_dead(
+def test_a_fork_server_whose_reports_cannot_be_read_is_taken_for_dead(
     pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:

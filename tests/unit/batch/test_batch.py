@@ -19,11 +19,11 @@ from recordings import Record, records
 from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_answers
 from hpcgpu.cli.commands import jobscript
-from hpcgpu.config import site
-from hpcgpu.deploy import start
+from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy.cluster import batch as clusters
+from hpcgpu.deploy.templates import TEMPLATES
 from hpcgpu.errors import ConfigError, SubmitError
-from hpcgpu.model import JobSpec, JobState, Result
+from hpcgpu.model import JobSpec, JobState, Result, dialect
 from hpcgpu.plan.jobs.phase import words
 
 SYSTEMS = sorted(batch.SYSTEMS)
@@ -49,9 +49,9 @@ SPEC = JobSpec(
 DIALECTS: dict[str, BatchSystem] = {
     "slurm": Slurm(),
     "slurm-gres": Slurm(gpus="gres", gpu_type="a100", cpus=False),
-    "slurm-whole-nodes": Slurm(gpus="none", memory=False),
+    "slurm-whole-nodes": Slurm(gpus="none", memory="none"),
     "pbs": Pbs(),
-    "pbs-whole-nodes": Pbs(gpus="none", mpiprocs=False, resources="system=polaris", launcher=("mpiexec",)),
+    "pbs-whole-nodes": Pbs(gpus="none", mpiprocs=False, resources="system=polaris"),
     "pbs-totals": Pbs(select=False, cpus_multiple_of=12, direct_output=False, resources="storage=gdata/a1"),
     "local": Local(),
 }
@@ -145,11 +145,12 @@ def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
 def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     """What docs/house.md says under "To add one"."""
     assert list((BATCH / name).glob("*/*.txt")), "no recorded outputs"
-    assert set(site.DIALECTS[name].__struct_fields__) == {f.name for f in fields(batch.SYSTEMS[name])}
-    assert site.read_site(f"version: 1\nname: x\nbatch: {name}\n", "x").batch == name
+    said = {f.name for f in fields(dialect.DIALECTS[name])} - {"source"}
+    assert said == {f.name for f in fields(batch.SYSTEMS[name])} - {"forbidden"}
+    assert read_site(f"version: 2\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in jobscript.params if p.name == "batch").type.choices
-    assert any(name == system for system, *_ in start._TEMPLATES.values()), "no template"
+    assert any(template.system == name for template in TEMPLATES.values()), "no template"
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -614,9 +615,57 @@ def test_systems_by_name() -> None:
     with pytest.raises(ConfigError, match="'slrum'; allowed: slurm, pbs, local"):
         batch.get("slrum")
     with pytest.raises(
-        ConfigError, match="'gpu' says nothing about slurm; allowed: gpus, gpu_type, memory, cpus, array_limit"
+        ConfigError, match="'gpu' says nothing about slurm; allowed: gpus, gpu_type, memory, cpus, queue, array_limit"
     ):
         batch.get("slurm", gpu="x")
     for name in ("slurm", "pbs"):
         with pytest.raises(ConfigError, match="gpus='many'"):
             batch.get(name, gpus="many")
+
+
+@pytest.mark.parametrize(
+    ("system", "vain"),
+    [
+        (Slurm(memory="none", cpus=False), ["memory=", "cores_per_gpu="]),
+        (Slurm(memory="none"), ["memory="]),
+        (Pbs(cpus=False, memory="none"), ["memory=", "cores_per_gpu="]),
+        (Pbs(gpus="none", cpus=False), ["cores_per_gpu="]),
+        (Slurm(), []),
+        (Pbs(), []),
+    ],
+)
+def test_what_a_site_has_no_option_for_is_said(system: BatchSystem, vain: list[str]) -> None:
+    assert [note.partition(" ")[0] for note in system.notes(SPEC)] == vain
+    assert "--mem" not in system.script(SPEC) or "memory=" not in vain
+
+
+@pytest.mark.parametrize(
+    ("system", "written"),
+    [
+        (Slurm(gpus="gpus"), ["--gpus=8"]),
+        (Slurm(gpus="gpus", gpu_type="v100-32"), ["--gpus=v100-32:8"]),
+        (Slurm(memory="mem-per-cpu"), ["--mem-per-cpu=6400M"]),  # 200 GiB / (4 x 8), together not more than a node has
+        (Slurm(memory="mem-per-gpu"), ["--mem-per-gpu=51200M"]),
+        (Slurm(queue="qos"), ["--qos=gpu"]),
+        (Pbs(account="-P"), ["-P proj"]),
+        (Pbs(cpus=False, memory="none"), ["-l select=2:mpiprocs=4:ngpus=4"]),
+    ],
+)
+def test_a_dialect(system: BatchSystem, written: list[str]) -> None:
+    lines = options(system.script(SPEC))
+    assert [word for word in written if word not in lines] == []
+
+
+def test_chunks_that_are_gpus_of_one_node() -> None:
+    sophia = Pbs(gpus="none", mpiprocs=False, cpus=False, memory="none", gpu_chunks=("gpu",))
+    assert "-l select=4" in options(sophia.script(replace(SPEC, nodes=1)))
+    assert "-l select=2" in options(sophia.script(replace(SPEC, queue="by-node")))
+    with pytest.raises(ConfigError, match=r"nodes=2, but a job of queue gpu is GPUs of one node"):
+        sophia.script(SPEC)
+
+
+@pytest.mark.parametrize("system", [Slurm, Pbs])
+def test_a_word_that_is_none_of_a_dialect(system: type[Slurm] | type[Pbs]) -> None:
+    for name in ("gpus", "memory"):
+        with pytest.raises(ConfigError, match=f"{name}='x' of .*; allowed: "):
+            system(**{name: "x"})

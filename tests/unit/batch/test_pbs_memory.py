@@ -60,12 +60,12 @@ def test_vnodes_count_for_their_host(build: str) -> None:
     ],
 )
 def test_no_answer_is_an_error_in_qstats_words(result: Result, words: str) -> None:
-    with pytest.raises(SubmitError, match=words):
+    with pytest.raises(SubmitError, match=f"(?m){words}"):
         pbs_memory.read(result)
 
 
 def told(by_host: dict[str, int], host: str) -> int | None:
-    environ = {"PBS_JOBID": "7.login01", "HPCGPU_JOB_MEMORY": render_memory(by_host)}
+    environ = {"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": render_memory(by_host)}
     found = read_allocation(environ, host).memory
     assert found is None or found.source == "mem= of PBS job 7.login01"
     return found.nbytes if found else None
@@ -78,5 +78,5 @@ def test_each_rank_reads_what_its_node_has() -> None:
     differ = {"n1": 2 * GIB, "n2": GIB, "n3": 0}
     assert [told(differ, host) for host in ("n1", "n2.site.edu", "n3")] == [2 * GIB, GIB, None]
     assert told(differ, "known-by-another-name") == told(differ, "") == GIB
-    assert read_allocation({"PBS_JOBID": "7.login01", "HPCGPU_JOB_MEMORY": "n1=2gb,?"}, "n1").memory is None
-    assert read_allocation({"HPCGPU_JOB_MEMORY": "5"}).memory is None
+    assert read_allocation({"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": "n1=2gb,?"}, "n1").memory is None
+    assert read_allocation({"HPCGPU_GRANTED_MEMORY": "5"}).memory is None

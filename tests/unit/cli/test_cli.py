@@ -28,7 +28,7 @@ def script(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpu", "sim:1"], "Did you mean '--gpus'"),
+        (["--gpu", "sim:1"], "Did you mean"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
         (["--device-memory-limit", "-1"], "allowed: a fraction of the memory"),
         (["--device-memory-limit", "5 Gigs"], "'5GB'"),

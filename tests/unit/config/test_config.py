@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, read_local_cuda
-from hpcgpu.config.validation import check_submission
+from hpcgpu.config.sites.limits import check_submission
 from hpcgpu.config.values import READERS, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.simulated import SimulatedGpus, parse_simulated
+from hpcgpu.model.site_facts import Account, NodeType, Rule
 
-SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, gpus_per_node=4)
+SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
 
 
 def fails(given: dict[str, object], **more: object) -> str:
@@ -210,7 +211,7 @@ BAD = [
     *(("client_grace", v) for v in (-1, "soon", True, float("nan"), "-3")),
     *(
         ("gpus", v)
-        for v in ("sim:0", "sim:", "sim:4x", "sim:4x0", "sim:4x8", "sim:4x5 Gigs", "4", "all", 4, "sim:-1", "")
+        for v in ("sim:0", "sim:", "sim:4x", "sim:4x0", "sim:4x8", "sim:4x5 Gigs", "all", 0, "0", "4,5", "sim:-1", "")
     ),
     *(("ranks", v) for v in ("gpus", 1, "", None)),
     *(("protocol", v) for v in ("ucxx", "TCP", 4)),
@@ -383,7 +384,7 @@ def test_what_the_site_lists_stays() -> None:
 
 
 def test_what_the_site_requires() -> None:
-    site = Site(name="strict", batch="pbs", required=("account", "walltime"))
+    site = Site(name="strict", batch="pbs", account=Account(needed=True), rules=(Rule(require="walltime"),))
     check_submission(read_settings({"account": "a", "walltime": "1h"}), site)
     check_submission(Settings(), None)
     with pytest.raises(ConfigError, match=r"strict refuses a job without account and walltime.*HPCGPU_ACCOUNT"):
@@ -431,6 +432,6 @@ def test_a_security_object_says_what_to_write() -> None:
 
 
 @pytest.mark.parametrize(("given", "instead"), [(5, "gpus_per_node=5"), ("5", "gpus_per_node=5"), ("0,1", "gpus_per")])
-def test_a_number_of_gpus_says_which_option_it_belongs_to(given: object, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"GPUs that are there: give {instead}.*'sim:4'.*set by keyword gpus"):
+def test_a_number_of_gpus_of_unknown_nodes_says_what_to_add(given: object, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"GPUs.*: give {instead}.*'sim:4'.*set by keyword gpus"):
         read_settings({"gpus": given})

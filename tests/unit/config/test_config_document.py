@@ -72,8 +72,8 @@ def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchSt
 
 @example({}, "gang", ["\x7f\n\x1b\udc80"], "\x7f")
 @given(values(), st.sampled_from(document.SHAPES), st.lists(WORD, max_size=3), WORD)
-def test_read_render_is_the_same(given: dict[str, object], shape: str, script: list[str], meeting: str) -> None:
-    whole = RunDocument(read_settings(given), shape, tuple(script), meeting)
+def test_read_render_is_the_same(given: dict[str, object], shape: str, script: list[str], folder: str) -> None:
+    whole = RunDocument(read_settings(given), shape, tuple(script), folder)
     text = document.render(whole)
     assert document.read(text) == whole
     assert document.render(document.read(text)) == text
@@ -115,14 +115,14 @@ def changed(**changes: object) -> str:
         ("nodes=2", "not a run document"),
         ("[1]", "not a run document"),
         ("{}", "not a run document"),
-        (changed(version=2), "version 2, but this hpcgpu reads version 1"),
+        (changed(version=1), "version 1, but this hpcgpu reads version 2"),
         (changed(version="1"), "version '1'"),
         (changed(version=True), "version True"),
         (changed(extra=1), "keys"),
         (changed(shape="elastic"), "shape: 'elastic'; allowed: one of gang, in-allocation"),
         (changed(shape=1), "shape"),
         (changed(script="a.py"), "script"),
-        (changed(meeting=None), "meeting"),
+        (changed(folder=None), "folder"),
         (changed(launch=1), "launch"),
         (changed(exit_file=1), "exit_file"),
         (changed(sources={"nodes": 1}), "sources"),
@@ -152,9 +152,9 @@ def test_too_long_for_an_argument() -> None:
 @given(given=values())
 def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
     settings = read_settings(given)
-    whole = RunDocument(settings, "gang", meeting="/a/b", launch="1f", exit_file="/a/exit")
+    whole = RunDocument(settings, "gang", folder="/a/b", launch="1f", exit_file="/a/exit")
     terms = read_bootstrap_settings(document.render(whole))
-    expected = {"shape": "gang", "meeting": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
+    expected = {"shape": "gang", "folder": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
     assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
 
 

@@ -38,13 +38,24 @@ OF_A_RUN = {
     *("gpus_per_node", "gpus", "cpu_workers", "nthreads", "python", "site", "workers_per_gpu", "cores"),
     *("reserved_cores", "memory_policy", "nics", "respect_launcher", "device_memory_limit", "memory_limit"),
     *("jit_unspill", "local_directory", "trust_local_directory", "protocol", "security", "interface", "rendezvous"),
-    *("death_timeout", "dashboard", "resources", "allocator", "env", "enable_cudf_spill", "cudf_spill_stats"),
+    *(
+        "death_timeout",
+        "dashboard",
+        "progress",
+        "resources",
+        "allocator",
+        "env",
+        "enable_cudf_spill",
+        "cudf_spill_stats",
+    ),
     *(name for name in NAMES if name.startswith("rmm_")),
 }
 
 
 def value_of(name: str) -> Any:  # noqa: ANN401
     (option,) = (f for f in options() if user_name(f) == name)
+    if option.metadata["kind"] == "flag":
+        return not option.default
     choices = [c for c in option.metadata["choices"] if c != option.default]
     return choices[0] if choices else OF_KIND[option.metadata["kind"]]
 

@@ -18,6 +18,7 @@ from hpcgpu.config.jobqueue import ignored, translate, without
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
+from hpcgpu.model.site_facts import NodeType
 
 INSTALLED = yaml.safe_load(Path(dask_jobqueue.__file__).with_name("jobqueue.yaml").read_text())["jobqueue"]
 SECTION = {
@@ -71,7 +72,7 @@ def test_it_stands_below_hpcgpus_own_section_and_above_the_site() -> None:
     site = Site(
         name="here",
         batch="slurm",
-        gpus_per_node=2,
+        nodes={"gpu": NodeType(gpus=2)},
         defaults={"queue": "site", "interface": "eth0", "cores_per_gpu": 3, "job_extra_directives": ["--exclusive"]},
     )
     own = {"queue": "own"}
@@ -157,8 +158,8 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
 def test_submission_reads_its_own_system_and_says_once_what_it_ignores(home: Path, first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
-    code = first + "from hpcgpu.deploy.jobs.job_plan import job_script\nfor b in ('slurm', 'slurm', 'pbs'):\n"
-    done = python(home, code + "    print(job_script({'gpus_per_node': 4}, 'keyword {name}', (), b))")
+    code = first + "from hpcgpu.deploy.jobs.job_plan import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
+    done = python(home, code + "    print(read_job({'gpus_per_node': 4}, 'keyword {name}', (), b).script)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--partition=theirs") == 2
     assert done.stdout.count("--time=01:00:00") == 2

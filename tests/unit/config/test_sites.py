@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import tomllib
+import json
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from paths import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import DATA, ROOT
 
+from hpcgpu.batch import get
 from hpcgpu.config.layers import chosen_site, read_settings
-from hpcgpu.config.site import DIALECTS, read_site
-from hpcgpu.deploy.jobs.job_plan import job_script
+from hpcgpu.config.sites import schema
+from hpcgpu.config.sites.limits import check_submission, forbidden, notes
+from hpcgpu.config.sites.match import looks_like
+from hpcgpu.config.sites.read import read_site
+from hpcgpu.deploy.jobs.job_plan import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import sites
-from hpcgpu.model import Site
+from hpcgpu.model import Settings, Site
+from hpcgpu.plan.jobs.request import plan_member, plan_request
 
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
-LEAST = "version: 1\nname: x\nbatch: slurm\n"
+LEAST = "version: 2\nname: x\nbatch: slurm\n"
+ARGV = ("hpcgpu", "launch", "--document", "DOCUMENT")
 
 
 @pytest.fixture(autouse=True)
@@ -29,40 +42,374 @@ def load(name: str) -> Site:
     return read_site(found.text, found.name)
 
 
-def test_three_machines() -> None:
+@cache
+def site_of(name: str) -> Site:
+    return read_site((ROOT / "site_configs" / f"{name}.yaml").read_text(), name)
+
+
+def asked(site: Site, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a job at a site, with what its users must say."""
+    needed = {"account": "proj", "walltime": "00:15:00"}
+    return read_settings({**needed, **given}, site=site, environ=environ or {}, asks=True)
+
+
+def golden(path: Path, text: str) -> None:
+    """``pytest --update-golden`` writes the files anew; read their difference before you commit it."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs; if it should, --update-golden and read the diff"
+
+
+def head(text: str) -> str:
+    """Return a script without what starts the command and waits for it, which tests/data/batch/golden has."""
+    first, found, rest = text.partition("\n{\n")
+    assert found
+    assert rest.count("exec hpcgpu launch --document DOCUMENT") == 1
+    return f"{first}\n"
+
+
+def script(site: Site, settings: Settings, *, member: bool = False) -> str:
+    check_submission(settings, site, member=member)
+    spec = (plan_member if member else plan_request)(settings, ARGV)
+    return get(site.batch, **site.spoken, forbidden=forbidden(settings, site)).script(spec)
+
+
+# --- the machines
+
+
+def test_at_least_twenty_machines() -> None:
     assert sorted(sites.known_sites()) == OURS
-    perlmutter, vista, polaris = load("perlmutter"), load("vista"), load("polaris")
-    assert (perlmutter.batch, perlmutter.dialect["gpus"], perlmutter.gpus_per_node) == ("slurm", "gpus-per-node", 4)
-    assert (vista.batch, vista.dialect["gpus"], vista.dialect["memory"]) == ("slurm", "none", False)
-    assert (polaris.batch, polaris.dialect["launcher"], polaris.required) == (
-        "pbs",
-        ("mpiexec",),
-        ("account", "walltime"),
-    )
+    assert len(OURS) >= 20
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_site_is_named_as_its_file_and_gives_settings(name: str) -> None:
+def test_a_site_is_named_as_its_file_and_each_fact_has_a_source(name: str) -> None:
     site = load(name)
     assert site.name == name
-    settings = read_settings({"account": "a", "walltime": "1h"}, site=site)
-    assert settings.gpus_per_node == site.gpus_per_node
-    assert all(settings.where(key) == f"site {name}" for key in site.defaults)
+    assert site.title
+    assert [where for where, tags in site.blocks() if not tags] == []
+    used = {tag for _, tags in site.blocks() for tag in ([tags] if isinstance(tags, str) else tags)}
+    assert set(site.sources) == used, "sources that nothing is cited from"
+    assert all(source.date >= "2024" for source in site.sources.values())
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_site_has_a_job_script(name: str) -> None:
+def test_a_number_of_gpus_is_enough_for_a_gang_of_two_nodes(name: str) -> None:
     site = load(name)
-    required = {"account": "a", "walltime": "1h", "gpus_per_node": site.gpus_per_node or 1}
-    script = job_script({"site": name, **required}, "keyword {name}", (), None)
-    assert all(directive in script for directive in site.defaults.get("job_extra_directives", ()))
+    node = site.node()
+    assert node, "the default queue has no known nodes"
+    settings = asked(site, {"gpus": 2 * node.gpus})
+    assert (settings.nodes, settings.gpus_per_node) == (2, node.gpus)
+    golden(DATA / "sites" / name / "gang.sh", head(script(site, settings)))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_job_that_joins_an_elastic_cluster(name: str) -> None:
+    site = load(name)
+    text = script(site, asked(site, {"shape": "elastic"}), member=True)
+    golden(DATA / "sites" / name / "elastic.sh", head(text))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_command_prints_the_jobs_script(name: str) -> None:
+    given = {"site": name, "account": "a", "walltime": "00:15:00", "gpus": 1}
+    printed = read_job(given, "keyword {name}").script
+    assert all(directive in printed for directive in load(name).defaults.get("job_extra_directives", ()))
+
+
+def test_what_follows_from_the_gpus_says_where_it_comes_from() -> None:
+    settings = asked(load("leonardo"), {"gpus": 2})
+    assert (settings.nodes, settings.gpus_per_node, settings.cores_per_gpu) == (1, 2, 8)
+    assert settings.memory_bytes == 494 * 10**9 // 2
+    assert settings.queue == "boost_usr_prod"
+    file = "site leonardo, site_configs/leonardo.yaml:"
+    assert re.fullmatch(rf"keyword gpus; 4 on a node: {file}\d+", settings.where("nodes"))
+    for name in ("memory", "cores_per_gpu"):
+        assert re.fullmatch(rf"{file}\d+: in proportion to 4 GPUs of a node", settings.where(name))
+    own = asked(load("leonardo"), {"gpus": 2, "memory": "10GB", "cores_per_gpu": 1})
+    assert (own.memory_bytes, own.cores_per_gpu) == (10**10, 1)
+    # a run inside a job asks for nothing
+    assert read_settings({"gpus": 2}, site=load("leonardo")).memory_bytes is None
+
+
+def test_a_part_of_a_shared_node_is_in_proportion_to_what_is_documented_of_it() -> None:
+    settings = asked(load("delta"), {"gpus": 1})
+    assert (settings.cores_per_gpu, settings.memory_bytes) == (16, 256 * 10**9 * 7 // 8 // 4)
+    assert re.fullmatch(
+        r"site delta, site_configs/delta\.yaml:\d+: in proportion to 4 GPUs of a node, without the eighth that the "
+        "system may keep",
+        settings.where("memory"),
+    )
+    cores_only = "queues: [{name: a, shared: SHARED}]\nnodes: {b: {gpus: 4, cores: 32, memory: 64 GB}}"
+    for shared, cores in (("true", 8), ("false", None)):  # a whole node comes with all of it
+        site = read_site(f"{LEAST}{cores_only.replace('SHARED', shared)}\ndefaults: {{queue: a}}", "x.yaml")
+        found = asked(site, {"gpus": 2})
+        assert (found.cores_per_gpu, found.memory_bytes) == (cores, None)  # nobody says that memory may be asked for
+    # and where a document says what jobs may have, it counts
+    assert asked(load("snellius"), {"gpus": 1}).memory_bytes == 120 << 30
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        ({"gpus": "8"}, (2, 4)),
+        ({"gpus": 3}, (1, 3)),
+        ({"gpus": 4, "nodes": 2}, (2, 2)),
+        ({"gpus": 6, "gpus_per_node": 3}, (2, 3)),
+        ({"gpus": 16, "queue": "gpuA100x8"}, (2, 8)),
+    ],
+)
+def test_gpus_become_nodes(given: dict[str, Any], shape: tuple[int, int]) -> None:
+    settings = asked(load("delta"), given)
+    assert (settings.nodes, settings.gpus_per_node, settings.gpus) == (*shape, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gpus": 7}, r"gpus=7 \(set by keyword gpus\): nodes of delta have 4; allowed: 1 to 4"),
+        ({"gpus": 9, "nodes": 2}, "gpus=9 .* on nodes=2: "),
+        ({"gpus": 8, "gpus_per_node": 3}, "nodes have 3"),
+        ({"gpus": 20, "nodes": 2}, "nodes of delta have 4"),
+    ],
+)
+def test_gpus_that_fill_no_nodes(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        asked(load("delta"), given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "queue"),
+    [
+        ("polaris", {"gpus": 8}, "debug"),
+        ("polaris", {"gpus": 12}, "debug-scaling"),
+        ("polaris", {"gpus": 48}, "prod"),
+        ("polaris", {"gpus": 8, "walltime": "4h"}, "capacity"),  # no job of preemptable is asked for unless it is named
+        ("polaris", {"gpus": 12, "shape": "elastic"}, "debug"),  # none does, and this one says why
+        ("polaris", {"gpus": 48, "queue": "debug"}, "debug"),
+        ("roihu", {"gpus": 2}, "gpumedium"),
+        ("roihu", {"gpus": 8}, "gpularge"),
+        ("vista", {"gpus": 100}, "gh"),
+    ],
+)
+def test_the_queue_follows_the_size(name: str, given: dict[str, Any], queue: str) -> None:
+    settings = asked(load(name), given)
+    assert settings.queue == queue
+    if "queue" not in given:
+        assert settings.where("queue").startswith(f"site {name}")
+
+
+@given(st.sampled_from(OURS), st.integers(1, 600), st.none() | st.integers(1, 40))
+def test_gpus_are_divided_among_nodes_or_refused(name: str, total: int, nodes: int | None) -> None:
+    site = site_of(name)
+    most = site.node().gpus  # type: ignore[union-attr]
+    fits = total % (nodes or -(-total // most)) == 0 and total // (nodes or -(-total // most)) <= most
+    try:
+        settings = asked(site, {"gpus": total, "nodes": nodes})
+    except ConfigError:
+        assert not fits
+        return
+    assert fits
+    assert settings.nodes * (settings.gpus_per_node or 0) == total
+    assert (settings.gpus_per_node or 0) <= most
+    assert settings.nodes == nodes or nodes is None
+
+
+@given(
+    st.sampled_from(OURS),
+    st.integers(1, 120),
+    st.integers(1, 8),
+    st.integers(1, 200),
+    st.sampled_from(["gang", "elastic"]),
+)
+def test_a_queue_that_was_chosen_takes_the_job_or_no_other_would(
+    name: str, nodes: int, each: int, hours: int, shape: str
+) -> None:
+    site = site_of(name)
+    default = site.node()
+    wanted = {
+        "nodes": nodes,
+        "gpus_per_node": min(each, default.gpus if default else 1),
+        "walltime": f"{hours}h",
+        "shape": shape,
+    }
+
+    def is_taken(**more: object) -> bool:
+        try:
+            check_submission(asked(site, {**wanted, **more, "job_extra_directives": ["-l storage=x"]}), site)
+        except ConfigError as error:
+            assert "would refuse this job" in str(error)
+            return False
+        return True
+
+    if not is_taken():
+        alike = [q for q in site.queues if site.node(q.name) == default and q.preemption is None]
+        assert not any(is_taken(queue=queue.name) for queue in alike)
+
+
+def test_an_account_of_the_environment() -> None:
+    settings = read_settings({}, site=load("casper"), environ={"PBS_ACCOUNT": "x"}, asks=True)
+    assert (settings.account, settings.where("account")) == (
+        "x",
+        f"PBS_ACCOUNT, as {load('casper').said('account')} has it",
+    )
+    assert asked(load("casper"), {"account": "own"}, {"PBS_ACCOUNT": "x"}).account == "own"
+
+
+def test_scratch_in_memory_is_no_folder_to_spill_to() -> None:
+    assert asked(load("daint"), {}).local_directory is None
+    assert asked(load("polaris"), {}).local_directory == "/local/scratch"
+
+
+FILE = """version: 2
+name: mine
+batch: slurm
+sources: {A: {title: the guide, date: 2026-08}}
+dialect:
+  gpus: gres
+account: {env: [PROJECT]}
+rules:
+  - {require: walltime, source: A}
+  - {forbid: --nodelist}
+queues:
+  - name: gpu
+    nodes: [1, 2]
+    walltime: 1h
+    directives: [--qos=gpu]
+  - {name: long, walltime: 1d}
+nodes:
+  a100:
+    gpus: 4
+    cpus: 64
+    job_memory: 400 GiB
+scratch:
+  path: /scratch
+modules: {load: [cuda]}
+defaults:
+  queue: gpu
+  job_script_prologue: [date]
+  job_extra_directives: [--exclusive]
+"""
+
+
+def line_of(words: str) -> int:
+    [line] = [i for i, text in enumerate(FILE.splitlines(), 1) if words in text]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("queue", ["queue: gpu"]),
+        ("gpus_per_node", ["gpus: 4"]),
+        ("cores_per_gpu", ["cpus: 64"]),
+        ("memory", ["job_memory"]),
+        ("local_directory", ["path: /scratch"]),
+        ("job_script_prologue", ["modules", "job_script_prologue"]),
+        ("job_extra_directives", ["--exclusive", "--qos=gpu"]),
+        ("account", ["PROJECT"]),
+    ],
+)
+def test_each_value_of_a_file_says_its_line(setting: str, words: list[str]) -> None:
+    settings = read_settings({}, site=read_site(FILE, "m.yaml"), environ={"PROJECT": "p"}, asks=True)
+    assert re.findall(r"m\.yaml:(\d+)", settings.where(setting)) == [str(line_of(text)) for text in words]
+    assert "site mine, m.yaml:" in settings.where(setting)
+
+
+@pytest.mark.parametrize(
+    ("given", "cited"),
+    [
+        ({}, "the guide, 2026-08; m.yaml:9"),
+        ({"queue": "gpu", "walltime": "1h", "nodes": 3}, "m.yaml:13"),
+        ({"queue": "gpu", "walltime": "2h"}, "m.yaml:14"),
+        ({"walltime": "1d", "gpus_per_node": 5}, "m.yaml:19"),
+        ({"walltime": "1h", "job_extra_directives": ["-w n1"]}, "m.yaml:10"),
+    ],
+)
+def test_a_refusal_says_the_line_of_its_rule(given: dict[str, Any], cited: str) -> None:
+    site = read_site(FILE, "m.yaml")
+    with pytest.raises(ConfigError, match=re.escape(f"{cited})") + "|" + re.escape(f": {cited}. Leave it out")):
+        script(site, read_settings(given, site=site, asks=True))
+
+
+# --- what a site refuses
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        (
+            "polaris",
+            {"queue": "debug", "nodes": 3},
+            r"nodes=3, but queue debug takes 1 to 2 nodes \(ALCF user guide, running jobs on",
+        ),
+        ("polaris", {"queue": "prod", "nodes": 12, "walltime": "4h"}, "jobs of 12 nodes in queue prod have 03:00:00"),
+        ("polaris", {"queue": "prod", "nodes": 9}, "queue prod takes 10 to 496 nodes"),
+        ("polaris", {"queue": "prod", "nodes": 10, "shape": "elastic"}, "have one node, but queue prod takes 10"),
+        ("polaris", {"queue": "debug-scaling", "shape": "elastic"}, "one job of each user at a time"),
+        (
+            "roihu",
+            {"gpus": 1, "queue": "gpularge"},
+            r"1 GPUs, but queue gpularge takes 4 to 40.*\(gpumedium, gputest\)",
+        ),
+        ("roihu", {"gpus": 44}, r"nodes=11, but queue gpumedium takes 1 to 4 nodes"),
+        ("vista", {"walltime": "50h"}, r"walltime=50:00:00, but jobs in queue gh have 48:00:00 at most \(TACC docs"),
+        ("sophia", {"queue": "by-gpu", "nodes": 2}, "queue by-gpu takes 1 nodes"),
+    ],
+)
+def test_a_limit_is_said_with_its_source_and_how_to_go_on(name: str, given: dict[str, Any], said: str) -> None:
+    site = load(name)
+    with pytest.raises(ConfigError, match=f"site {name} would refuse this job: .*{said}.*site_limits=False") as refused:
+        check_submission(asked(site, given), site)
+    assert "2026-08" in str(refused.value)
+    check_submission(asked(site, {**given, "site_limits": False}), site)
+
+
+def test_a_forbidden_option_is_refused_from_whomever_it_is() -> None:
+    site = load("vista")
+    said = r"'--mem=1G' is in the job's script, but site vista refuses --mem \(whole nodes .*2026-08.*site_limits=False"
+    with pytest.raises(ConfigError, match=said):
+        script(site, asked(site, {"job_extra_directives": ["--mem=1G"]}))
+    for short in ("-w node1", "--nodelist=node1"):
+        with pytest.raises(ConfigError, match="site vista refuses --nodelist"):
+            script(site, asked(site, {"job_extra_directives": [short]}))
+    assert "--mem=1G" in script(site, asked(site, {"job_extra_directives": ["--mem=1G"], "site_limits": False}))
+
+
+def test_what_a_job_must_say() -> None:
+    site = load("polaris")
+    with pytest.raises(ConfigError, match=r"without account and walltime: give account=.*\(ALCF user guide"):
+        check_submission(read_settings({}, site=site, asks=True), site)
+    own = read_site(LEAST + "rules: [{require: -l filesystems, why: because}]", "x.yaml")
+    with pytest.raises(ConfigError, match=r"without -l filesystems \(because\): give it in job_extra_directives"):
+        check_submission(read_settings({}, site=own), own)
+    check_submission(read_settings({"job_extra_directives": ["-l filesystems=home"]}, site=own), own)
+
+
+def test_ucx_where_it_has_no_transport() -> None:
+    with pytest.raises(ConfigError, match=r"UCX has no transport for this site's network \(NERSC docs, Dask, 2026-11"):
+        asked(load("perlmutter"), {"protocol": "ucx"})
+
+
+def test_a_scheduler_on_a_login_node_is_told_the_sites_policy() -> None:
+    site = load("derecho")
+    [said] = notes(asked(site, {"shape": "elastic", "scheduler": "here"}), site)
+    assert "scheduler='here' (set by keyword scheduler): on a login node of derecho, heavy processes are ended" in said
+    assert "use policies, 2026-05" in said
+    assert notes(asked(site, {"shape": "elastic"}), site) == ()
+    assert notes(asked(load("delta"), {"shape": "elastic", "scheduler": "here"}), load("delta")) == ()
+    assert notes(Settings(scheduler="here"), None) == ()
+
+
+# --- where files are
 
 
 def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
     own = tmp_path / "hpcgpu" / "sites"
     own.mkdir(parents=True)
-    (own / "vista.yaml").write_text("version: 1\nname: mine\nbatch: slurm\n")
-    (own / "lab.yaml").write_text("version: 1\nname: lab\nbatch: slurm\n")
+    (own / "vista.yaml").write_text("version: 2\nname: mine\nbatch: slurm\n")
+    (own / "lab.yaml").write_text("version: 2\nname: lab\nbatch: slurm\n")
     assert load("vista").name == "mine"
     assert load("lab").name == "lab"
     with pytest.raises(ConfigError, match=f"no site 'vist'; there are: {', '.join(sorted([*OURS, 'lab']))}"):
@@ -83,59 +430,238 @@ def test_a_path(tmp_path: Path) -> None:
 def test_by_environment() -> None:
     name = chosen_site({}, environ={"HPCGPU_SITE": "vista"})
     assert name is not None
-    assert load(name).gpus_per_node == 1
+    assert (node := load(name).node())
+    assert node.gpus == 1
+
+
+# --- what it looks like
+
+
+@pytest.mark.parametrize(
+    ("environ", "host", "found"),
+    [
+        ({"NERSC_HOST": "perlmutter"}, "login12", ("perlmutter", "NERSC_HOST=perlmutter")),
+        ({"SYSTEMNAME": "jupiter"}, "x", ("jupiter", "SYSTEMNAME=jupiter")),
+        ({}, "polaris-login-01", ("polaris", "the host is polaris-login-01")),
+        ({"NERSC_HOST": "cori"}, "laptop", None),
+        ({"NERSC_HOST": "perlmutter"}, "polaris-login-01", None),  # two: neither
+    ],
+)
+def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tuple[str, str] | None) -> None:
+    texts = {name: path.read_text() for name, path in sites.known_sites().items()}
+    assert looks_like(texts, environ, host) == found
+
+
+@pytest.mark.parametrize("text", ["", "match: [", "match: 3", "match: {host: '['}", "match: {env: 3}\n"])
+def test_an_own_file_with_a_mistake_is_no_hint(text: str) -> None:
+    assert looks_like({"x": text}, {"A": "b"}, "host") is None
+
+
+# --- wrong files
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "a mapping with at least version, name and batch"),
+        ("", "line 1: a site file is a mapping with at least version, name and batch"),
         ("- a", "a mapping"),
-        ("a: [", "not YAML"),
-        ("a: 1\na: 2", "'a' is given twice"),
-        ("name: x", "version: None is given; this hpcgpu reads version 1"),
-        (LEAST.replace("1", "2"), "version: 2 is given"),
-        ("version: 1\nname: x\n", "`batch`"),
-        (LEAST.replace("slurm", "lsf"), "batch: Invalid enum value 'lsf'; allowed: slurm, pbs"),
-        (LEAST.replace(": x", ": A B"), "name: "),
-        (LEAST + "default: {}", "default: no such key; did you mean 'defaults'?"),
-        (LEAST + "dialect: {gpu: none}", "dialect.gpu: no such key; did you mean 'gpus'?"),
-        (LEAST + "dialect: {gpus: ngpus}", "'ngpus'; allowed: gpus-per-node, gres, none"),
-        (LEAST + "dialect: {memory: 'no way'}", "dialect.memory: "),
-        (LEAST + "dialect: {mpiprocs: true}", "dialect.mpiprocs: no such key"),
-        (LEAST.replace("slurm", "pbs") + "dialect: {launcher: mpiexec}", "dialect.launcher: "),
-        (LEAST.replace("slurm", "pbs") + "dialect: {launcher: [mpiexec, 1]}", "dialect.launcher[1]: "),
-        (LEAST.replace("slurm", "pbs") + 'dialect: {resources: "a\\nb"}', "dialect.resources: "),
-        (LEAST + "defaults: {nodes: 0}", "set by sites/x.yaml: defaults.nodes"),
-        (LEAST + "defaults: {nods: 1}", "sites/x.yaml: defaults.nods: did you mean 'nodes'?"),
+        ("a: [", "line 1: not YAML: did not find expected node content (while parsing a flow node)"),
+        (LEAST + "queues:\n\t- name: a", "line 5: not YAML: found character that cannot start any token"),
+        (LEAST + "queues:\n\t- name: a", "; it begins with a tab, and YAML takes blanks only"),
+        (LEAST + "---\nname: y", "line 4: not YAML: but found another document"),
+        (LEAST + "notes: &a [*a]", "line 4: an alias (*) stands inside of what it names (&); write it out"),
+        ("version: 2\nname: x\nname: y", "line 3: 'name' is given twice"),
+        ("name: x", "line 1: version: None is given; this hpcgpu reads version 2"),
+        (
+            "version: 1\nucx: false",
+            "line 1: version: 1 is given; this hpcgpu reads version 2; ucx is network: {ucx: fal",
+        ),
+        ("version: 2\nname: x\n", "line 1: batch is missing, which must be given"),
+        (LEAST.replace("slurm", "lsf"), "line 3: batch: 'lsf' is given; allowed: pbs, slurm"),
+        (LEAST.replace(": x", ": A B"), "line 2: name: 'A B' is no name"),
+        (LEAST + "default: {}", "line 4: default: no such key; did you mean 'defaults'?"),
+        (LEAST + "dialect: {gpu: none}", "line 4: dialect.gpu: no such key; did you mean 'gpus'?"),
+        (LEAST + "dialect:\n  gpus: gre", "line 5: dialect.gpus: 'gre' is given; did you mean 'gres'?"),
+        (
+            LEAST + "dialect: {memory: true}",
+            "line 4: dialect.memory: true (so YAML reads yes and on, too) is given; allowed: mem, ",
+        ),
+        (
+            LEAST + "dialect: {mpiprocs: true}",
+            "line 4: dialect.mpiprocs: batch: pbs has this key, and batch: slurm has not",
+        ),
+        (
+            LEAST.replace("slurm", "pbs") + "dialect: {place: 1}",
+            "line 4: dialect.place: 1 is given; allowed: text",
+        ),
+        (LEAST.replace("slurm", "pbs") + 'dialect: {resources: "a\\x01b"}', "line 4: dialect.resources: "),
+        (LEAST + "launcher: {command: mpiexec}", "line 4: launcher.command: 'mpiexec' is given; allowed: list of text"),
+        (LEAST + "queues:\n- name: a\n- wall: 3h", "line 6: queues[1].wall: no such key; did you mean 'walltime'?"),
+        (LEAST + "queues:\n- name: a\n  walltime: soon", "line 5: queues[0]: walltime: 'soon' is no time"),
+        (LEAST + "queues:\n- {name: a, nodes: [3, 2]}", "line 5: queues[0]: nodes: [3, 2] are no limits"),
+        (LEAST + "queues:\n- {name: a, nodes: 3}", "line 5: queues[0].nodes: 3 is given; allowed: two numbers"),
+        (LEAST + "nodes:\n  a:\n    gpu: x", "line 5: nodes.a: gpus is missing, which must be given"),
+        (LEAST + "nodes: {a: {gpus: 0}}", "gpus: 0 is no count"),
+        (LEAST + "nodes: {a: {gpus: 2, gpu_numa: [0]}}", "NUMA nodes of 1 GPUs, but gpus is 2"),
+        (LEAST + "nodes: {a: {gpus: 1, gpu_numa: [1], numa_cores: [4]}}", "numa_cores has the NUMA nodes 0 to 0 only"),
+        (LEAST + "nodes: {a: {gpus: 1, cores: 5, numa_cores: [4]}}", "they are 4 cores, but cores is 5"),
+        (LEAST + "nodes: {a: {gpus: 1, memory: much}}", "'much' is not a size"),
+        (LEAST + "sources: {A: {title: a, date: today}}", "'today' is no date"),
+        (LEAST + "rules: [{why: x}]", "a rule has either require or forbid"),
+        (LEAST + "match: {host: '['}", "no regular expression"),
+        (LEAST + "defaults:\n  nodes: 0", "line 5: defaults.nodes: "),
+        (
+            LEAST + "defaults:\n  nods: 1",
+            "sites/x.yaml, line 5: defaults.nods: unknown option 'nods', set by this file: did you mean 'nodes'?",
+        ),
         (LEAST + "defaults: {site: other}", "'site' is no setting that a site can have"),
-        (LEAST + "required: [acount]", "did you mean 'account'?"),
-        (LEAST + "gpus_per_node: 0", "gpus_per_node: "),
-        (LEAST + "notes: text", "notes: "),
-        (LEAST + "1: 2", "1: no such key"),
+        (LEAST + "notes: text", "line 4: notes: 'text' is given; allowed: list of mapping, such as [{text: ...}]"),
+        (
+            LEAST + "queues:\n  gpu: {}",
+            "line 4: queues: {'gpu': {}} is given; allowed: list of mapping, such as [{name: ",
+        ),
+        (
+            LEAST + "nodes:\n- {gpus: 4}",
+            "line 4: nodes: [{'gpus': 4}] is given; allowed: mapping, such as {NAME: {gpus:",
+        ),
+        (LEAST + "nodes:\n  a: 4", "line 5: nodes.a: 4 is given; allowed: mapping"),
+        (LEAST + "queues:", "line 4: queues: nothing is given; allowed: list of mapping"),
+        (LEAST + "queues:\n- name: a\n  walltime: 24", "walltime: 24 is 24 seconds; with a unit: '24m', '24h', '24d'"),
+        (
+            LEAST + "queues:\n- name: a\n  walltime_by_nodes:\n    few: 3h",
+            "line 7: queues[0].walltime_by_nodes.few: 'few'",
+        ),
+        (
+            LEAST + "nodes: {a: {gpus: 1, memory: 1 GB, job_memory: 2 GB}}",
+            "job_memory: '2 GB' is more than the node has",
+        ),
+        (LEAST + "1: 2", "line 4: 1: no such key"),
     ],
 )
-def test_a_wrong_file_is_named_with_the_path_to_the_value(text: str, said: str) -> None:
+def test_a_wrong_file_is_named_with_the_line_and_the_path_to_the_value(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_site(text, "sites/x.yaml")
-    assert "sites/x.yaml" in str(caught.value)
+    assert str(caught.value).startswith("sites/x.yaml")
     assert said in str(caught.value)
 
 
-def test_the_readme_names_every_key() -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rules: [{require: acount}]", "rules[0].require: 'acount' is no setting; did you mean 'account'?"),
+        ("rules: [{forbid: mem}]", "rules[0].forbid: 'mem' is no option"),
+        (
+            "rules: [{forbid: --qos}, {require: --qos}]",
+            "rules[1].require: --qos is required here and forbidden by rules[0]",
+        ),
+        (
+            "rules: [{forbid: --mem}]",
+            "rules[0].forbid: --mem is forbidden, but dialect.memory writes it: say dialect: {memo",
+        ),
+        (
+            "dialect: {gpus: gres}\nrules: [{forbid: --gres}]",
+            "line 4: dialect.gpus: --gres is forbidden, but dialect.gpus",
+        ),
+        (
+            "defaults: {job_extra_directives: [--qos=a]}\nrules: [{forbid: --qos}]",
+            "defaults.job_extra_directives: '--qos=a' is given, but --qos is forbidden by rules[0]",
+        ),
+        (
+            "notes: [{text: a, source: B}]\nsources: {A: {title: a, date: 2026-01}}",
+            "'B' is not among the sources; allowed",
+        ),
+        ("dialect: {source: A}", "dialect.source: 'A' is not among the sources"),
+        ("queues: [{name: a}, {name: a}]", "queues[1].name: 'a' is there twice"),
+        ("queues: [{name: a, node: b}]\nnodes: {c: {gpus: 1}}", "queues[0].node: 'b' is no type of nodes; allowed: c"),
+        (
+            "queues: [{name: gpu}]\ndefaults: {queue: gpus}",
+            "defaults.queue: 'gpus' is not among the queues; did you mean 'gpu'?",
+        ),
+        (
+            "queues: [{name: a, walltime: 1h}]\ndefaults: {queue: a, walltime: 2h}",
+            "defaults.walltime: 2h, but queue a has a limit of 01:00:00",
+        ),
+        (
+            "queues: [{name: a, nodes: [1, 2]}]\ndefaults: {queue: a, nodes: 3}",
+            "line 5: defaults.nodes: 3, but queue a takes 1 to 2 nodes",
+        ),
+        (
+            "nodes: {a: {gpus: 4}}\ndefaults: {gpus_per_node: 8}",
+            "line 5: defaults.gpus_per_node: 8, but the nodes of the default queue have 4",
+        ),
+        (
+            "queues: [{name: a}]\nnodes: {b: {gpus: 1}, c: {gpus: 2}}",
+            "queues[0]: there are 2 types of nodes: say node: b or c",
+        ),
+        (
+            "queues: [{name: a, node: b, nodes: [1, 2], gpus: [9, 9]}]\nnodes: {b: {gpus: 4}}",
+            "queues[0].gpus: 2 nodes of 4 GPUs have fewer than 9",
+        ),
+    ],
+)
+def test_rules_that_contradict_each_other(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_site(LEAST + text, "x.yaml")
+    assert str(caught.value).startswith("x.yaml, line ")
+    assert said in str(caught.value)
+
+
+# --- the schema
+
+
+def test_the_schema_for_editors_is_that_of_the_code() -> None:
+    golden(ROOT / "docs" / "reference" / "site.schema.json", schema.json_schema())
+
+
+def test_the_page_of_keys_is_that_of_the_code() -> None:
+    golden(ROOT / "docs" / "reference" / "site-files.md", schema.reference())
+
+
+def fits(value: Any, shape: dict[str, Any], whole: dict[str, Any]) -> bool:  # noqa: ANN401 - JSON
+    """Check a value by those words of JSON Schema that the schema uses."""
+    if "$ref" in shape:
+        return fits(value, whole["$defs"][shape["$ref"].rpartition("/")[2]], whole)
+    if "anyOf" in shape:
+        return any(fits(value, part, whole) for part in shape["anyOf"])
+    if "enum" in shape or "const" in shape:
+        return value in shape.get("enum", [shape.get("const")])
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None)}
+    if "type" in shape and (not isinstance(value, {**kinds, "boolean": bool}[shape["type"]])):
+        return False
+    if isinstance(value, list):
+        return all(fits(v, shape["items"] if shape.get("items") else {}, whole) for v in value)
+    if isinstance(value, dict):
+        known, other = shape.get("properties", {}), shape.get("additionalProperties", True)
+        if not set(shape.get("required", ())) <= set(value):
+            return False
+        return all(
+            fits(v, known[k], whole) if k in known else other is True or (bool(other) and fits(v, other, whole))
+            for k, v in value.items()
+        )
+    return True
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_file_fits_the_schema_for_editors(name: str) -> None:
+    import yaml
+
+    whole = json.loads(schema.json_schema())
+    raw = yaml.load((ROOT / "site_configs" / f"{name}.yaml").read_text(), yaml.BaseLoader)
+    text = yaml.safe_load((ROOT / "site_configs" / f"{name}.yaml").read_text())
+    for source, said in raw["sources"].items():  # plain YAML makes dates of them
+        text["sources"][source]["date"] = said["date"]
+    assert fits(text, whole, whole)
+    assert fits(text["dialect"], whole["$defs"][f"{text['batch'].capitalize()}Dialect"], whole)
+    assert not fits({**text, "queus": []}, whole, whole)
+    assert not fits({**text, "notes": "x"}, whole, whole)
+
+
+def test_the_readme_names_every_block() -> None:
     text = (ROOT / "site_configs" / "README.md").read_text()
-    keys = {f"`dialect.{key}`" for kind in DIALECTS.values() for key in kind.__struct_fields__}
-    keys |= {f"`{key}`" for key in ("version", "name", "batch", "defaults", "required", "gpus_per_node", "notes")}
-    assert not [key for key in sorted(keys) if key not in text]
+    assert not [key for key in json.loads(schema.json_schema())["properties"] if f"`{key}`" not in text]
 
 
 def test_the_example_of_the_readme_is_a_site() -> None:
     text = (ROOT / "site_configs" / "README.md").read_text()
     example = text.partition("```yaml\n")[2].partition("```")[0]
     assert read_site(example, "README").name == "mymachine"
-
-
-def test_the_wheel_has_the_sites_where_they_are_looked_for() -> None:
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert ROOT / wheel["force-include"]["site_configs"] in sites.folders()
-    assert ROOT / "site_configs" in sites.folders()

@@ -30,7 +30,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, result: Result, granted: HostMemory 
 def test_ranks_are_told_what_pbs_has_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     record = next(records(BATCH / "pbs/head/38-memory-granted.txt"))
     asked = answer(monkeypatch, Result((), 0, record.stdout))
-    assert start.memory_env(Settings(), JOB) == (("HPCGPU_JOB_MEMORY", f"node1={2 << 30},node2={1 << 30}"),)
+    assert start.memory_env(Settings(), JOB) == (("HPCGPU_GRANTED_MEMORY", f"node1={2 << 30},node2={1 << 30}"),)
     assert [command.argv for command in asked] == [("qstat", "-f", "-F", "json", "0.login01")]
     assert start.memory_env(Settings(), Allocation()) == start.memory_env(Settings(), JOB, "member") == ()
     assert len(asked) == 1

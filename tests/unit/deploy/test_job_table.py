@@ -18,4 +18,4 @@ def test_the_last_five_that_ended_unasked_are_kept_the_newest_first() -> None:
     for job_id in roster.ids:
         roster.ended(job_id, f"exit code {job_id}", NOW)
     assert [(job.recorded.id, job.why) for job in roster.gone] == [(i, f"exit code {i}") for i in "65432"]
-    assert len(roster) == 0
+    assert roster.ids == []

@@ -32,10 +32,10 @@ def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ende
         retired, none, broken = Comm({"died": ""}), Comm(), Comm()
         async with asyncio.TaskGroup() as serving:
             serving.create_task(leaders.serve(none, node="n0"))
-            serving.create_task(leaders.serve(retired, node="n1", place="n1/1", workers=2))
+            serving.create_task(leaders.serve(retired, node="n1", succession="n1/1", workers=2))
             await when(lambda: told.workers(0))
             assert leaders.none_come
-            late = serving.create_task(leaders.serve(broken, node="n2", place="n2/2", workers=2))
+            late = serving.create_task(leaders.serve(broken, node="n2", succession="n2/2", workers=2))
             await when(lambda: told.workers(1))
             broken.abort()
             await late
@@ -49,7 +49,7 @@ def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ende
 def test_how_workers_died_is_told() -> None:
     async def body() -> None:
         told, comm = Told(), Comm({"died": "worker b: nanny-instantiate-timeout"})
-        serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", place="n1/1", workers=2))
+        serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", succession="n1/1", workers=2))
         await when(lambda: told.workers(0, "worker b: nanny-instantiate-timeout"))
         comm.abort()
         await serving
@@ -59,18 +59,18 @@ def test_how_workers_died_is_told() -> None:
 
 def test_workers_of_a_lost_leader_are_awaited_until_nobody_has_taken_its_place() -> None:
     async def body() -> None:
-        told, lost, heir = Told(), Comm(), Comm()
+        told, lost, successor = Told(), Comm(), Comm()
         leaders = LeaderConnections(told, successor_s=0.1)
         lost.abort()
-        await leaders.serve(lost, node="n1", place="n1/1", workers=2)
+        await leaders.serve(lost, node="n1", succession="n1/1", workers=2)
         assert told.workers(1)
         assert not leaders.none_come
         await when(lambda: told.workers(0, "node n1 lost its leader"))
         assert {"op": "leader_lost", "node": "n1"} in told.all
         assert leaders.none_come
-        leading = asyncio.create_task(leaders.serve(heir, node="n1", place="n1/1", workers=2))
+        leading = asyncio.create_task(leaders.serve(successor, node="n1", succession="n1/1", workers=2))
         await when(lambda: not leaders.none_come)
-        heir.abort()
+        successor.abort()
         await leading
 
     run(body)
@@ -80,7 +80,7 @@ def test_where_more_may_come_nobody_is_told() -> None:
     async def body() -> None:
         told, comm = Told(), Comm({"died": "worker a: nanny-close"})
         leaders = LeaderConnections(told, grows=True)
-        serving = asyncio.create_task(leaders.serve(comm, node="n1", place="n1/1", workers=2))
+        serving = asyncio.create_task(leaders.serve(comm, node="n1", succession="n1/1", workers=2))
         await when(lambda: not comm.messages)
         comm.abort()
         await serving

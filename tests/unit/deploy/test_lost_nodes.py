@@ -16,7 +16,7 @@ from waiting import until
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job import SubmittedJob
+from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
@@ -27,6 +27,11 @@ RECORDED = list(records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt"))
 # Nothing is noticed yet; node4 does not answer; it has been given up.
 UNNOTICED, SILENT, DOWN = range(3)
 AGAIN, ONE, TWO = "41", "42", "43"
+SHOWN = {
+    UNNOTICED: "STARTING 0/1",
+    SILENT: "STARTING 0/1 (node4 does not answer Slurm)",
+    DOWN: "PENDING (BeginTime, node4 is down: Not responding), starts about 2026-11-22 15:50",
+}
 Turn = Callable[[int], None]
 
 
@@ -50,22 +55,22 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
     return to
 
 
-def job(job_id: str) -> SubmittedJob:
-    return SubmittedJob(RecordedJob(id=job_id, log="no.log"), Slurm(), print)
+def led_by(job_id: str) -> JobLoop:
+    """Return what looks after a cluster of this job alone."""
+    jobs = JobLoop(Slurm(), Policy(), cluster_hooks())
+    jobs.lead(RecordedJob(id=job_id, log="no.log"), 1, None)
+    return jobs
 
 
 def test_a_clusters_job_says_which_node_it_has_lost_and_waits_without(turn: Turn) -> None:
-    def look() -> tuple[JobState, str]:
-        status = asyncio.run(again.check())
-        assert status
-        return status.state, status.trouble
+    async def look() -> None:
+        jobs = led_by(AGAIN)
+        for moment, text in SHOWN.items():
+            turn(moment)
+            assert describe(await jobs.news(), date(2026, 11, 23)).text == text
+        jobs.stop()
 
-    again = job(AGAIN)
-    assert look() == (JobState.RUNNING, "")
-    turn(SILENT)
-    assert look() == (JobState.RUNNING, "node4 does not answer Slurm")
-    turn(DOWN)
-    assert look() == (JobState.PENDING, "node4 is down: Not responding")
+    asyncio.run(look())
 
 
 def test_of_a_job_that_leaves_its_other_nodes_the_lost_one_is_named(turn: Turn) -> None:
@@ -80,18 +85,21 @@ def test_of_a_job_that_leaves_its_other_nodes_the_lost_one_is_named(turn: Turn) 
 def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str) -> None:
     """Of two nodes, too, of which squeue does not say which one was lost."""
     turn(DOWN)
+
+    async def look() -> None:
+        jobs = led_by(job_id)
+        try:
+            await jobs.news()
+        finally:
+            jobs.stop()
+
     with pytest.raises(JobError) as caught:
-        asyncio.run(job(job_id).check())
+        asyncio.run(look())
     ended = f"job {job_id} has ended: NODE_FAIL (NodeDown, node4 is down: Not responding){code}; "
     assert str(caught.value).startswith(ended)
 
 
 def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn: Turn) -> None:
-    shown = {
-        UNNOTICED: "STARTING 0/1",
-        SILENT: "STARTING 0/1 (node4 does not answer Slurm)",
-        DOWN: "PENDING (BeginTime, node4 is down: Not responding), starts about 2026-11-22 15:50",
-    }
     seen: list[str] = []
 
     async def run() -> None:
@@ -101,9 +109,10 @@ def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn:
         recorded = (RecordedJob(id=AGAIN, log=""),)
         policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
         spec = JobSpec(name="x", argv=("true",))
-        fleet = Fleet(Slurm(), spec, policy, 1, cluster_hooks(written_down=lambda: (recorded, ()), changed=look))
+        hooks = cluster_hooks(written_down=lambda: (recorded, ()), changed=look)
+        fleet = Fleet(JobLoop(Slurm(), policy, hooks), spec, 1)
         await fleet.take(1, controls=False)
-        for moment, text in shown.items():
+        for moment, text in SHOWN.items():
             turn(moment)
             await asyncio.to_thread(until, lambda text=text: text in seen, text)
         fleet.stop()

@@ -183,7 +183,7 @@ def test_a_worker_tells_what_lies_where(gpu: SimGpu, tmp_path: Path) -> None:
             assert down.seconds > 0
             assert f"in {down.number} (" in str(found) == repr(found)
             assert found.total.device_managed_bytes == w.device_managed_bytes
-            assert found._repr_html_().startswith("<pre>worker")
+            assert "<th>worker</th>" in found._repr_html_()
             # distributed's own words: the spill from the device is in them
             await worker.heartbeat()
             seen = scheduler.workers[worker.address].memory
@@ -217,28 +217,28 @@ def test_a_threshold_that_is_no_number_is_left_to_glibc() -> None:
 def test_the_threads_that_pbs_sets_are_no_wish_of_the_users() -> None:
     """It gives every job OMP_NUM_THREADS, as many as it has cores (20-job-environment)."""
     job = {"PBS_JOBID": "7.login01", "NCPUS": "8", "OMP_NUM_THREADS": "8"}
-    added = process.image_env(job)
+    added = process.rank_env(job)
     assert added["OMP_NUM_THREADS"] == "1"
     assert process.replaced(job | added, {}) == (
         "OMP_NUM_THREADS=8 is the batch system's, for the whole job: each worker has 1 (env= changes it)",
     )
     assert process.replaced(job | added, {"OMP_NUM_THREADS": "8"}) == ()
     one = {**job, "NCPUS": "1", "OMP_NUM_THREADS": "1"}
-    assert process.replaced(one | process.image_env(one), {}) == ()
+    assert process.replaced(one | process.rank_env(one), {}) == ()
     assert process.user_env(job | added) == job
     for own in (job | {"OMP_NUM_THREADS": "4"}, {"NCPUS": "8", "OMP_NUM_THREADS": "8"}):
-        assert "OMP_NUM_THREADS" not in process.image_env(own)
-        assert process.replaced(own | process.image_env(own), {}) == ()
+        assert "OMP_NUM_THREADS" not in process.rank_env(own)
+        assert process.replaced(own | process.rank_env(own), {}) == ()
 
 
 def test_the_image_preloads_and_the_users_script_does_not() -> None:
-    added = process.image_env({"LD_PRELOAD": "theirs.so"}, "/lib/libjemalloc.so.2")
+    added = process.rank_env({"LD_PRELOAD": "theirs.so"}, "/lib/libjemalloc.so.2")
     assert added["LD_PRELOAD"] == "/lib/libjemalloc.so.2:theirs.so"
     assert process.user_env({"LD_PRELOAD": "theirs.so", **added}) == {"LD_PRELOAD": "theirs.so"}
-    assert process.user_env({"A": "1", **process.image_env({}, "/lib/libjemalloc.so.2")}) == {"A": "1"}
-    assert "LD_PRELOAD" not in process.image_env({"LD_PRELOAD": "theirs.so"})
+    assert process.user_env({"A": "1", **process.rank_env({}, "/lib/libjemalloc.so.2")}) == {"A": "1"}
+    assert "LD_PRELOAD" not in process.rank_env({"LD_PRELOAD": "theirs.so"})
     kept = {"LD_PRELOAD": "theirs.so"}
-    assert process.user_env({**kept, **process.image_env(kept)}) == kept
+    assert process.user_env({**kept, **process.rank_env(kept)}) == kept
 
 
 def test_jemalloc_is_looked_for_in_the_users_environment_first(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from hpcgpu.deploy.cluster.progress import Progress
+from hpcgpu.deploy.cluster.progress import Progress, _elapsed
+from hpcgpu.deploy.live import Notebook
 
 
 def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +30,7 @@ def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     progress = Progress([])
     progress.show("PENDING")
     progress.show("STARTING 0/1")
@@ -33,11 +38,110 @@ def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_
     progress.show("READY 1 worker")
     progress.end()
     said = capsys.readouterr()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said.err)  # without what is bold
     lines = ["\r\x1b[Khpcgpu: PENDING\r\x1b[Khpcgpu: STARTING 0/1", "hpcgpu: one of them died"]
-    assert said.err == "\n".join([*lines, "\r\x1b[Khpcgpu: READY 1 worker", ""])
+    assert plain == "\n".join([*lines, "\r\x1b[Khpcgpu: READY 1 worker" * 2, ""])
     assert said.out == ""
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Progress([], quiet=True).show("PENDING")
     assert capsys.readouterr().err == ""
+
+
+class Screen:
+    """A surface that keeps what was shown on it."""
+
+    ticks = True
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.news = asyncio.Event()
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+        self.news.set()
+
+    say = show
+
+    def end(self) -> None:
+        self.shown.append("end")
+
+
+def on(screen: Screen, monkeypatch: pytest.MonkeyPatch, **options: float) -> Progress:
+    monkeypatch.setattr("hpcgpu.deploy.cluster.progress.surface", lambda: screen)
+    return Progress([], **options)
+
+
+def test_the_time_that_passes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> list[str]:
+        screen = Screen()
+        progress = on(screen, monkeypatch)
+        monkeypatch.setattr("hpcgpu.deploy.cluster.progress.SHORT_S", 0.0)
+        progress.show("PENDING")
+        screen.news.clear()
+        await screen.news.wait()  # nothing has changed but the time
+        progress.end()
+        return screen.shown
+
+    first, *more, last, end = asyncio.run(use())
+    assert (first, last, end) == ("PENDING [0 s]", "PENDING", "end")
+    assert re.fullmatch(r"PENDING \[\d+ s\]", more[0])
+
+
+def test_what_takes_long_says_so_and_what_does_not_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(limit_s: float) -> list[str]:
+        screen = Screen()
+        progress = on(screen, monkeypatch)
+        monkeypatch.setattr("hpcgpu.deploy.cluster.progress.SHORT_S", limit_s)
+        with progress.waiting("closing"):
+            if not limit_s:
+                await screen.news.wait()
+        return screen.shown
+
+    assert asyncio.run(use(60.0)) == ["end"]
+    assert asyncio.run(use(0.0))[0] == "closing [0 s]"
+
+
+def test_a_local_cluster_that_starts_at_once_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> list[str]:
+        screen = Screen()
+        progress = on(screen, monkeypatch, after_s=60.0)
+        progress.show("STARTING 0/1")
+        progress.show("READY 1 worker")
+        progress.end()
+        return screen.shown
+
+    assert asyncio.run(use()) == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.9, "2 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (7860, "2 h 11 min")]
+)
+def test_times_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert _elapsed(seconds) == text
+
+
+def test_a_notebook_has_one_display_in_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By IPython itself."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+    from traitlets.config import Config
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    try:
+        with capture_output() as made:
+            notebook = Notebook(shell)
+            notebook.show("job 4711: PENDING")
+            notebook.show("READY <2> workers")
+            notebook.end()
+            notebook.say("dashboard: http://127.0.0.1:1/x")
+            shell.execution_count += 1
+            notebook.show("closing")
+    finally:
+        InteractiveShell.clear_instance()
+    pages = [out.data["text/html"] for out in made.outputs]
+    assert len(pages) == 4
+    assert "READY &lt;2&gt; workers\ndashboard: <a href=" in pages[2]
+    assert "dashboard" not in pages[3]

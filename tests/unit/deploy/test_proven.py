@@ -67,7 +67,7 @@ def test_a_refusal_says_what_there_is_not(slurm: Slurm) -> None:
 
 
 @pytest.mark.parametrize(
-    "dialect", [Slurm(gpus="none"), Slurm(cpus=False), Slurm(memory=False), Slurm(gpu_type="v100")]
+    "dialect", [Slurm(gpus="none"), Slurm(cpus=False), Slurm(memory="none"), Slurm(gpu_type="v100")]
 )
 def test_what_a_sites_jobs_do_not_ask_for_is_not_compared(dialect: Slurm) -> None:
     command = dialect.offers(LOW)
@@ -76,5 +76,5 @@ def test_what_a_sites_jobs_do_not_ask_for_is_not_compared(dialect: Slurm) -> Non
     [offer] = dialect.read_offers(Result(command.argv, 0, result.stdout, ""))
     assert (offer.gpus is None) == (dialect.gpus == "none")
     assert (offer.cpus is None) == (not dialect.cpus)
-    assert (offer.memory_bytes is None) == (not dialect.memory)
+    assert (offer.memory_bytes is None) == (dialect.memory == "none")
     assert offer.gpus in ((0,) if dialect.gpu_type else (None, 4))

@@ -26,7 +26,7 @@ FACTS = Record(
     name="mine",
     batch="slurm",
     dialect={"gpus": "gres"},
-    document=document.render(RunDocument(settings=SETTINGS, shape="gang", meeting="/home/me/runs/1")),
+    document=document.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
     client=Process("login1", 4711, 99),
     created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     jobs=(RecordedJob(id="12", log="/home/me/slurm-12.out"),),
@@ -113,6 +113,16 @@ def test_the_error_names_the_path_of_what_is_wrong(tmp_path: Path, changes: dict
         record.read(folder)
     assert caught.value.evidence == text
     assert (folder / "record").read_text() == text
+
+
+def test_a_run_of_another_version_is_said_and_skipped(tmp_path: Path) -> None:
+    other = json.loads(FACTS.document) | {"version": 1}
+    folder = folder_of(tmp_path, replace(FACTS, document=json.dumps(other)))
+    ours = folder_of(tmp_path, FACTS)
+    said: list[str] = []
+    assert [run.folder for run in record.runs(tmp_path, said.append)] == [ours]
+    (line,) = said
+    assert line.startswith(f"{folder}: run document of version 1, but this hpcgpu reads version")
 
 
 def test_there_are_no_runs_where_there_is_no_folder(tmp_path: Path) -> None:

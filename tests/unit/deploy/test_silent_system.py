@@ -9,7 +9,7 @@ import pytest
 from waiting import until
 
 from hpcgpu.batch import Slurm
-from hpcgpu.deploy.jobs.job import SubmittedJob
+from hpcgpu.deploy.jobs.job import BatchJob
 from hpcgpu.deploy.jobs.record import RecordedJob
 
 
@@ -25,7 +25,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path, tmp_path: Path) -> None:
     said: list[str] = []
     exit_file = tmp_path / "exit"
-    job = SubmittedJob(RecordedJob(id="7", log="", exit_file=str(exit_file)), Slurm(), said.append)
+    job = BatchJob(Slurm(), said.append, RecordedJob(id="7", log="", exit_file=str(exit_file)))
 
     async def close() -> None:
         ending = asyncio.create_task(job.end())

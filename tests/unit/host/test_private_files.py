@@ -79,7 +79,7 @@ def test_a_home_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -
         scheduler_file.make_folder(tmp_path / "file" / ".hpcgpu" / "runs")
 
 
-def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
+def test_a_scheduler_file_of_another_life_is_not_taken(tmp_path: Path) -> None:
     folder = scheduler_file.make_folder(tmp_path / "runs")
     facts = scheduler_file.SchedulerFile(addresses=("tls://10.0.0.1:1",), node="n1", job_id="7", cert="C", key="K")
     assert scheduler_file.read(folder) is None
@@ -88,15 +88,15 @@ def test_a_contact_of_another_life_is_not_taken(tmp_path: Path) -> None:
     assert found is not None
     assert (found.addresses, found.node, found.job_id, found.key) == (facts.addresses, "n1", "7", "K")
     private.write(folder / "nonce", "another life's")
-    with pytest.raises(TrustError, match="contact was not written by the scheduler of this run"):
+    with pytest.raises(TrustError, match="scheduler was not written by the scheduler of this run"):
         scheduler_file.read(folder)
 
 
 @pytest.mark.parametrize("text", ['{"addresses": ["tls://10', "[]", '{"key": "KEY"}', '{"addresses": [], "colour": 1}'])
-def test_a_damaged_contact_is_an_error_without_its_key(tmp_path: Path, text: str) -> None:
+def test_a_damaged_scheduler_file_is_an_error_without_its_key(tmp_path: Path, text: str) -> None:
     folder = scheduler_file.make_folder(tmp_path / "runs")
-    private.write(folder / "contact", text)
-    with pytest.raises(TrustError, match="contact is damaged, or of another version of hpcgpu") as caught:
+    private.write(folder / "scheduler", text)
+    with pytest.raises(TrustError, match="scheduler is damaged, or of another version of hpcgpu") as caught:
         scheduler_file.read(folder)
     assert "KEY" not in str(caught.value)
 

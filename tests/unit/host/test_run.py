@@ -29,6 +29,13 @@ def test_says_all_that_the_program_said() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (3, "in é\n", "b\n")
 
 
+def test_variables_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN", "1")
+    monkeypatch.setenv("OTHER", "2")
+    command = bash('echo "${OWN-none} ${OTHER-none} ${A-none}"', without=frozenset({"OWN", "A"}), env={"A": "b"})
+    assert host.run_sync(command).stdout == "none 2 b\n"
+
+
 def test_nothing_of_a_long_output_is_lost() -> None:
     code = "import sys; sys.stdout.write('o' * 5_000_000); sys.stderr.write('e' * 3_000_000)"
     result = host.run_sync(Command((sys.executable, "-c", code)))

@@ -9,8 +9,11 @@ from __future__ import annotations
 import pytest
 from paths import DATA
 
-from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.config.layers import read_settings
+from hpcgpu.host.pids import LAUNCHER
+from hpcgpu.launch.environment import is_isolated, of_this_job, read_allocation, read_launch, read_rank
 from hpcgpu.model import Allocation, RankFacts
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV
 
 RECORDED = DATA / "launch/environment"
 
@@ -76,6 +79,26 @@ def test_the_job_around_a_rank() -> None:
     assert read_allocation(recorded("openmpi-5-mpirun")).batch == "local"
     assert read_allocation({"HPCGPU_JOB_ID": "9"}) == Allocation(job_id="9")
     assert read_allocation({"PBS_JOBID": "7.login01"}) == Allocation(batch="pbs", job_id="7.login01")
+
+
+@pytest.mark.parametrize("name", ["sbatch", "srun-pmix", "openmpi-5-mpirun-in-salloc"])
+def test_another_job_inherits_nothing_of_this_one_but_what_its_user_has_set(name: str) -> None:
+    """srun would take SLURM_MEM_PER_NODE for an option; of a run, the scheduler is this job's."""
+    own = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "OMPI_MCA_btl": "tcp", "HPCGPU_QUEUE": "gpu", "DASK_X": "1"}
+    of_script = {"HPCGPU_SCRIPT_ENV": "DASK_SCHEDULER_ADDRESS,HPCGPU_SCRIPT_SCHEDULER", "HPCGPU_SCRIPT_SCHEDULER": "a"}
+    environ = {**recorded(name), **own, **of_script, "DASK_SCHEDULER_ADDRESS": "a"}
+    left = environ.keys() - of_this_job(environ)
+    assert own.keys() <= left
+    assert not [
+        n for n in left - own.keys() if n.startswith(("SLURM", "PMIX_", "OMPI_COMM", "HPCGPU_SCRIPT", "DASK_S"))
+    ]
+    assert of_this_job(own | {"SLURM_MPI_TYPE": "pmix"}) == frozenset()  # on a login node all is the user's
+
+
+def test_no_variable_of_ours_is_taken_for_an_option() -> None:
+    """A script in a run that makes a cluster reads options from an environment with all of them."""
+    ours = (LAUNCHER, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, SCRIPT_ADDRESS, SCRIPT_ENV)
+    assert read_settings({}, environ=dict.fromkeys(ours, "x")).sources == {}
 
 
 # As set in a job of Slurm 22.05.8 on 4 of a node's cores with 4 GPUs, and in its steps, by each option of sbatch.

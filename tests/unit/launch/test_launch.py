@@ -133,7 +133,7 @@ def test_in_a_slurm_job_without_the_librarys_type_mpirun_is_taken() -> None:
     assert plan(SLURM, found).argv[0] == "/opt/mpirun"
 
 
-def test_a_meeting_by_file_needs_no_mpi() -> None:
+def test_a_rendezvous_by_file_needs_no_mpi() -> None:
     assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv
 
 

@@ -17,6 +17,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.site import Site
+from hpcgpu.model.site_facts import Launcher
 from hpcgpu.model.world import World
 from hpcgpu.plan.jobs.launcher import LauncherFacts, plan_launch
 
@@ -31,13 +32,13 @@ PALS = replace(OPENMPI, pals="/opt/cray/pals/mpiexec")
 
 
 def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
-    site = Site(name="here", batch="pbs", dialect={"launcher": ("/opt/start", "--all")})
+    site = Site(name="here", batch="pbs", launcher=Launcher(command=("/opt/start", "--all")))
     assert plan_launch(RANK, Settings(), PBS, OPENMPI, TWO).argv[0] == "/opt/mpirun"
     argv = plan_launch(RANK, Settings(), PBS, PALS, TWO).argv
     flags = ("--no-abort-on-failure", "--cpu-bind", "none", "--ppn", "5", "-n", "10")
     assert argv == ("/opt/cray/pals/mpiexec", *flags, *RANK)
     own = in_job(Settings(), site, "pbs")
-    assert own.where("launcher") == "site here: dialect.launcher"
+    assert own.where("launcher") == "site here"
     assert plan_launch(RANK, own, PBS, replace(PALS, mpirun="/opt/start", mpirun_version=""), TWO).argv == (
         *("/opt/start", "--all"),
         *RANK,

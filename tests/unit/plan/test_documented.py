@@ -58,14 +58,14 @@ def test_ports_have_loads_within_one(name: str) -> None:
     assert max(loads, default=0) - min(loads, default=0) <= 1
 
 
-@pytest.mark.parametrize("name", ["polaris", "delta-a100x4", "frontier", "lumi-g", "alps-gh200"])
+@pytest.mark.parametrize("name", ["polaris-a100", "delta-a100x4", "frontier", "lumi-g", "daint-gh200"])
 def test_where_each_node_has_as_many_gpus_no_core_is_remote(name: str) -> None:
     nodes = {n.os_index: n.cpuset for n in DOCUMENTED[name].numa_nodes}
     assert all(b.cpuset <= nodes[b.gpus[0].numa_node or 0] for b in plan(name))
 
 
 def test_polaris_gpus_next_to_a_port_have_it_and_the_tied_ones_one_each() -> None:
-    ports = [b.nics[0].name for b in plan("polaris")]
+    ports = [b.nics[0].name for b in plan("polaris-a100")]
     assert (ports[3], ports[1]) == ("mlx5_0", "mlx5_1")
     assert sorted([ports[0], ports[2]]) == ["mlx5_0", "mlx5_1"]
 
@@ -77,4 +77,4 @@ def test_lumi_workers_are_on_the_documented_numa_nodes() -> None:
 
 
 def test_slingshot_workers_have_an_interface() -> None:
-    assert {b.interface for b in plan("alps-gh200")} == {"hsn0", "hsn1", "hsn2", "hsn3"}
+    assert {b.interface for b in plan("daint-gh200")} == {"hsn0", "hsn1", "hsn2", "hsn3"}

@@ -110,7 +110,7 @@ def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
 
 
 def test_the_plan_names_the_job_of_pbs() -> None:
-    environ = {"PBS_JOBID": "7.login01", "HPCGPU_JOB_MEMORY": f"n={2 * GIB},m={GIB}"}
+    environ = {"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": f"n={2 * GIB},m={GIB}"}
     allocation = read_allocation(environ, "n.site.edu")
     memory = plan_host_memory(NODE, allocation, RunDocument(settings=Settings(memory_bytes=GIB)))
     said = table(node(memory), Settings(device_memory_limit=Limit(0)))

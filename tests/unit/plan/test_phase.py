@@ -19,7 +19,9 @@ from hpcgpu.plan.jobs.phase import (
     describe,
     describe_after,
     describe_gone,
+    describe_unreached,
     note_lines,
+    phases_line,
     summary_line,
     words,
 )
@@ -215,6 +217,26 @@ LINES: dict[str, tuple[list[JobView], tuple[int, ...], str]] = {
 @pytest.mark.parametrize(("shown", "numbers", "line"), LINES.values(), ids=LINES)
 def test_a_cluster_is_one_line(shown: list[JobView], numbers: tuple[int, ...], line: str) -> None:
     assert summary_line(shown, *numbers) == line
+
+
+@pytest.mark.parametrize(
+    ("shown", "line"),
+    [
+        (["UP"], "UP"),
+        (["PENDING Priority 14:05"], "PENDING (Priority), starts about 14:05"),
+        (["UP", "PENDING Priority", "GONE", "UP"], "1 PENDING (Priority), 2 UP"),
+        (["GONE"], "GONE"),
+        ([], "no job"),
+    ],
+)
+def test_the_jobs_of_a_cluster_are_one_line(shown: list[str], line: str) -> None:
+    assert phases_line(views(*shown)) == line
+
+
+def test_nobody_counts_workers_that_are_not_known() -> None:
+    assert describe_unreached(job(RUNNING), TODAY).text == "RUNNING"
+    assert describe_unreached(job(replace(RUNNING, trouble="node2 is down")), TODAY).text == "RUNNING (node2 is down)"
+    assert describe_unreached(job(pending("Priority")), TODAY) == describe(job(pending("Priority")), TODAY)
 
 
 def test_what_several_nodes_say_is_said_once() -> None:

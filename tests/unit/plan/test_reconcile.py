@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.jobs.ends import Failures, may_answer, why_missing, why_over
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.reconcile import Actions, Facts, Failures, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
 HELD = JobStatus(JobState.HELD, "PENDING", "JobHeldUser")
@@ -317,3 +319,85 @@ WAKES: dict[str, tuple[Facts, float | None]] = {
 @pytest.mark.parametrize(("known", "wake_s"), WAKES.values(), ids=WAKES)
 def test_it_wakes_up(known: Facts, wake_s: float | None) -> None:
     assert reconcile(known, HOUR).wake_s == wake_s
+
+
+# --- the job with the scheduler
+
+OVERS: dict[str, tuple[JobFacts, str]] = {
+    "not when it waits": (job("7", fixed=True), ""),
+    "not when it is not listed": (up("7", fixed=True).registered(0, NOW_S).listed(None, NOW_S - 500), ""),
+    "not when it has no workers": (up("7", fixed=True).registered(0, NOW_S - 999), ""),
+    "not when nobody answers": (job("7", STRANGE, fixed=True), ""),
+    "when it has ended": (job("7", FAILED, fixed=True), "job 7 has ended: FAILED (NonZeroExitCode), exit code 1"),
+    "not when it will not start again, but its workers are there": (up("7", fixed=True).listed(STUCK, NOW_S), ""),
+    "when its script has, long ago": (
+        job("7", COMPLETING, fixed=True).left(True, 3, NOW_S - 60),
+        "job 7 has ended: its script has ended with exit code 3 60 s ago, though the batch system still has it in "
+        "state COMPLETING",
+    ),
+    "not when its script has, a moment ago": (job("7", COMPLETING, fixed=True).left(True, 3, NOW_S - 59), ""),
+    "not when it lives again": (
+        job("7", RUNNING, fixed=True).left(True, 3, NOW_S - 99).left(False, None, NOW_S - 1),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "why"), OVERS.values(), ids=OVERS)
+def test_the_job_with_the_scheduler_is_over(known: JobFacts, why: str) -> None:
+    assert why_over(known, NOW_S, Policy().late_limit_s) == why
+    assert not why or reconcile(facts(0, known), Policy()).next_s is None
+
+
+def test_the_job_with_the_scheduler_that_will_not_start_is_an_error_that_says_what_to_do() -> None:
+    why = why_over(job("7", STUCK, fixed=True), NOW_S, 60.0)
+    assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Ask for what there is")
+
+
+UNLISTED = up("7", fixed=True).registered(0, NOW_S - 100).listed(None, NOW_S - 40)
+
+
+@pytest.mark.parametrize(
+    ("known", "since_s", "why"),
+    [
+        (UNLISTED, NOW_S - 90, "the batch system has not known job 7 for 30 s"),
+        (UNLISTED, NOW_S - 20, ""),  # what was answered before the search counts for nothing
+        (UNLISTED.listed(None, NOW_S - 1), NOW_S - 90, "the batch system has not known job 7 for 30 s"),
+        (UNLISTED.listed(RUNNING, NOW_S - 2).listed(None, NOW_S - 1), NOW_S - 90, ""),
+        (UNLISTED.listed(STRANGE, NOW_S), NOW_S - 90, ""),
+    ],
+)
+def test_a_job_whose_scheduler_is_silent_is_lost_when_it_is_not_listed_for_long(
+    known: JobFacts, since_s: float, why: str
+) -> None:
+    assert why_missing(known, since_s, NOW_S) == why
+    assert may_answer(known) == (known.status is STRANGE)
+
+
+@pytest.mark.parametrize("known", [known for known, _ in SITUATIONS.values()], ids=SITUATIONS)
+@pytest.mark.parametrize("head", [known for known, _ in OVERS.values()], ids=OVERS)
+def test_the_job_with_the_scheduler_is_never_replaced_and_changes_nothing_for_others(
+    known: Facts, head: JobFacts
+) -> None:
+    assert done(replace(known, jobs=(head, *known.jobs)), HOUR) == done(known, HOUR)
+
+
+HEAD_ASKING: dict[str, tuple[Facts, float | None]] = {
+    "a moment after its submission": (facts(0, job("7", None, 0, fixed=True), asked_s=None), 1.0),
+    "never, when it is up": (facts(0, up("7", fixed=True)), None),
+    "once more, when its workers came before it was known to run": (
+        facts(0, job("7", fixed=True, age_s=1).registered(4, NOW_S)),
+        5.0,
+    ),
+    "soon, when its script has just ended": (
+        facts(0, up("7", fixed=True).registered(0, NOW_S - 100).left(True, 0, NOW_S), asked_s=NOW_S - 0.5),
+        0.5,
+    ),
+    "never again, when it is over": (facts(0, job("7", FAILED, fixed=True)), None),
+    "with all others": (facts(1, up("7", fixed=True), job("8")), 60.0),
+}
+
+
+@pytest.mark.parametrize(("known", "next_s"), HEAD_ASKING.values(), ids=HEAD_ASKING)
+def test_the_job_with_the_scheduler_is_asked_for(known: Facts, next_s: float | None) -> None:
+    assert reconcile(known, Policy()).next_s == next_s

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcgpu.model import JobState, JobStatus
+from hpcgpu.plan.jobs.ends import Failures
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.reconcile import Actions, Facts, Failures, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 FULL = 2
 CALM_S = 3000.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.plan.jobs.worker_names import MemberName, member_worker_name, read_member_name
+from hpcgpu.plan.jobs.worker_names import MemberName, count_by_job, member_worker_name, read_member_name
 
 NUMBERS = st.integers(0, 10**7)
 SERVERS = st.from_regex(r"[a-z0-9]([a-z0-9_.-]{0,20}[a-z0-9])?", fullmatch=True)
@@ -51,3 +51,8 @@ def test_any_text_is_either_a_name_of_ours_or_of_no_job(text: str) -> None:
     assert (
         found is None or read_member_name(member_worker_name(found.job_id, found.restart_count, found.index)) == found
     )
+
+
+def test_workers_are_counted_by_their_jobs_and_those_of_no_job_that_comes_and_goes_are_the_first_ones() -> None:
+    names = ["node1-0", "node1-1", "7-0", "7-1r1", "8-0", "1234-0"]  # the last of a node of that name
+    assert count_by_job(names, {"7", "8"}, "6") == {"6": 3, "7": 2, "8": 1}

@@ -132,6 +132,42 @@ def test_ufuncs_are_numpys(binary: np.ufunc, unary: np.ufunc, a: np.ndarray, b: 
     assert device.h2d_copies == 2
 
 
+LAYOUTS: list[Callable[[np.ndarray], np.ndarray]] = [
+    lambda x: x,
+    lambda x: x.T,
+    lambda x: np.asfortranarray(x),
+    lambda x: x[::2, ::-1],
+    lambda x: x[:1],
+    lambda x: x[:, :1],
+    lambda x: np.broadcast_to(x[0], x.shape),
+]
+
+
+@law
+@given(BINARY, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS), st.sampled_from(["f8", "f4", "i8", "?"]))
+def test_large_results_have_numpys_layout(
+    binary: np.ufunc,
+    first: Callable[[np.ndarray], np.ndarray],
+    second: Callable[[np.ndarray], np.ndarray],
+    kind: str,
+) -> None:
+    """They lie in memory that was used before, which numpy does not choose."""
+    device = sim.SimGpu(64 * MIB)
+    x = np.arange(160 * 160.0).reshape(160, 160) % 7
+    a, b = first(x), second(x.astype(kind))
+    try:
+        expected = binary(a, b)
+    except (TypeError, ValueError) as e:
+        with pytest.raises(type(e)):
+            binary(device.adopt(a), device.adopt(b))
+        return
+    found = binary(device.adopt(a), device.adopt(b))
+    same(found, expected)
+    assert found.strides == expected.strides
+    assert found.base is None
+    same(binary(found, 2), binary(expected, 2))
+
+
 @pytest.mark.parametrize(
     "cross",
     [
@@ -266,6 +302,40 @@ def test_use_is_published_to_other_processes(tmp_path: Path) -> None:
     del held
     assert sim.read_usage_bytes(path) == device.used_bytes == 0
     assert sim.read_usage_bytes(tmp_path / "none") == 0
+
+
+def address(array: sim.SimArray) -> int:
+    return int(array._host.__array_interface__["data"][0])
+
+
+def test_freed_memory_is_used_again_when_nothing_shows_it_any_more() -> None:
+    """New pages are slow; CuPy's pool uses a GPU's memory again, too."""
+    device = sim.SimGpu(64 * MIB)
+    x = np.arange(MIB / 8).reshape(64, -1)
+    whole = device.asarray(x)
+    first, row = address(whole), whole[3]
+    root, views = device.pack([whole])
+    del whole
+    (other,) = device.unpack(root, views)
+    assert address(other) != first
+    np.testing.assert_array_equal(row.get(), x[3])
+    del row
+    again = device.asarray(-x.T)
+    assert address(again) == first
+    assert again.strides == (-x.T).strides
+    np.testing.assert_array_equal(again.get(), -x.T)
+    np.testing.assert_array_equal(other.get(), x)
+
+
+def test_kept_memory_is_published_and_never_adds_to_a_full_gpu(tmp_path: Path) -> None:
+    device = sim.SimGpu(8 * MIB, usage_file=tmp_path / "usage")
+    held = [device.asarray(np.zeros(MIB, "u1")) for _ in range(6)]
+    held.clear()
+    assert device.used_bytes == 0
+    assert sim.read_usage_bytes(tmp_path / "usage") == 2 * MIB  # a quarter
+    held.append(device.empty(7 * MIB, "u1"))
+    held.append(device.empty(MIB // 2, "u1"))
+    assert sim.read_usage_bytes(tmp_path / "usage") <= 8 * MIB
 
 
 def test_threads_lose_no_byte(tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_who_waits_learns_the_reason_after_some_rounds_and_when_it_works_again()
     assert told == ["", "", said.format(3), said.format(4), ""]
 
 
+def test_an_answer_is_looked_for_until_there_is_one_or_the_time_is_over() -> None:
+    looks: list[int] = []
+
+    async def third() -> str | None:
+        looks.append(len(looks))
+        return "found" if len(looks) == 3 else None
+
+    async def never() -> None:
+        looks.append(len(looks))
+
+    async def body() -> None:
+        assert await tasks.until(third, 0.001) == "found"
+        assert len(looks) == 3
+        with pytest.raises(TimeoutError):
+            await tasks.until(never, 0.001, 0.0)
+        assert len(looks) == 4
+
+    run(body)
+
+
 def test_a_loop_that_is_cancelled_ends_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> bool:
         loop = tasks.keep(asyncio.Event().wait, "the loop")

@@ -17,6 +17,7 @@ from pathlib import Path
 from lab import NUMBER, Lab
 
 from hpcgpu.batch import Slurm
+from hpcgpu.batch.inventory import questions
 from hpcgpu.batch.slurm_answers import ask_offers
 from hpcgpu.model import Command, JobSpec
 
@@ -281,8 +282,17 @@ def names() -> None:
     (Path(__file__).parent / VERSION / "names.json").write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
 
 
+def inventory() -> None:
+    """What a draft of a site file is made of, and a partition that is not there."""
+    for command in questions("slurm"):
+        run(line(command))
+    run("scontrol show partition --oneliner nosuch")
+    save("20-inventory")
+
+
 PARTS: tuple[Callable[[], None], ...] = (
     submissions, limits, states, ends, trouble, arrays, suspended, preempted, node_died, starts, offers, names,
+    inventory,
 )  # fmt: skip
 
 if __name__ == "__main__":

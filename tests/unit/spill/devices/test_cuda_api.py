@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices.cuda import BufferView, CoreBuffers
-from hpcgpu.spill.devices.cupy import View
+from hpcgpu.spill.devices.cupy import CupyView
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 from hpcgpu.spill.store.cupy_messages import register
@@ -139,7 +139,7 @@ def test_a_stage_is_empty_before_it_is_filled_again(data: bytes, size: int, stag
 
 def test_views_travel_to_peers() -> None:
     record = np.dtype([("x", "<f4"), ("n", "<i8")])
-    for view in (View((2, 3), record, (36, 12), 24), BufferView(100)):
+    for view in (CupyView((2, 3), record, (36, 12), 24), BufferView(100)):
         assert pickle.loads(pickle.dumps(view)) == view
 
 

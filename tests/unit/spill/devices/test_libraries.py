@@ -239,7 +239,7 @@ def test_the_extent_of_any_layout(index: Any, dtype: str) -> None:
         __cuda_array_interface__ = array.__array_interface__
 
     found = extent_of(Shows())
-    low, high = np.lib.array_utils.byte_bounds(array)
+    low, high = getattr(np.lib, "array_utils", np).byte_bounds(array)  # of NumPy 1: np
     assert found.nbytes == (high - low if array.size else 0)
     if array.size:
         assert found.pointer == low

@@ -22,7 +22,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import segment, segments
 from hpcgpu.spill.storage.disk import Disk, Stored
 from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent, Extents
-from hpcgpu.spill.storage.segment import Slot, divide
+from hpcgpu.spill.storage.segment import Room, divide
 from hpcgpu.spill.storage.segments import Segments, room_for
 from hpcgpu.spill.store import spill_thread
 
@@ -308,7 +308,7 @@ def test_the_last_room_of_a_disk_is_used(tmp_path_factory: pytest.TempPathFactor
     assert (room.used_bytes, room.held_bytes) == (0, 0)
 
 
-def assert_apart(slots: list[Slot]) -> None:
+def assert_apart(slots: list[Room]) -> None:
     """All lie in what was reserved of a file, and none upon another."""
     pieces = sorted((p.file.path, p.start, p.start + p.nbytes, p.file.end) for slot in slots for p in slot)
     assert all(end <= reserved for *_, end, reserved in pieces)
@@ -324,7 +324,7 @@ SMALL = {
 }
 
 
-class Room(RuleBasedStateMachine):
+class RoomInAnyOrder(RuleBasedStateMachine):
     """Room is taken, given back and trimmed in any order, on any file system, with a limit or without."""
 
     @initialize(kind=st.sampled_from(sorted(FILE_SYSTEMS)), limit=st.sampled_from([0, 3 * MIB]))
@@ -336,7 +336,7 @@ class Room(RuleBasedStateMachine):
         self.home = tempfile.TemporaryDirectory()
         self.room = Segments(Path(self.home.name), most_bytes=limit)
         self.limit, self.kind = limit, kind
-        self.taken: list[Slot] = []
+        self.taken: list[Room] = []
 
     @rule(size=st.sampled_from([1, 4096, 5000, 50_000, 300_000, 1_200_000]), count=st.integers(1, 20))
     def take(self, size: int, count: int) -> None:
@@ -396,7 +396,7 @@ class Room(RuleBasedStateMachine):
                 patch.stop()
 
 
-TestRoom = Room.TestCase
+TestRoom = RoomInAnyOrder.TestCase
 TestRoom.settings = settings(deadline=None, max_examples=40, stateful_step_count=15)
 
 

@@ -107,6 +107,38 @@ def test_a_read_that_fails_keeps_nothing_of_its_caller(store: GpuSpillBuffer, gp
         gc.enable()
 
 
+class Sizeless:
+    """A value that dask cannot measure."""
+
+    def __sizeof__(self) -> int:
+        raise RuntimeError("nobody knows")
+
+
+class Unpicklable:
+    """A value that can be measured, and not be pickled."""
+
+    def __sizeof__(self) -> int:
+        return 2 << 20
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not this one")
+
+
+def test_what_is_logged_keeps_no_value(store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture) -> None:
+    """Log handlers may keep their records for long, as distributed's does, and records what they are made of."""
+    gpu.broken = True
+    fill(store, gpu)
+    store["sizeless"] = Sizeless()
+    store["unpicklable"] = Unpicklable()
+    left = [weakref.ref(store[key]) for key in store]
+    for said in ("cudaErrorIllegalAddress", "not this one"):
+        until(lambda: said in caplog.text, f"{said} is said")  # noqa: B023 - called at once
+    assert "nobody knows" in caplog.text
+    store.clear()
+    gc.collect()
+    until(lambda: gc.collect() >= 0 and not any(made() is not None for made in left), "all values are gone", limit_s=10)
+
+
 def test_an_allocation_waits_for_what_another_thread_moves(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     """RMM does not ask again after a no."""
     gpu.waits = True

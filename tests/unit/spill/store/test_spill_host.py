@@ -202,9 +202,8 @@ def test_the_parts_of_a_shuffle_are_one(store: GpuSpillBuffer) -> None:
         store["part", i] = parts[i]
     del parts
     assert held <= store.tiers["host"] < held + 100 * SMALL
-    before = store.tiers["host"]
     to_disk(store)
-    assert store.tiers["disk"] < before
+    assert store.tiers["disk"] < held + 100 * SMALL  # in blocks of 4 KiB, and it may take several moves
     for i in range(0, 100, 9):
         part = argument(store, ("part", i))
         assert (len(part), part.c3.iloc[0], part.index[-1]) == (100, 100.0 * i, 100 * i + 99)

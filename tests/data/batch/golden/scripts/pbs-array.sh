@@ -10,7 +10,7 @@
 #PBS -k doe
 #PBS -o /scratch/user1/logs/
 
-cd -- "${PBS_O_WORKDIR:-.}"
+cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2
 rm -f /scratch/user1/logs/exit."$PBS_ARRAY_INDEX"; (umask 77; echo >> /scratch/user1/logs/exit."$PBS_ARRAY_INDEX".starts); export HPCGPU_JOB_RESTARTS=$(($(wc -l < /scratch/user1/logs/exit."$PBS_ARRAY_INDEX".starts) - 1))
 trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit."$PBS_ARRAY_INDEX"' EXIT
 trap 'exit 143' TERM

@@ -9,7 +9,7 @@
 #PBS -k doe
 #PBS -o /scratch/user1/logs/
 
-cd -- "${PBS_O_WORKDIR:-.}"
+cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2
 rm -f /scratch/user1/logs/exit; (umask 77; echo >> /scratch/user1/logs/exit.starts); export HPCGPU_JOB_RESTARTS=$(($(wc -l < /scratch/user1/logs/exit.starts) - 1))
 trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit' EXIT
 trap 'exit 143' TERM

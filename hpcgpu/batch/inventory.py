@@ -1,0 +1,230 @@
+"""What batch systems say of their queues and nodes: the questions, and the answers as a draft's facts.
+
+Read on recordings of Slurm 22.05.8 and OpenPBS 23.06.06 (tests/data/batch).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcgpu.batch.slurm_answers import GPUS, ask_offers, limit_s
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Command, Result
+from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site_facts import NodeType, Queue
+from hpcgpu.units import format_duration, parse_duration_s
+
+_WORD = re.compile(r"(\w+)=(\S*)")
+_ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Nodes of one kind in a queue."""
+
+    queue: str
+    nodes: int
+    gpus: int
+    gpu: str = ""
+    cpus: int | None = None
+    memory_mib: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its type in a site file: ``a100x4``."""
+        return f"{re.sub(r'[^a-z0-9-]', '-', self.gpu.lower()) or 'gpu'}x{self.gpus}"
+
+
+def questions(batch: str) -> tuple[Command, ...]:
+    """Return the commands that ask for queues, their limits and their nodes, in the order of :func:`read`'s results."""
+    if batch == "slurm":
+        return (
+            ask_offers(None),
+            Command(("scontrol", "show", "partition", "--oneliner")),
+            Command(("scontrol", "show", "config")),
+        )
+    return (
+        Command(("pbsnodes", "-av", "-F", "json")),
+        Command(("qstat", "-Q", "-f", "-F", "json")),
+        Command(("qstat", "-B", "-f", "-F", "json")),
+    )
+
+
+def read(batch: str, results: Sequence[Result]) -> Inventory:
+    """Return what was answered; a program that gave no answer is named in ``silent``."""
+    silent = tuple(
+        f"{result.argv[0]}: {' '.join(result.stderr.split()) or f'exit code {result.returncode}'}"
+        for result in results
+        if result.returncode != 0
+    )
+    first, second, third = ("" if result.returncode != 0 else result.stdout for result in results)
+    return (_slurm if batch == "slurm" else _pbs)(first, second, third, silent)
+
+
+def _limits(fewest: int, most: int) -> tuple[int, int] | None:
+    """Return limits that a job can keep to; None for those with which a queue is closed, or has none."""
+    return (max(fewest, 1), most) if max(fewest, 1) <= most else None
+
+
+def _types(kinds: Sequence[Kind]) -> dict[str, NodeType]:
+    """Return the types of nodes with GPUs, each with the least that one of its nodes has."""
+    out: dict[str, NodeType] = {}
+    for name in dict.fromkeys(kind.name for kind in kinds if kind.gpus):
+        same = [kind for kind in kinds if kind.name == name]
+        cpus = [kind.cpus for kind in same if kind.cpus]
+        memory = [kind.memory_mib for kind in same if kind.memory_mib]
+        out[name] = NodeType(
+            gpus=same[0].gpus,
+            gpu=same[0].gpu,
+            cpus=min(cpus, default=None),
+            job_memory=f"{min(memory)} MiB" if memory else None,
+        )
+    return out
+
+
+def _main_type(kinds: Sequence[Kind], queue: str) -> str:
+    """Return the type that most nodes of a queue have; empty: none has a GPU."""
+    counts = Counter[str]()
+    for kind in kinds:
+        if kind.queue == queue and kind.gpus:
+            counts[kind.name] += kind.nodes
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+# --- Slurm
+
+
+def _slurm(sinfo: str, partitions: str, config: str, silent: tuple[str, ...]) -> Inventory:
+    rows = [line.strip().split("|", 7) for line in sinfo.splitlines()]
+    rows = [row for row in rows if len(row) == 8 and row[2].isdecimal()]
+    kinds = [_kind(row) for row in rows]
+    told = {words.get("PartitionName", ""): words for words in map(_words, partitions.splitlines())}
+    names = dict.fromkeys(row[0] for row in rows)
+    queues = tuple(_partition(name, rows, kinds, told.get(name, {})) for name in names if _main_type(kinds, name))
+    gpus = {kind.gpu for kind in kinds if kind.gpus}
+    limit = _ARRAY.search(config)
+    return Inventory(
+        batch="slurm",
+        queues=queues,
+        nodes=_types(kinds),
+        default=next((row[0] for row in rows if row[1].endswith("*")), ""),
+        gpu_type=gpus.pop() if len(gpus) == 1 else "",
+        array_limit=int(limit[1]) if limit else None,
+        silent=silent,
+    )
+
+
+def _kind(row: Sequence[str]) -> Kind:
+    found = GPUS.findall(row[7])
+    names = {name for name, _ in found}
+    return Kind(
+        queue=row[0],
+        nodes=int(row[2]),
+        gpus=sum(int(count) for _, count in found),
+        gpu=names.pop() if len(names) == 1 else "",
+        cpus=int(row[5]) if row[5].isdecimal() else None,
+        memory_mib=int(row[6]) if row[6].isdecimal() else None,
+    )
+
+
+def _words(line: str) -> dict[str, str]:
+    return dict(_WORD.findall(line))
+
+
+def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], told: Mapping[str, str]) -> Queue:
+    own = [row for row in rows if row[0] == name]
+    fewest, _, most = own[0][4].partition("-")
+    longest = limit_s(own[0][3])
+    shared = {"EXCLUSIVE": False, "": None}.get(told.get("OverSubscribe", ""), True)
+    limits = _limits(int(fewest), int(most)) if fewest.isdecimal() and most.isdecimal() else None
+    return Queue(
+        name=name,
+        nodes=limits,
+        walltime=format_duration(longest) if longest else None,
+        shared=shared,
+        node=_main_type(kinds, name),
+    )
+
+
+# --- PBS
+
+
+def _pbs(nodes: str, queues: str, server: str, silent: tuple[str, ...]) -> Inventory:
+    kinds = list(_vnodes(nodes))
+    said = next(iter(_part(server, "Server").values()), {})
+    limit = said.get("max_array_size")
+    return Inventory(
+        batch="pbs",
+        queues=tuple(_queues(_part(queues, "Queue"), kinds)),
+        nodes=_types(kinds),
+        default=str(said.get("default_queue", "")),
+        array_limit=limit if isinstance(limit, int) else None,
+        silent=silent,
+    )
+
+
+def _part(text: str, name: str) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(text)[name]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+
+
+def _vnodes(text: str) -> Iterator[Kind]:
+    """Yield each host; its vnodes are counted together."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for name, vnode in _part(text, "nodes").items():
+        has = vnode.get("resources_available")
+        if isinstance(has, dict):
+            hosts.setdefault(str(has.get("host", name)), []).append(has)
+    for parts in hosts.values():
+        yield Kind(
+            queue="",
+            nodes=1,
+            gpus=sum(_count(part.get("ngpus")) for part in parts),
+            gpu=str(next((part["gpu_type"] for part in parts if part.get("gpu_type")), "")),
+            cpus=sum(_count(part.get("ncpus")) for part in parts) or None,
+            memory_mib=sum(_mib(str(part.get("mem", ""))) for part in parts) or None,
+        )
+
+
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else 0
+
+
+def _mib(text: str) -> int:
+    """Return the MiB of a PBS size, whose units are powers of 1024: ``32gb``, ``2097152kb``."""
+    found = re.fullmatch(r"(\d+)([kmgt])b", text.lower())
+    return int(found[1]) * 1024 ** (" kmgt".index(found[2])) // _MIB if found else 0
+
+
+def _queues(found: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:
+    """Yield the queues that are open; which nodes are theirs, PBS does not say here."""
+    types = _types(kinds)
+    for name, queue in found.items():
+        if queue.get("enabled") != "True":
+            continue
+        most = queue.get("resources_max", {}) if isinstance(queue.get("resources_max"), dict) else {}
+        least = queue.get("resources_min", {}) if isinstance(queue.get("resources_min"), dict) else {}
+        gpus, nodes = _count(most.get("ngpus")), _count(most.get("nodect"))
+        yield Queue(
+            name=name,
+            nodes=_limits(_count(least.get("nodect")), nodes),
+            gpus=_limits(_count(least.get("ngpus")), gpus),
+            walltime=_clock(str(most.get("walltime", ""))),
+            node=next(iter(types)) if len(types) == 1 else "",
+        )
+
+
+def _clock(text: str) -> str | None:
+    try:
+        return format_duration(seconds) if (seconds := parse_duration_s(text)) > 0 else None
+    except ConfigError:
+        return None

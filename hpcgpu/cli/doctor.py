@@ -1,0 +1,75 @@
+"""``hpcgpu doctor``: why workers do not connect, why it is slow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgpu.cli.command import Command
+from hpcgpu.cli.options import FROM, debug_option, given_settings, json_option, setting_options
+
+if TYPE_CHECKING:
+    from hpcgpu.plan.doctor.finding import Verdict
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "hpcgpu doctor": "this login node",
+        "hpcgpu doctor --submit --gpus-per-node 4 --queue gpu": "and two nodes, in a job of a minute",
+    },
+)
+@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's, or that which is here.")
+@click.option("--submit", is_flag=True, help="Submit a job of two nodes for a minute, and look at them, too.")
+@json_option("the findings")
+@click.option("--on-nodes", "on_nodes", hidden=True, help="In the job: start the doctor on each node.")
+@click.option("--on-node", "on_node", hidden=True, help="In the job: look at this node.")
+@setting_options("hpcgpu doctor")
+@debug_option
+def doctor(
+    batch: str | None, submit: bool, as_json: bool, on_nodes: str | None, on_node: str | None, **arguments: object
+) -> int:
+    """Say what keeps workers from connecting, or makes them slow: each line ok, warning, failed or not looked at.
+
+    The options are those of the job that does not do well. The exit code is 1 if something failed, else 0.
+    """
+    if on_nodes or on_node:
+        return _in_job(on_nodes, on_node)
+    from hpcgpu.deploy.doctor import leftovers, login
+    from hpcgpu.host import log
+    from hpcgpu.plan.doctor.finding import Finding, described, examine, exit_code, render
+    from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
+
+    asked = login.read(given_settings(arguments), FROM, batch, must=submit)
+    leftovers.clean_up(log.say)
+    facts, of_the_job = login.facts(asked), tuple[Finding, ...]()
+    if submit and asked.job:
+        from hpcgpu.deploy.doctor import trial
+
+        of_the_job, seen = trial.run(asked.job, log.say)
+        facts = confirmed(facts, seen) if seen else facts
+    findings = (*examine(LOGIN_CHECKS, facts), *of_the_job)
+    click.echo(json.dumps(described(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
+    return exit_code(findings)
+
+
+def _paint() -> Callable[[Verdict, str], str]:
+    """Return what colours a verdict; click takes the colours away where the output is no terminal."""
+    from hpcgpu.plan.doctor.finding import Verdict
+
+    colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.NOT_LOOKED_AT: "cyan"}
+    return lambda verdict, text: click.style(text, fg=colours[verdict]) if sys.stdout.isatty() else text
+
+
+def _in_job(on_nodes: str | None, on_node: str | None) -> int:
+    from hpcgpu.deploy.doctor import node
+
+    if on_nodes:
+        return node.on_nodes(Path(on_nodes))
+    node.on_node(Path(on_node or ""))
+    return 0

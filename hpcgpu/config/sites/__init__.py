@@ -1,0 +1,1 @@
+"""Site files: read, checked, compared with what is asked for, and drafted."""

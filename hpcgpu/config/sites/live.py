@@ -1,0 +1,158 @@
+"""A site's file beside what its batch system says now: live facts win, and people hear of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from hpcgpu.config.sites.limits import beyond
+from hpcgpu.model import Settings
+from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site import Path, Site
+from hpcgpu.model.site_facts import NodeType, Queue
+from hpcgpu.units import format_bytes, format_duration, parse_bytes, parse_duration_s
+
+_PROGRAMS = {"slurm": ("sinfo", "sinfo"), "pbs": ("qstat -Q", "pbsnodes")}  # of queues, of nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact of which the file says one thing and the machine another.
+
+    Attributes
+    ----------
+    queue : str
+        The queue whose jobs it concerns.
+    path : tuple
+        To the value in the file.
+    words : str
+        Both values, and who says which.
+    is_limit : bool
+        It is a limit of the file that is lower than the queue's own: an account's or a QOS's may be, which the queue
+        does not show.
+    value : object
+        The live value.
+
+    """
+
+    queue: str
+    path: Path
+    words: str
+    is_limit: bool
+    value: Any
+
+
+def as_it_is(site: Site, found: Inventory) -> tuple[Site, tuple[Difference, ...]]:
+    """Return the site with the live facts in the place of those of its file, and where they differ.
+
+    What the file does not say stays unsaid, and queues that are a QOS are not compared: sinfo lists partitions.
+    """
+    if site.dialect.get("queue") == "qos":
+        return site, ()
+    live = {queue.name: queue for queue in found.queues}
+    pairs = [(queue, live[queue.name]) for queue in site.queues if queue.name in live]
+    differing = tuple(
+        difference
+        for queue, now in pairs
+        for difference in (*_of_queue(site, queue, now), *_of_node(site, queue, now, found))
+    )
+    return _with(site, {d.path: d for d in differing}, found.batch), differing
+
+
+def to_say(differing: tuple[Difference, ...], settings: Settings, site: Site) -> Iterator[str]:
+    """Yield what the user of a queue should hear: what the machine has less of, and limits that the job would be above.
+
+    Parameters
+    ----------
+    differing : tuple of Difference
+        Of :func:`as_it_is`.
+    settings : Settings
+        Of the job.
+    site : Site
+        As its file has it.
+
+    """
+    above = settings.site_limits and any(beyond(settings, site))
+    for difference in differing:
+        if difference.queue == settings.queue and (above or not difference.is_limit):
+            yield difference.words
+
+
+def _of_queue(site: Site, queue: Queue, now: Queue) -> Iterator[Difference]:
+    path = site.path_of(queue)
+    if queue.nodes and now.nodes and queue.nodes[1] != now.nodes[1]:
+        most = now.nodes[1]
+        words = f"queue {queue.name} takes {queue.nodes[1]} nodes at most"
+        value = (min(queue.nodes[0], most), most)
+        yield _difference(site, queue, (*path, "nodes"), words, str(most), value, is_limit=most > queue.nodes[1])
+    limits = [limit for limit in (queue.walltime, *queue.walltime_by_nodes.values()) if limit is not None]
+    longest = max((parse_duration_s(limit) for limit in limits), default=None)
+    if now.walltime is None or longest is None or (limit := parse_duration_s(now.walltime)) == longest:
+        return
+    if queue.walltime_by_nodes and limit > longest:  # a policy of the scheduler's, which the queue does not show
+        return
+    key = "walltime_by_nodes" if queue.walltime_by_nodes else "walltime"
+    shorter = {nodes: _shorter(each, now.walltime) for nodes, each in queue.walltime_by_nodes.items()}
+    words = f"jobs in queue {queue.name} have {format_duration(longest)} at most"
+    ours, value_now = format_duration(limit), shorter or now.walltime
+    yield _difference(site, queue, (*path, key), words, ours, value_now, is_limit=limit > longest)
+
+
+def _shorter(one: str | int, other: str | int) -> str | int:
+    return min(one, other, key=parse_duration_s)
+
+
+def _of_node(site: Site, queue: Queue, now: Queue, found: Inventory) -> Iterator[Difference]:
+    node = site.node(queue.name)
+    if node is None:
+        return
+    path, same = site.path_of(node), [kind for kind in found.nodes.values() if kind.gpus == node.gpus]
+    live = found.nodes.get(now.node)
+    if live and not same:
+        words = f"nodes of queue {queue.name} have {node.gpus} GPUs"
+        yield _difference(site, queue, (*path, "gpus"), words, str(live.gpus), live.gpus)
+    elif live not in same:  # of several that are alike in their GPUs nobody knows which is meant
+        live = same[0] if len(same) == 1 else None
+    if live is None:
+        return
+    for key in ("cpus", "job_memory"):  # less than there is may be the site's rule; more cannot be
+        theirs, ours = _number(node, key), _number(live, key)
+        if theirs is not None and ours is not None and theirs > ours:
+            said, value = (format_bytes(theirs), format_bytes(ours)) if key == "job_memory" else (theirs, ours)
+            words = f"jobs may ask for {said} {'of memory' if key == 'job_memory' else 'CPUs'} of such a node"
+            yield _difference(site, queue, (*path, key), words, str(value), getattr(live, key))
+
+
+def _number(node: NodeType, key: str) -> int | None:
+    value = getattr(node, key)
+    return None if value is None else parse_bytes(value)
+
+
+def _difference(
+    site: Site, queue: Queue, path: Path, theirs: str, ours: str, value: object, *, is_limit: bool = False
+) -> Difference:
+    of_nodes = path[0] == "nodes"
+    source = site.nodes[str(path[1])].source if of_nodes else queue.source
+    program = _PROGRAMS[site.batch][of_nodes]
+    words = (
+        f"the site file of {site.name} says: {theirs} ({site.cited(source, *path)}), {program} says {ours}: what "
+        f"{program} says counts; hpcgpu site show prints what the file says"
+    )
+    return Difference(queue.name, path, words, is_limit, value)
+
+
+def _with(site: Site, changes: Mapping[Path, Difference], batch: str) -> Site:
+    """Return the site with other values, each with the program that says it as its origin."""
+    queues, nodes, origins = list(site.queues), dict(site.nodes), dict(site.origins)
+    for path, difference in changes.items():
+        block, which, key = path
+        if block == "queues":
+            queues[int(which)] = replace(queues[int(which)], **{str(key): difference.value})
+        else:
+            # where as many GPUs as documented are, is not known of another number
+            more: dict[str, Any] = {"gpu_numa": ()} if key == "gpus" else {}
+            nodes[str(which)] = replace(nodes[str(which)], **{str(key): difference.value, **more})
+        origins[path] = f"{_PROGRAMS[batch][block == 'nodes']}, not {site.at(*path) or 'its file'}"
+    return replace(site, queues=tuple(queues), nodes=nodes, origins=MappingProxyType(origins))

@@ -1,0 +1,203 @@
+"""A site file's YAML as :class:`~hpcgpu.model.Site`, with the line of what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from types import MappingProxyType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+import yaml
+
+from hpcgpu.config.sites.contradictions import contradictions
+from hpcgpu.config.sites.types import hints, misfit
+from hpcgpu.config.values import nearest
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.dialect import DIALECTS
+from hpcgpu.model.site import Path, Site
+
+VERSION = 2
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+# Where version 1 had what version 2 says otherwise.
+_MOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "gpus_per_node": "nodes: {gpu: {gpus: 4}}",
+        "ucx": "network: {ucx: false}",
+        "required": "rules: [{require: walltime}], and account: {needed: true}",
+    }
+)
+
+
+# libyaml's parser where PyYAML was built with it: 0.8 CPU ms for polaris.yaml, where PyYAML's own takes 7.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML's safe loader, for which dates are text."""
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)
+
+
+def read_site(text: str, name: str) -> Site:
+    """Return the site that a YAML text describes.
+
+    Parameters
+    ----------
+    text : str
+        The file.
+    name : str
+        The file's name in messages, such as ``site_configs/perlmutter.yaml``.
+
+    Raises
+    ------
+    ConfigError
+        Not YAML, not the schema, or rules that contradict each other; the message has the line and the path to the
+        value, and what was meant.
+
+    """
+    node, raw = _load(text, name)
+    try:
+        lines = dict(_lines(node, ()))
+    except ConfigError as error:
+        raise ConfigError(f"{name}, {error}") from error
+
+    def fail(path: Path, said: str) -> ConfigError:
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+        line = next(lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines)
+        return ConfigError(f"{name}, line {line}: {f'{where}: ' if where else ''}{said}")
+
+    if not isinstance(raw, dict):
+        raise fail((), "a site file is a mapping with at least version, name and batch")
+    if raw.get("version") != VERSION:
+        moved = "".join(f"; {old} is {new} now" for old, new in _MOVED.items() if old in raw)
+        raise fail(("version",), f"{raw.get('version')!r} is given; this hpcgpu reads version {VERSION}{moved}")
+    if (twice := _twice(node)) is not None:
+        raise ConfigError(f"{name}, line {twice[1]}: {twice[0]!r} is given twice; say it once")
+    for path, said in (*_problems(raw, Site), *_dialect_problems(raw)):
+        raise fail(path, said)
+    site: Site = msgspec.convert(raw, Site)
+    for path, said in (*_texts(raw, ()), *contradictions(site)):
+        raise fail(path, said)
+    return replace(site, origins={path: f"{name}:{line}" for path, line in lines.items()})
+
+
+def _load(text: str, name: str) -> tuple[Any, Any]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        return node, loader.construct_document(node) if node else None
+    except yaml.YAMLError as error:
+        raise ConfigError(_not_yaml(error, text, name)) from error
+    finally:
+        loader.dispose()
+
+
+def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None:  # not even characters that YAML may have
+        return f"{name}: not YAML: {error}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    tab = "; it begins with a tab, and YAML takes blanks only" if line.startswith("\t") else ""
+    context = getattr(error, "context", None) or ""
+    at = min(mark.line + 1, len(lines))  # an end that comes too soon is behind the last line
+    return f"{name}, line {at}: not YAML: {problem}{f' ({context})' if context else ''}{tab}"
+
+
+def _twice(node: Any) -> tuple[str, int] | None:  # noqa: ANN401 - a node of YAML
+    """Return a key that a mapping has twice, and its line; plain YAML silently takes the last."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                return key.value, key.start_mark.line + 1
+            seen.add(key.value)
+            if found := _twice(value):
+                return found
+    elif isinstance(node, yaml.SequenceNode):
+        return next(filter(None, map(_twice, node.value)), None)
+    return None
+
+
+def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:  # noqa: ANN401
+    """Yield the path to each value with its line: that of its key, or of the entry of a list; they count from 1.
+
+    Raises
+    ------
+    ConfigError
+        A block contains itself.
+
+    """
+    if any(node is one for one in above):
+        raise ConfigError(f"line {line + 1}: an alias (*) stands inside of what it names (&); write it out")
+    yield path, line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _lines(value, (*path, str(key.value)), key.start_mark.line, (*above, node))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield from _lines(value, (*path, i), value.start_mark.line, (*above, node))
+
+
+def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, dict[Any, Any]]]:  # noqa: ANN401
+    """Yield each mapping that is to be a block of the schema, from the outermost to the innermost."""
+    if get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _blocks(raw, part, path)
+    elif isinstance(hint, type) and is_dataclass(hint) and isinstance(raw, dict):
+        yield path, hint, raw
+        for name, of_field in hints(hint).items():
+            if name in raw:
+                yield from _blocks(raw[name], of_field, (*path, name))
+    elif get_origin(hint) is tuple and isinstance(raw, list):
+        for i, item in enumerate(raw):
+            yield from _blocks(item, get_args(hint)[0], (*path, i))
+    elif isinstance(raw, dict) and len(get_args(hint)) == 2:
+        for key, value in raw.items():
+            yield from _blocks(value, get_args(hint)[1], (*path, str(key)))
+
+
+def _problems(raw: dict[Any, Any], kind: type, under: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Yield what is no value of the schema: unknown keys first, then the innermost wrong value."""
+    blocks = list(_blocks(raw, kind, under))
+    for path, block, given in blocks:
+        for key in given:
+            if key not in hints(block):
+                yield (*path, str(key)), f"no such key; {nearest(str(key), hints(block))}"
+    for path, block, given in reversed(blocks):
+        for name, hint in hints(block).items():
+            if name in given and (found := misfit(given[name], hint)):
+                yield (*path, name, *found[0]), found[1]
+        if found := misfit(given, block):
+            yield (*path, *found[0]), found[1]
+
+
+def _dialect_problems(raw: dict[Any, Any]) -> Iterator[tuple[Path, str]]:
+    given = raw.get("dialect", {})
+    kind: type | None = DIALECTS.get(raw.get("batch", ""))
+    if kind is None or not isinstance(given, dict):
+        return
+    others: dict[str, type] = {batch: other for batch, other in DIALECTS.items() if other is not kind}
+    for batch, other in others.items():
+        for key in given.keys() & hints(other).keys() - hints(kind).keys():
+            yield ("dialect", str(key)), f"batch: {batch} has this key, and batch: {raw['batch']} has not"
+    yield from _problems(given, kind, ("dialect",))
+
+
+def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:  # noqa: ANN401
+    """Yield texts that no script can carry, and a name that no file can have."""
+    if not path and not _NAME.fullmatch(raw["name"]):
+        yield ("name",), f"{raw['name']!r} is no name; allowed: small letters, digits, '.', '_', '-'"
+    if isinstance(raw, str) and _CONTROL.search(raw):
+        yield path, f"{raw!r} has a control character; take it out"
+    parts = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
+    for key, value in parts:
+        yield from _texts(value, (*path, key))
+
+
+def as_plain(block: Any) -> dict[str, Any]:  # noqa: ANN401 - a block of the schema
+    """Return what a block says, without what it leaves out."""
+    plain = asdict(block)
+    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}
+    return {name: value for name, value in plain.items() if value != defaults[name]}

@@ -1,0 +1,109 @@
+"""The schema of site files for editors, as JSON Schema, and for people, as a page: both made from the classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import cleandoc
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+
+from hpcgpu.config.sites.types import hints, type_words
+from hpcgpu.model.dialect import DIALECTS
+from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.site import Site
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> str:
+    """Return the JSON Schema (draft 2020-12) of site files: keys, types, words; not how values go together."""
+    (_, *_), parts = msgspec.json.schema_components((Site, *DIALECTS.values()), ref_template="#/$defs/{name}")
+    kinds = {kind.__name__: kind for kind, _ in _kinds(Site)} | {kind.__name__: kind for kind in DIALECTS.values()}
+    for name, part in parts.items():
+        _complete(part, kinds[name])
+    site = parts.pop("Site")
+    site["properties"]["dialect"] = {"type": "object", "description": _text(Site, "dialect")}
+    site["properties"]["defaults"] = _settings()
+    spoken = [
+        {
+            "if": {"properties": {"batch": {"const": batch}}},
+            "then": {"properties": {"dialect": {"$ref": f"#/$defs/{kind.__name__}"}}},
+        }
+        for batch, kind in DIALECTS.items()
+    ]
+    site["required"] = ["version", *site["required"]]
+    whole = {"$schema": _DRAFT, **site, "title": "hpcgpu site file", "allOf": spoken, "$defs": parts}
+    return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _complete(part: dict[str, Any], kind: type) -> None:
+    """Add what msgspec does not know of: texts of fields, and that other keys are errors."""
+    part["additionalProperties"] = False
+    part["description"] = cleandoc(kind.__doc__ or "")
+    part["properties"] = {name: part["properties"][name] for name in hints(kind)}
+    for name, shape in part["properties"].items():
+        shape["description"] = _text(kind, name)
+        if shape.get("default", "") in (None, "", [], {}) or isinstance(shape.get("default"), dict):
+            shape.pop("default", None)
+
+
+def _settings() -> dict[str, Any]:
+    known = {user_name(f): {"description": f.metadata["text"]} for f in options() if user_name(f) != "site"}
+    known["source"] = {"description": _text(DIALECTS["slurm"], "source")}
+    return {
+        "type": "object",
+        "description": _text(Site, "defaults"),
+        "properties": known,
+        "additionalProperties": False,
+    }
+
+
+def _text(kind: type, name: str) -> str:
+    return str(next(f for f in fields(kind) if f.name == name).metadata["text"])
+
+
+def _kinds(kind: type, path: str = "") -> Iterator[tuple[type, str]]:
+    """Yield a block's class and those of the blocks in it, each with its path in a file."""
+    yield kind, path
+    for name, hint in hints(kind).items():
+        for inner, more in _inner(hint):
+            yield from _kinds(inner, f"{path}{'.' if path else ''}{name}{more}")
+
+
+def _inner(hint: Any) -> Iterator[tuple[type, str]]:  # noqa: ANN401 - a type
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield hint, ""
+    elif get_origin(hint) in (Union, UnionType):
+        yield from (found for part in get_args(hint) for found in _inner(part))
+    elif get_origin(hint) is tuple:
+        yield from ((kind, "[]") for kind, _ in _inner(get_args(hint)[0]))
+    elif len(get_args(hint)) == 2:
+        yield from ((kind, ".NAME") for kind, _ in _inner(get_args(hint)[1]))
+
+
+def reference() -> str:
+    """Return the page of all keys, in Markdown."""
+    out = [
+        "# Site files, key by key",
+        "",
+        "Made from `hpcgpu/model/site.py`, `site_facts.py` and `dialect.py` by "
+        "`pytest tests/unit/config/test_sites.py --update-golden`, as "
+        "[site.schema.json](site.schema.json) is, which editors read:",
+        "`# yaml-language-server: $schema=.../docs/reference/site.schema.json` at the top of a file.",
+        "How to write one: [site_configs/README.md](../../site_configs/README.md).",
+    ]
+    spoken = [(kind, f"dialect` with `batch: {batch}") for batch, kind in DIALECTS.items()]
+    for kind, path in (*_kinds(Site), *spoken):
+        out += ["", f"## {f'`{path}`' if path else 'The file'}", "", cleandoc(kind.__doc__ or "").partition("\n")[0]]
+        out += ["", "| key | value | meaning |", "|---|---|---|"]
+        out += [_row(f, hints(kind)[f.name]) for f in fields(kind) if f.name in hints(kind)]
+    return "\n".join(out) + "\n"
+
+
+def _row(f: Field[Any], hint: Any) -> str:  # noqa: ANN401
+    needed = f.default is MISSING and f.default_factory is MISSING
+    return f"| `{f.name}` | {type_words(hint)} | {f.metadata['text']}{'; must be given' if needed else ''} |"

@@ -1,0 +1,174 @@
+"""A folder for a bug report: versions, topology, plan, and a run's record, states and logs, without whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import grp
+import json
+import os
+import platform
+import pwd
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpcgpu import __version__
+from hpcgpu.deploy import topo
+from hpcgpu.deploy.jobs import logs, record, runs
+from hpcgpu.deploy.jobs.record import Run
+from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.host import libhwloc, nvml, private, probes
+from hpcgpu.plan.views.scrub import Scrubber
+
+_LINES = 5000  # of each log, from its end
+_LOGS = 8
+# Variables of batch systems and of sites that hold an account, or a path with somebody's name in it.
+_ACCOUNTS = ("SLURM_JOB_ACCOUNT", "SBATCH_ACCOUNT", "SALLOC_ACCOUNT", "PBS_ACCOUNT", "PROJECT")
+_PATHS = ("HOME", "SCRATCH", "WORK", "PROJECT", "TMPDIR", "PWD", "VIRTUAL_ENV", "CONDA_PREFIX")
+# Lines about a node begin with its name, as host.log.say_of writes them.
+_ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
+_README = """\
+What `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, home and other own paths, addresses,
+UUIDs and serial numbers are replaced by neutral words, the same in all files; keys and environments are not in it.
+Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
+
+- versions.json: hpcgpu, Python, packages, kernel, driver
+- topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it, and as a file of
+  tests/data/topology it is a test. topology.txt in its place says why there is none.
+- plan.json, plan.txt: what `hpcgpu topo` says of it
+- record.json, jobs.json, job-N.log: of the run that was named: all its settings, its jobs' states and logs' ends
+"""
+
+
+def write(name: str | None, output: str | None) -> Path:
+    """Write the folder and return its path.
+
+    Parameters
+    ----------
+    name : str, optional
+        The run, as ``hpcgpu logs`` takes it; without it the report is of this machine alone.
+    output : str, optional
+        The folder, which must not be there; ``hpcgpu-report`` if not given.
+
+    Raises
+    ------
+    ConfigError
+        There is no such run, or the folder cannot be made.
+
+    """
+    run = runs.find(record.home(), name) if name else None
+    folder = Path(output or "hpcgpu-report")
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as e:
+        raise ConfigError(
+            f"{folder} cannot be made: {e.strerror}; give a folder that is not there yet: --output DIR"
+        ) from e
+    states = asyncio.run(_states(run)) if run else {}
+    files = {**_of_machine(), **(_of_run(run, states) if run else {})}
+    nodes = {node for text in files.values() for node in _ABOUT_NODE.findall(text)}
+    scrubber = Scrubber(_words(run, states, nodes))
+    for file, text in files.items():
+        (folder / file).write_text(scrubber.scrub(text))
+    (folder / "README.md").write_text(_README)
+    return folder
+
+
+def _of_machine() -> dict[str, str]:
+    export = next((e for e in libhwloc.exports() if not e.problem), None)
+    out = {"versions.json": _json(_versions(export.source if export else ""))}
+    if export:
+        out["topology.xml"] = export.text
+    else:
+        out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
+    try:
+        planned = topo.plan(topo.Selection(), {}, "option --{flag}")
+        out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table()}
+    except HpcGpuError as e:
+        out["plan.txt"] = f"{e}\n"
+    return out
+
+
+def _versions(hwloc: str) -> dict[str, Any]:
+    python = probes.python()
+    del python["path"]
+    kernel = f"{platform.system()} {platform.release()}"
+    libc = " ".join(platform.libc_ver())
+    return {"hpcgpu": __version__, "python": python, "kernel": kernel, "libc": libc, "hwloc": hwloc, **_driver()}
+
+
+def _driver() -> dict[str, str]:
+    return {"nvidia_driver": nvml.driver()}
+
+
+async def _states(run: Run) -> dict[str, Any]:
+    """Return the jobs' states, by id; or why there are none."""
+    try:
+        (seen,) = await runs.look_at([run])
+    except HpcGpuError as e:
+        return {"trouble": str(e)}
+    return {
+        job: {name: getattr(status, name) for name in ("state", "native", "reason", "exit_code", "trouble", "hosts")}
+        for job, status in seen.states.items()
+    }
+
+
+def _of_run(run: Run, states: Mapping[str, Any]) -> dict[str, str]:
+    found = json.loads(private.read(run.folder / "record"))
+    found["document"] = json.loads(found["document"])
+    out = {"record.json": _json(found), "jobs.json": _json(states)}
+    for number, job in enumerate(run.record.jobs[:_LOGS]):
+        text, _ = logs.last(Path(job.log), _LINES)
+        out[f"job-{number}.log"] = text
+    return out
+
+
+def _words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> dict[str, list[str]]:
+    """Return what must not be in the report, by kind."""
+    me = pwd.getpwuid(os.getuid())
+    groups = [grp.getgrgid(gid).gr_name for gid in os.getgroups() if gid]
+    hosts = {*nodes, socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
+    words = {
+        "user": [me.pw_name, *_user(), *filter(None, me.pw_gecos.split(","))],
+        "group": [name for name in groups if name != me.pw_name],
+        "account": [value for name in _ACCOUNTS if (value := os.environ.get(name, ""))],
+        "path": [str(Path.home()), me.pw_dir, *(os.environ[name] for name in _PATHS if name in os.environ)],
+        "host": sorted(hosts),
+        "secret": [],
+    }
+    if run:
+        # not by its parser: the report may be about a document that this hpcgpu cannot read
+        account = json.loads(run.record.document)["settings"].get("account")
+        words["account"] += [account] if account else []
+        words["path"] += [str(run.folder.parent.parent)]
+        words["host"] += [run.record.client.host, *_hosts(states.values())]
+        words["secret"] += list(_secrets(run.folder))
+    words["path"] = [path for path in words["path"] if path not in ("/", "/root", "/tmp", "/home")]  # noqa: S108
+    return words
+
+
+def _user() -> Iterator[str]:
+    with suppress(OSError, KeyError):
+        yield getpass.getuser()
+
+
+def _hosts(states: Iterable[Any]) -> Iterator[str]:
+    for state in states:
+        yield from state["hosts"] if isinstance(state, dict) else ()
+
+
+def _secrets(folder: Path) -> Iterator[str]:
+    """Yield what the run's private files hold; those that are gone hold nothing."""
+    with suppress(OSError, HpcGpuError):
+        yield private.read(folder / "nonce").strip()
+    with suppress(OSError, HpcGpuError, ValueError):
+        facts = json.loads(private.read(folder / "scheduler"))
+        yield from (str(facts[name]) for name in ("dashboard_secret", "nonce", "node") if facts.get(name))
+
+
+def _json(found: object) -> str:
+    return json.dumps(found, indent=2, default=str) + "\n"

@@ -1,0 +1,76 @@
+"""The dashboard's link of one cluster object: a port of this machine, and a file that says where it leads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from hpcgpu.deploy.network.dashboard import HANDLER, Forwarder, far_hint, link
+from hpcgpu.host import private
+from hpcgpu.supervise import tasks
+
+
+class BrowserLink:
+    """Lets browsers of this machine reach the dashboard; the event loop's thread alone changes it.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's. Each object that is attached to the run has a file of its own in it, for people who see a log alone.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._secret = folder, ""
+        self._scheduler: Any = None
+        self._forwarder: Forwarder | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for the user's browser; it holds a secret. Empty where there is no dashboard."""
+        return link(self._forwarder.port, self._secret, os.environ) if self._forwarder else ""
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """How people come to the dashboard: for their eyes, and for logs, without the secret. There is one."""
+        assert self._forwarder
+        hint = far_hint(self._forwarder.port, os.environ, socket.gethostname())
+        return f"dashboard: {self.url}{hint}", f"dashboard: cat {self._file}{hint}"
+
+    async def lead_to(self, scheduler: Any, secret: str) -> bool:  # noqa: ANN401 - distributed's rpc
+        """Lead to this scheduler from now on, and return whether its dashboard is another one than before.
+
+        Parameters
+        ----------
+        scheduler : rpc of distributed
+            Connection pool to the scheduler.
+        secret : str
+            First part of the dashboard's paths; empty: it has none.
+
+        """
+        is_new, self._scheduler, self._secret = secret != self._secret, scheduler, secret
+        if not secret or not is_new:
+            return False
+        self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret)
+        await tasks.in_thread(functools.partial(private.write, self._file, f"{self.url}\n"))
+        return True
+
+    async def close(self) -> None:
+        """Lead nowhere."""
+        if self._forwarder:
+            self._forwarder.close()
+            await tasks.in_thread(functools.partial(self._file.unlink, missing_ok=True))
+            self._forwarder = None
+
+    @property
+    def _file(self) -> Path:
+        assert self._forwarder
+        return self._folder / f"dashboard-{self._forwarder.port}"
+
+    async def _connect(self) -> Any:  # noqa: ANN401 - distributed's comm
+        comm = await self._scheduler.live_comm()
+        await comm.write({"op": HANDLER, "reply": False})
+        return comm

@@ -1,0 +1,221 @@
+"""The parts of the page "GPUs": bars of now, strips and lines over time, and the table of bindings.
+
+They are made for 4 GPUs and for 400: a bar and a row of pixels for each, and names where there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.models import (
+    BasicTicker,
+    ColorBar,
+    ColumnDataSource,
+    CustomJSTickFormatter,
+    DataTable,
+    FixedTicker,
+    HoverTool,
+    HTMLTemplateFormatter,
+    LinearColorMapper,
+    TableColumn,
+    TapTool,
+)
+from bokeh.palettes import Viridis256
+from bokeh.plotting import figure
+
+from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
+from hpcgpu.plan.views.gpus import GpuFacts
+from hpcgpu.units import format_bytes
+
+RED = "#CC3311"
+# Paul Tol's "bright" scheme, made to be told apart by colour-blind readers.
+_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
+_WAYS = dict(zip(DIRECTIONS, ("#4477AA", "#CCBB44", "#AA3377", "#228833"), strict=True))
+_ABSENT = "#E8E8E8"
+_HEIGHT, _HIGH = 220, 320
+_BYTES = """
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let value = tick, i = 0;
+    while (Math.abs(value) >= 1024 && i < units.length - 1) { value /= 1024; i += 1; }
+    return (Number.isInteger(value) ? value : value.toFixed(1)) + " " + units[i] + unit;
+"""
+_ACROSS, _DOWN = 16, 12  # how many names an axis has room for
+
+
+def _figure(title: str, **more: Any) -> Any:  # noqa: ANN401 - bokeh has no types
+    found = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
+    found.xgrid.visible = False
+    found.xaxis.minor_tick_line_color = found.yaxis.minor_tick_line_color = None
+    return found
+
+
+def _in_bytes(found: Any, unit: str = "") -> None:  # noqa: ANN401
+    """Count a figure's y axis in bytes, from 0, and put its legend beside it."""
+    found.yaxis.ticker = BasicTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    found.yaxis.formatter = CustomJSTickFormatter(args={"unit": unit}, code=_BYTES)
+    found.y_range.start = 0
+    legend = found.legend[0]
+    found.add_layout(legend, "right")
+    legend.border_line_color, legend.background_fill_alpha = None, 0
+    legend.label_text_font_size, legend.padding, legend.spacing = "9pt", 2, 0
+
+
+def _name_places(axis: Any, names: Sequence[str], places: Sequence[float], room: int) -> None:  # noqa: ANN401
+    """Write names at an axis: all that have room, at equal distances."""
+    step = -(-len(names) // room)
+    axis.ticker = FixedTicker(ticks=list(places[::step]))
+    axis.major_label_overrides = dict(zip(places[::step], names[::step], strict=True))
+
+
+class Bars:
+    """Each worker's data by tier, now: one bar, whose outline is red where the worker is not as planned."""
+
+    def __init__(self) -> None:
+        self.source = ColumnDataSource({name: [] for name in (*self._columns(()),)})
+        self.root = _figure("Dask's data of each GPU's worker by tier; tap one to see it over time", x_range=(0, 1))
+        for tier, below in zip(TIERS, ("", *TIERS), strict=False):
+            self.root.vbar(
+                x="x",
+                bottom=f"{below}_top" if below else 0,
+                top=f"{tier}_top",
+                width=0.85,
+                source=self.source,
+                color=_COLOURS[tier],
+                line_color="outline",
+                legend_label=tier,
+            )
+        self.root.segment(x0="left", x1="right", y0="limit", y1="limit", source=self.source, color="black")
+        _in_bytes(self.root)
+        hover = HoverTool(tooltips=[("worker", "@name"), ("GPU", "@gpu"), ("now", "@said"), ("", "@wrong")])
+        self.root.add_tools(hover, TapTool())
+
+    def show(self, gpus: Sequence[GpuFacts], *, fresh: bool) -> None:
+        """Show these; ``fresh`` where other workers than before are among them."""
+        self.source.data = self._columns(gpus)
+        if fresh:
+            self.root.x_range.start, self.root.x_range.end = -0.6, len(gpus) - 0.4
+            _name_places(self.root.xaxis, [g.name for g in gpus], range(len(gpus)), _ACROSS)
+            self.root.xaxis.major_label_orientation = "horizontal" if len(gpus) <= 8 else 0.5
+
+    @staticmethod
+    def _columns(gpus: Sequence[GpuFacts]) -> dict[str, Any]:
+        tops = np.cumsum([[g.tier_bytes.get(t, 0) for t in TIERS] for g in gpus] or np.zeros((0, 3)), axis=1)
+        x = np.arange(len(gpus), dtype=np.float64)
+        return {
+            **{f"{tier}_top": tops[:, i].astype(np.float64) for i, tier in enumerate(TIERS)},
+            **{"x": x, "left": x - 0.42, "right": x + 0.42},
+            "limit": np.array([g.limit_bytes.get("device", np.nan) for g in gpus], np.float64),
+            "name": [g.name for g in gpus],
+            "gpu": [f"{g.model} {g.pci}" for g in gpus],
+            "said": [_said(g) for g in gpus],
+            "wrong": ["; ".join(g.differences) for g in gpus],
+            "outline": [RED if g.differences else "white" for g in gpus]
+            if len(gpus) <= 100
+            else [RED if g.differences else None for g in gpus],
+        }
+
+
+def _said(g: GpuFacts) -> str:
+    """Return the tiers of one worker in words."""
+    said = [f"{tier} {format_bytes(g.tier_bytes.get(tier, 0))}" for tier in TIERS]
+    if limit := g.limit_bytes.get("device"):
+        said[0] += f" of {format_bytes(limit)}"
+    if g.utilisation_percent is not None:
+        said.append(f"utilisation {g.utilisation_percent} %")
+    return ", ".join(said)
+
+
+class Strip:
+    """A number of each GPU over time, as colour: a row of pixels for each GPU, the first on top."""
+
+    def __init__(self, title: str) -> None:
+        self.source = ColumnDataSource({"image": [], "x": [], "dw": [], "dh": []})
+        self.root = _figure(title, x_axis_type="datetime", y_range=(0, 1))
+        colours = LinearColorMapper(Viridis256, low=0, high=100, nan_color=_ABSENT)
+        self.root.image("image", x="x", y=0, dw="dw", dh="dh", color_mapper=colours, source=self.source)
+        self.root.add_layout(ColorBar(color_mapper=colours, width=10, padding=2), "right")
+        self.root.x_range.range_padding = 0
+        self._last_s = 0.0
+        self._length = 0
+
+    def append(self, time_s: float, image: np.ndarray) -> None:
+        """Show one sample more, of the same workers."""
+        self._length = min(self._length + 1, 200)
+        self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=200)
+        self._last_s = time_s
+
+    def show(self, times_s: Sequence[float], images: Sequence[np.ndarray], names: Sequence[str]) -> None:
+        """Show all samples anew, since the workers are others."""
+        begin_s = times_s[0] - (times_s[1] - times_s[0] if len(times_s) > 1 else 1.0)
+        self.source.data = self._columns([begin_s, *times_s], images)
+        self._last_s = times_s[-1]
+        self.root.y_range.end = len(names)
+        _name_places(self.root.yaxis, [*reversed(names)], [i + 0.5 for i in range(len(names))], _DOWN)
+        self.root.height = _HEIGHT if len(names) <= _DOWN else _HIGH
+
+    @staticmethod
+    def _columns(times_s: Sequence[float], images: Sequence[np.ndarray]) -> dict[str, Any]:
+        times = 1e3 * np.asarray(times_s)
+        dh = [float(len(image)) for image in images]
+        return {"image": list(images), "x": times[:-1], "dw": np.diff(times), "dh": dh}
+
+
+class Lines:
+    """One worker, or all together, over time: data by tier, and the bytes that are moved."""
+
+    def __init__(self) -> None:
+        self.source = ColumnDataSource({name: [] for name in ("time", *TIERS, *DIRECTIONS)})
+        self.memory = _figure("", x_axis_type="datetime")
+        self.memory.varea_stack(
+            list(TIERS), x="time", color=[_COLOURS[t] for t in TIERS], legend_label=list(TIERS), source=self.source
+        )
+        self.traffic = _figure("", x_axis_type="datetime")
+        for way, colour in _WAYS.items():
+            words = way.replace("_", " ")
+            self.traffic.line("time", way, color=colour, line_width=2, legend_label=words, source=self.source)
+        for one, unit in ((self.memory, ""), (self.traffic, "/s")):
+            _in_bytes(one, unit)
+            one.x_range.range_padding = 0
+
+    def show(self, series: Mapping[str, Sequence[float]], what: str) -> None:
+        """Show a series; ``what`` it is of stands above."""
+        self.memory.title.text = f"Dask's data by tier over time: {what}"
+        self.traffic.title.text = f"Spilled and unspilled, bytes per second: {what}"
+        self.source.data = {name: np.asarray(values) for name, values in series.items()}
+
+
+class Table:
+    """The workers' bindings; what differs from the plan is red."""
+
+    _COLUMNS = (
+        *(("name", "worker", 150), ("gpu", "GPU", 300), ("cores", "cores", 90), ("memory", "memory", 130)),
+        *(("nic", "NIC", 120), ("limit", "limit", 80), ("restarts", "restarts", 60)),
+    )
+
+    def __init__(self) -> None:
+        self.source = ColumnDataSource({name: [] for name in (*(c[0] for c in self._COLUMNS), "wrong", "reasons")})
+        red = HTMLTemplateFormatter(template=f"<span style='color:{RED};font-weight:bold'><%- value %></span>")
+        columns = [TableColumn(field=field, title=title, width=width) for field, title, width in self._COLUMNS]
+        columns.append(TableColumn(field="wrong", title="not as planned", width=320, formatter=red))
+        columns.append(TableColumn(field="reasons", title="why so", width=420))
+        self.root = DataTable(
+            source=self.source, columns=columns, height=60, sizing_mode="stretch_width", index_position=None
+        )
+
+    def show(self, gpus: Sequence[GpuFacts]) -> None:
+        """Show these workers, first those that are not as planned."""
+        gpus = sorted(gpus, key=lambda g: not g.differences)
+        self.source.data = {
+            "name": [g.name for g in gpus],
+            "gpu": [f"{g.pci} {g.model}" for g in gpus],
+            "cores": [g.cores for g in gpus],
+            "memory": [g.memory for g in gpus],
+            "nic": [g.nic for g in gpus],
+            "limit": [format_bytes(g.limit_bytes.get("device", 0)) for g in gpus],
+            "restarts": [g.restarts for g in gpus],
+            "wrong": ["; ".join(g.differences) for g in gpus],
+            "reasons": ["; ".join(g.reasons) for g in gpus],
+        }
+        self.root.height = min(400, 35 + 26 * len(gpus))

@@ -1,0 +1,55 @@
+"""The picture of a node for the page: drawn by one of its workers, when somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from distributed import Scheduler, Worker
+
+from hpcgpu.host import discover
+from hpcgpu.model import Binding, WorkerSpec
+from hpcgpu.pictures.svg import render_svg
+from hpcgpu.plan.binding.ports import Ports, label
+
+_ANSWER_S = 10.0
+
+
+def serve(worker: Worker, spec: WorkerSpec) -> None:
+    """Let a worker answer what its binding is, and draw its node; called when it starts."""
+
+    async def draw(names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
+        # in a thread: libhwloc reads the machine for about 0.1 s
+        return await asyncio.to_thread(_drawn, spec, names, [pickle.loads(binding) for binding in bindings])
+
+    worker.handlers["hpcgpu_binding"] = lambda: pickle.dumps(spec.binding)
+    worker.handlers["hpcgpu_picture"] = draw
+
+
+def _drawn(spec: WorkerSpec, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
+    topology = discover.topology()
+    if spec.simulated:
+        gpus = {gpu.uuid: gpu for binding in bindings for gpu in binding.gpus[:1]}
+        topology = replace(topology, gpus=tuple(gpus.values()))
+    ports = Ports(topology)
+    dead = [f"{label(nic)}: {ports.why_not[nic].one}" for nic in ports.all if not nic.active]
+    return {"svg": render_svg(topology, bindings, names), "dead_ports": dead}
+
+
+async def ask(scheduler: Scheduler, workers: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return picture and dead ports of the node of these workers, each with its address and name.
+
+    Raises
+    ------
+    OSError, TimeoutError
+        A worker does not answer.
+
+    """
+    async with asyncio.timeout(_ANSWER_S):
+        bindings = await asyncio.gather(*(scheduler.rpc(address).hpcgpu_binding() for address, _ in workers))
+        drawer = scheduler.rpc(workers[0][0])
+        found: dict[str, Any] = await drawer.hpcgpu_picture(names=[name for _, name in workers], bindings=bindings)
+        return found

@@ -1,0 +1,160 @@
+"""The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of all GPUs, 4 or 400.
+
+All of it is one Bokeh document of one browser tab. It reads the ledger while it is open; closed, nothing is done.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bokeh.layouts import column, row
+from bokeh.models import Column, Div
+from distributed import Scheduler
+from distributed.dashboard.components import add_periodic_callback
+from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+
+from hpcgpu.deploy.dashboard import figures, node_picture
+from hpcgpu.deploy.dashboard.history import SHARE, UTILISATION, History, Sample
+from hpcgpu.deploy.dashboard.history import column as strip_column
+from hpcgpu.deploy.dashboard.ledger import Ledger
+from hpcgpu.plan.views.gpus import GpuFacts, headline
+from hpcgpu.supervise.rounds import reason_of
+
+# Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
+_FEW, _OFTEN_MS, _SELDOM_MS = 64, 1000, 3000
+_SAMPLES = 200
+_ALL = "all GPUs"
+
+
+def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:  # noqa: ANN401
+    """Fill the document of a browser tab; called by Bokeh when the page is opened."""
+    ledger = scheduler.plugins[Ledger.name]
+    page = GpuPage(scheduler, ledger, doc)
+    page.update()
+    add_periodic_callback(doc, page, page.every_ms)
+    doc.title = "Dask: GPUs"
+    doc.add_root(page.root)
+    doc.template = env.get_template("simple.html")
+    doc.template_variables.update(extra)
+    doc.theme = BOKEH_THEME
+
+
+class GpuPage:
+    """One tab's page.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Asked for a node's picture only.
+    ledger : Ledger
+        Has the facts.
+    doc : Document
+        Bokeh's.
+
+    """
+
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, doc: Any) -> None:  # noqa: ANN401
+        self._scheduler, self._ledger, self._doc = scheduler, ledger, doc
+        self._history, self._gpus = History(_SAMPLES), list[GpuFacts]()
+        self._chosen, self._drawn = "", ""
+        self._fixed: tuple[object, ...] = ()
+        self._head, self._picture = Div(sizing_mode="stretch_width"), Div(sizing_mode="stretch_width")
+        self._bars = figures.Bars()
+        self._strips = {
+            SHARE: figures.Strip("Dask's data on each device over time, % of its limit"),
+            UTILISATION: figures.Strip("Utilisation of each GPU over time, %"),
+        }
+        self._lines = figures.Lines()
+        self._table = figures.Table()
+        for source in (self._bars.source, self._table.source):
+            source.selected.on_change("indices", functools.partial(self._choose, source))
+        self.root: Column = column(
+            self._head,
+            self._bars.root,
+            row(*(strip.root for strip in self._strips.values()), sizing_mode="stretch_width"),
+            row(self._lines.memory, self._lines.traffic, sizing_mode="stretch_width"),
+            self._table.root,
+            self._picture,
+            sizing_mode="stretch_width",
+        )
+
+    @property
+    def every_ms(self) -> int:
+        """How long to wait between two updates: about as long as workers do between two heartbeats."""
+        return _OFTEN_MS if len(self._gpus) <= _FEW else _SELDOM_MS
+
+    def update(self) -> None:
+        """Show what is known now; called by Bokeh again and again while the page is open."""
+        self._gpus = self._ledger.gpus()
+        self._head.text = _head(self._gpus)
+        if not self._gpus:
+            return
+        sample = Sample.of(time.time(), self._gpus)
+        same = self._history.add(sample)
+        for number, strip in self._strips.items():
+            if same:
+                strip.append(sample.time_s, strip_column(sample, number, sample.names))
+            else:
+                strip.show([s.time_s for s in self._history.samples], self._history.strip(number), sample.names)
+        self._bars.show(self._gpus, fresh=not same)
+        if (fixed := tuple((g.name, *g.differences, g.restarts) for g in self._gpus)) != self._fixed:
+            self._fixed = fixed
+            self._table.show(self._gpus)
+        if self._chosen not in {"", *sample.names}:
+            self._chosen = ""
+        self._lines.show(self._history.series(self._chosen), self._chosen or _ALL)
+        self._look_at_node()
+
+    def _choose(self, source: Any, attr: str, old: Sequence[int], new: Sequence[int]) -> None:  # noqa: ANN401
+        """Show one GPU over time, which was tapped as a bar or as a row; called by Bokeh."""
+        names = source.data["name"]
+        chosen = names[new[0]] if new and new[0] < len(names) else ""
+        if chosen != self._chosen:
+            self._chosen = chosen
+            self._lines.show(self._history.series(chosen), chosen or _ALL)
+            self._look_at_node()
+
+    def _look_at_node(self) -> None:
+        """Have the picture of the chosen worker's node drawn, or of the first one."""
+        node = next((g.node for g in self._gpus if g.name == self._chosen), self._gpus[0].node)
+        if node != self._drawn:
+            self._drawn = node
+            self._doc.add_next_tick_callback(self._draw)
+
+    async def _draw(self) -> None:
+        node = self._drawn
+        here = [(self._ledger.address(g.name), g.name) for g in self._gpus if g.node == node]
+        try:
+            found = await node_picture.ask(self._scheduler, here)
+        except Exception as e:  # of the worker, which has it from the machine
+            text = f"the picture of node {html.escape(node)} could not be drawn: {html.escape(reason_of(e))}"
+        else:
+            dead = [f"<li>{html.escape(port)}</li>" for port in found["dead_ports"]]
+            image = base64.b64encode(found["svg"].encode()).decode()
+            text = (
+                f"<b>Node {html.escape(node)}</b>"
+                + (f"<ul style='color:{figures.RED}'>{''.join(dead)}</ul>" if dead else "")
+                + f"<br><img style='max-width:1200px;width:100%' src='data:image/svg+xml;base64,{image}'>"
+            )
+        if node == self._drawn:
+            self._picture.text = text
+
+
+def _head(gpus: Sequence[GpuFacts]) -> str:
+    """Return the first line, with what is not as planned in red."""
+    if not gpus:
+        return "no worker with a GPU is there; those of hpcgpu say what they have in their heartbeats"
+    wrong = [g for g in gpus if g.differences]
+    said = f"<span style='font-size:14px'>{html.escape(headline(gpus))}"
+    if wrong:
+        names = ", ".join(g.name for g in wrong[:5]) + (", …" if len(wrong) > 5 else "")
+        said += (
+            f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers are not as planned: "
+            f"{html.escape(names)}</b>"
+        )
+    return f"{said}</span>"

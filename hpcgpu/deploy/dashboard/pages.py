@@ -1,0 +1,48 @@
+"""What the dashboard has of ours beside Dask's pages: the page "GPUs", and metrics for Prometheus.
+
+It is called when somebody looks at the dashboard for the first time: importing bokeh takes 0.3 CPU s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Scheduler
+from tornado.web import RequestHandler
+
+from hpcgpu.deploy.dashboard.ledger import Ledger
+from hpcgpu.plan.views import prometheus
+
+# Below the dashboard's secret.
+METRICS = "hpcgpu/metrics"
+_PAGE = "gpus"
+
+
+class MetricsHandler(RequestHandler):
+    """Answers what Prometheus scrapes."""
+
+    def initialize(self, ledger: Ledger) -> None:
+        """Take what the route gives; called by tornado."""
+        self._ledger = ledger
+
+    def get(self) -> None:
+        """Answer."""
+        self.set_header("Content-Type", prometheus.CONTENT_TYPE)
+        self.write(prometheus.render(self._ledger.gpus()))
+
+
+def add_metrics(scheduler: Scheduler) -> None:
+    """Serve the metrics."""
+    ledger = scheduler.plugins[Ledger.name]
+    route = (f"/{METRICS}", MetricsHandler, {"ledger": ledger})
+    scheduler.http_application.add_handlers(".*", [route])
+
+
+def add_page(scheduler: Scheduler, dashboard: Any) -> None:  # noqa: ANN401
+    """Add the page to those of distributed's module ``dashboard.scheduler``, before it makes its application."""
+    from hpcgpu.deploy.dashboard.page import gpus_doc
+
+    dashboard.applications[f"/{_PAGE}"] = gpus_doc
+    pages = dashboard.template_variables(scheduler)["pages"]
+    if _PAGE not in pages:
+        pages.insert(pages.index("workers") + 1, _PAGE)

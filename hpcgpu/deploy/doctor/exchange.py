@@ -1,0 +1,84 @@
+"""What login node and nodes of the doctor's job write for each other, in a private folder in the shared home."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hpcgpu.errors import HpcGpuError
+from hpcgpu.host import private
+from hpcgpu.host.knocking import Place
+from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
+from hpcgpu.plan.doctor.nodes import NOT_SHARED
+
+ORDER, LAUNCHER, KNOCKED, CERTIFICATE = "order", "launcher", "knocked", "certificate"
+_LISTENS, _NODE = "listens-", "node-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the nodes are to do; ``token`` is a secret of the trial, ``run`` a run document."""
+
+    token: str
+    nodes: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """A node that listens, and at which places; why UCX does not."""
+
+    host: str
+    where: tuple[Place, ...]
+    no_ucx: str = ""
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    """Write facts into the folder of the trial, at once."""
+    private.write(folder / name, msgspec.json.encode(value).decode())
+
+
+def write_listening(folder: Path, value: Listening) -> None:
+    """Write where this node listens."""
+    write(folder, f"{_LISTENS}{value.host}", value)
+
+
+def write_node(folder: Path, value: NodeFacts) -> None:
+    """Write what this node has seen."""
+    write(folder, f"{_NODE}{value.host}", value)
+
+
+def read_order(folder: Path) -> Order:
+    """Return what is to be done.
+
+    Raises
+    ------
+    HpcGpuError
+        The folder is not here: the home is not shared.
+
+    """
+    try:
+        return msgspec.json.decode(private.read(folder / ORDER), type=Order)
+    except FileNotFoundError as e:
+        raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
+
+
+def read_listening(folder: Path) -> tuple[Listening, ...]:
+    """Return the nodes that listen."""
+    found = sorted(folder.glob(f"{_LISTENS}*"))
+    return tuple(msgspec.json.decode(private.read(path), type=Listening) for path in found)
+
+
+def read_nodes(folder: Path) -> tuple[NodeFacts, ...]:
+    """Return what the nodes have seen."""
+    found = sorted(folder.glob(f"{_NODE}*"))
+    return tuple(msgspec.json.decode(private.read(path), type=NodeFacts) for path in found)
+
+
+def read_launcher(folder: Path) -> Launcher | None:
+    """Return what starts the ranks; None: the job has not come so far."""
+    path = folder / LAUNCHER
+    return msgspec.json.decode(private.read(path), type=Launcher) if path.exists() else None

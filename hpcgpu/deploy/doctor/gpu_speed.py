@@ -1,0 +1,64 @@
+"""How fast CUDA starts and copies, in a process of its own: ``python -m hpcgpu.deploy.doctor.gpu_speed NEAR FAR``.
+
+NEAR and FAR are NUMA nodes; without them the kernel chooses. One line of JSON comes out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from hpcgpu.errors import HpcGpuError
+from hpcgpu.host import bind
+from hpcgpu.host.cgroup import granted_cpus
+from hpcgpu.model import Binding, CpuSet
+from hpcgpu.spill.devices.copies import DriverCopies
+
+_BYTES = 64 << 20
+_TIMES = 4
+
+
+def measure(memory_nodes: list[int]) -> dict[str, float]:
+    """Return seconds until a context is there, the driver's CUDA, and bytes/s of copies from these NUMA nodes.
+
+    Raises
+    ------
+    HpcGpuError
+        The driver fails.
+    ImportError, RuntimeError
+        cuda.bindings or the driver is not installed.
+    MemoryError
+        The GPU has no room.
+
+    """
+    began_s = time.perf_counter()
+    copies = DriverCopies(0)
+    found = {"init_s": time.perf_counter() - began_s, "cuda": copies.call("cuDriverGetVersion")}
+    for name, node in zip(("near_bytes_per_s", "far_bytes_per_s"), memory_nodes, strict=False):
+        bind.bind(Binding(granted_cpus(), (), memory_policy="bind", memory_nodes=CpuSet([node])))
+        found[name] = _to_device(copies)
+    return found
+
+
+def _to_device(copies: DriverCopies) -> float:
+    """Return bytes/s of the fastest of a few copies, which wait for nothing else."""
+    with copies.context():
+        host = int(copies.call("cuMemHostAlloc", _BYTES, copies.driver.CU_MEMHOSTALLOC_PORTABLE))
+        device = copies.call("cuMemAllocAsync", _BYTES, copies.up_stream)
+        took_s = []
+        for _ in range(_TIMES):
+            began_s = time.perf_counter()
+            copies.call("cuMemcpyHtoDAsync", device, host, _BYTES, copies.up_stream)
+            copies.call("cuStreamSynchronize", copies.up_stream)
+            took_s.append(time.perf_counter() - began_s)
+        copies.call("cuMemFreeAsync", device, copies.up_stream)
+        copies.call("cuMemFreeHost", host)
+    return _BYTES / min(took_s)
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(measure([int(word) for word in sys.argv[1:]])))
+    except (HpcGpuError, ImportError, MemoryError, RuntimeError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,90 @@
+"""What the doctor sees of a node of its job."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hpcgpu.deploy.doctor import login
+from hpcgpu.host import cgroup, discover, gpus, nvml, probes, process
+from hpcgpu.host import run as programs
+from hpcgpu.model import Command, Gpu, Settings, Topology
+from hpcgpu.plan.doctor.facts import GpuSpeed, Limits, NodeFacts, Ucx
+from hpcgpu.spill.storage.scratch import home_of
+
+_LOOK_S = 25.0  # for all looks of a node together: imports and CUDA on a cold file system
+_WRITE_BYTES = 64 << 20
+
+
+def look(settings: Settings) -> NodeFacts:
+    """Look at this node."""
+    looks: dict[str, Callable[[], Any]] = {
+        "scratch": lambda: login.folder(home_of(settings.local_directory), _WRITE_BYTES),
+        "ucx": lambda: Ucx(**probes.ucx()),
+        "topology": discover.topology,
+        "speed": _speed,
+        "imports": probes.imports,
+    }
+    seen, why = probes.gather(looks, _LOOK_S)
+    topology: Topology | None = seen.pop("topology", None)
+    imports = seen.pop("imports", {})
+    cpus, cores = probes.cpus()
+    found, _ = gpus.nvml_facts()
+    return NodeFacts(
+        host=os.uname().nodename,
+        python=replace(login.python(), **imports),
+        limits=Limits(**probes.limits()),
+        cpus=cpus,
+        cores=cores,
+        memory_bytes=cgroup.memory_limit().nbytes,
+        temporary=tempfile.gettempdir(),
+        gpus=tuple(gpu.model for gpu in found),
+        driver=nvml.driver(),
+        granted_gpus=granted_gpus(os.environ),
+        nics=topology.nics if topology else None,
+        hops=topology.hops if topology else (),
+        unknown={**why, "nics": why.get("topology", "")},
+        **seen,
+    )
+
+
+def granted_gpus(environ: Mapping[str, str]) -> int | None:
+    """Return the GPUs of this node that Slurm has granted, which sets no variable for none; PBS does not tell."""
+    return int(environ.get("SLURM_GPUS_ON_NODE") or 0) if "SLURM_JOB_ID" in environ else None
+
+
+def _speed() -> GpuSpeed:
+    """Measure the first GPU in a process of its own, as CUDA counts it by PCI address.
+
+    Raises
+    ------
+    RuntimeError
+        There is none, or the driver fails.
+
+    """
+    topology = discover.topology()
+    there = gpus.visible(topology.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not there:
+        raise RuntimeError("no GPU here")
+    argv = process.python_argv("hpcgpu.deploy.doctor.gpu_speed", *_near_and_far(topology, there[0]))
+    done = programs.run_sync(Command(argv, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, timeout_s=_LOOK_S - 5))
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip() or f"it ended with {done.returncode}")
+    return GpuSpeed(name=there[0].model, **json.loads(done.stdout))
+
+
+def _near_and_far(topology: Topology, gpu: Gpu) -> tuple[str, ...]:
+    """Return the GPU's own NUMA node and one of another package, or at least another one."""
+    if gpu.numa_node is None:
+        return ()
+    granted = cgroup.granted_memory_nodes()
+    nodes = [node for node in topology.numa_nodes if not granted or node.os_index in granted]
+    own = next((node for node in nodes if node.os_index == gpu.numa_node), None)
+    if own is None:
+        return ()
+    others = sorted((n for n in nodes if n is not own), key=lambda n: n.package == own.package)
+    return tuple(str(node.os_index) for node in (own, *others[:1]))

@@ -1,0 +1,250 @@
+"""The doctor's short job, from its submission to its findings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcgpu.config import document
+from hpcgpu.deploy.doctor import exchange, login, node
+from hpcgpu.deploy.doctor.leftovers import home
+from hpcgpu.deploy.jobs import batch_client, guard
+from hpcgpu.deploy.jobs import record as records
+from hpcgpu.deploy.jobs.job import BatchJob
+from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
+from hpcgpu.deploy.jobs.record import Process, Record
+from hpcgpu.deploy.network import lease
+from hpcgpu.deploy.network.tls import Certificate
+from hpcgpu.errors import SubmitError
+from hpcgpu.host import private
+from hpcgpu.host import run as programs
+from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
+from hpcgpu.plan.doctor.facts import Link, TrialFacts
+from hpcgpu.plan.doctor.finding import Finding, examine, failed
+from hpcgpu.plan.doctor.login import refusal_advice
+from hpcgpu.plan.doctor.nodes import checks_for
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import describe_unreached, over_words
+from hpcgpu.supervise import tasks
+
+_NODES, _WALLTIME_S = 2, 300
+_GRACE_S = 10.0  # a doctor that is silent for so long has been killed
+_LOOK_S, _ASK_S = 0.5, 2.0
+_CANCEL_S = 20.0
+# PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
+# (OpenPBS 23.06.06). What nodes have written is there within this time.
+_ENDING, _WRITTEN_S = "in state", 10.0
+_OUTPUT_LINES = 12
+
+
+class Outcome(NamedTuple):
+    """What the trial has found; ``facts`` is None where there was no job."""
+
+    findings: tuple[Finding, ...]
+    facts: TrialFacts | None = None
+
+
+def run(job: PlannedJob, say: Callable[[str], None]) -> Outcome:
+    """Submit a job of two nodes, wait for it, and return what its nodes have found.
+
+    Ctrl-C cancels it; when this process is killed, its guard does.
+
+    Parameters
+    ----------
+    job : PlannedJob
+        The job that does not do well; the trial asks for the same, for less time.
+    say : callable
+        Takes a line for the user: what the job is doing.
+
+    Raises
+    ------
+    SubmitError
+        The batch system does not answer, or the job could not be cancelled.
+    HpcGpuError
+        The home cannot be written.
+
+    """
+    folder = private.make_folder(home() / secrets.token_hex(8))
+    try:
+        facts = asyncio.run(_Trial(job, folder, say).facts())
+    except SubmitError as error:
+        if error.transient:
+            raise
+        return Outcome((Finding("job", *failed(str(error), refusal_advice(job.batch, str(error)))),))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(examine(checks_for(facts), facts), facts)
+
+
+class _Trial:
+    """One job of the doctor, on an event loop."""
+
+    def __init__(self, job: PlannedJob, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say, self._system = folder, say, job.system
+        self._settings, self._token = _short(job.wanted.settings, folder), secrets.token_hex(16)
+        document_ = RunDocument(settings=self._settings, shape="gang", folder=str(folder))
+        words = ("doctor", "--on-nodes", str(folder))
+        self._spec, _, _ = plan_job(document_, job.wanted.site, job.batch, words)
+        run_ = document.render(replace(document_, folder=""))
+        self._order = exchange.Order(token=self._token, nodes=self._spec.nodes, run=run_)
+        exchange.write(folder, exchange.ORDER, self._order)
+        made = Certificate.make()
+        private.write(folder / exchange.CERTIFICATE, f"{made.cert_pem}{made.key_pem}")
+        site = job.wanted.site
+        self._record = Record(
+            name=self._spec.name,
+            batch=job.batch,
+            dialect=site.spoken if site else {},
+            document=run_,
+            client=Process.here(),
+            created=records.now(),
+            submitting=True,
+        )
+        self._said = ""
+        self._links: tuple[Link, ...] | None = None
+        self._status: JobStatus | None = None
+        self._ending_s: float | None = None
+
+    async def facts(self) -> TrialFacts:
+        """Submit the job, and return what was seen of it when it is over, or has said all."""
+        job = BatchJob(self._system, self._say_new, spec=self._spec)
+        lease.touch(self._folder)
+        records.write(self._folder, self._record)
+        guarding = guard.start(self._folder, self._record.client)
+        alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
+        try:
+            return await self._facts_of(job)
+        finally:
+            alive.cancel()
+            programs.end(guarding)
+
+    async def _facts_of(self, job: BatchJob) -> TrialFacts:
+        try:
+            await job.submit()
+            self._record = replace(self._record, jobs=(job.recorded,), submitting=False)
+            await tasks.in_thread(lambda: records.write(self._folder, self._record))
+            answered = await self._wait(job.id)
+            found = await tasks.in_thread(lambda: self._seen(job))
+        except BaseException:
+            await self._cancel(job)
+            raise
+        await (job.end() if answered else self._cancel(job))
+        return found
+
+    def _say_new(self, text: str) -> None:
+        """Say what the plan of the job has not said before."""
+        if not text.endswith(self._system.notes(self._spec)):
+            self._say(text)
+
+    async def _cancel(self, job: BatchJob) -> None:
+        """Cancel the job, pending or running, unless it is over."""
+        if not job.id:
+            await job.end()  # its submission may have been accepted all the same
+        elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
+            await batch_client.close(self._system, [job.id], _CANCEL_S, self._say)
+
+    async def _wait(self, job_id: str) -> bool:
+        """Wait until the job has ended, or all nodes have answered: True."""
+        now = asyncio.get_running_loop().time
+        ask_s = now()
+        while True:
+            if now() >= ask_s:
+                await self._ask(job_id)
+                ask_s = now() + _ASK_S
+            over = self._is_over(now())
+            if await tasks.in_thread(self._look):
+                return True
+            if over:
+                return False
+            await asyncio.sleep(_LOOK_S)
+
+    def _is_over(self, now_s: float) -> bool:
+        """Tell whether nothing will come of the job any more; one that is ending may be so for minutes."""
+        status = self._status
+        if status is None or not status.trouble.startswith(_ENDING):
+            self._ending_s = None
+        elif self._ending_s is None:
+            self._ending_s = now_s
+        waited = self._ending_s is not None and now_s - self._ending_s > _WRITTEN_S
+        return waited or (status is not None and status.state in (JobState.ENDED, JobState.STUCK))
+
+    async def _ask(self, job_id: str) -> None:
+        try:
+            found = await batch_client.ask(self._system, [job_id])
+        except SubmitError as error:
+            if not error.transient:
+                raise
+            self._tell(str(error))
+            return
+        self._status = found.get(job_id)
+        about = JobFacts(id=job_id, submitted_s=0.0, expected=0, status=self._status)
+        self._tell(f"job {job_id}: {describe_unreached(about, date.today()).text}")
+
+    def _tell(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._say(text)
+
+    def _look(self) -> bool:
+        """Knock when all nodes listen; tell whether all have answered."""
+        listening = exchange.read_listening(self._folder)
+        if self._links is None and len(listening) >= self._spec.nodes:
+            me = os.uname().nodename
+            found = (node.knock(me, there, self._order, self._folder) for there in listening)
+            self._links = tuple(link for links in found for link in links)
+            exchange.write(self._folder, exchange.KNOCKED, True)
+        return self._links is not None and len(exchange.read_nodes(self._folder)) >= self._spec.nodes
+
+    def _ended(self, job_id: str) -> str:
+        if self._status is None:
+            return "the batch system does not list the job"
+        if self._ending_s is not None:
+            return f"job {job_id} is ending ({self._status.trouble})"
+        return over_words(job_id, self._status)
+
+    def _seen(self, job: BatchJob) -> TrialFacts:
+        nodes = exchange.read_nodes(self._folder)
+        all_there = len(nodes) >= self._spec.nodes
+        unknown = {"launcher": "the job has not come so far", "links": "the nodes did not listen"}
+        return TrialFacts(
+            job_id=job.id,
+            folder=str(self._folder),
+            wanted_nodes=self._spec.nodes,
+            wanted_gpus=self._spec.gpus_per_node,
+            protocol=self._settings.protocol or "",
+            python=login.python(),
+            nodes=nodes,
+            ended=self._ended(job.id),
+            output="" if all_there else _output(Path(job.log)),
+            launcher=exchange.read_launcher(self._folder),
+            links=self._links,
+            unknown=unknown,
+        )
+
+
+def _short(settings: Settings, folder: Path) -> Settings:
+    """Return the settings of the short job: what it asks for of each node is what users ask for."""
+    nodes = _NODES if settings.where("nodes") == "default" else min(settings.nodes, _NODES)
+    return replace(
+        settings,
+        nodes=nodes,
+        walltime_s=min(settings.walltime_s or _WALLTIME_S, _WALLTIME_S),
+        log_directory=str(folder),
+        client_grace_s=_GRACE_S,
+        job_name=f"{settings.job_name}-doctor",
+    )
+
+
+def _output(log: Path) -> str:
+    """Return the last lines of the job's output; empty where there is none."""
+    try:
+        return " / ".join(log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:])
+    except OSError:
+        return ""

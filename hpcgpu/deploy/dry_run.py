@@ -1,0 +1,81 @@
+"""What ``hpcgpu run`` and ``hpcgpu launch`` would start here: the plan, for this node as it is; nothing is started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hpcgpu.config import doors
+from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy import start, topo
+from hpcgpu.deploy.jobs.preview import said_of
+from hpcgpu.deploy.processes.node import Machine
+from hpcgpu.deploy.settings import Wanted
+from hpcgpu.launch.environment import read_allocation
+from hpcgpu.model import Layout
+from hpcgpu.plan.binding.whole_node import plan_whole_node
+from hpcgpu.plan.views.explain import counted
+from hpcgpu.plan.views.overview import Plan
+from hpcgpu.plan.views.preview import Preview, layout_of
+
+
+def launch(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> Preview:
+    """Return the plan of ``hpcgpu launch``; ``typed`` are the words of ``hpcgpu run`` for each rank.
+
+    Raises
+    ------
+    ConfigError, LaunchError
+        As the launch itself: a setting is wrong, there is no allocation, no launcher, or no GPU.
+
+    """
+    wanted, line = start.launch_line(given, given_from, typed)
+    nodes, gpus = start.nodes_and_gpus(wanted.settings)
+    return _preview(wanted, line, layout_of(wanted.settings, nodes, gpus))
+
+
+def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> Preview:
+    """Return the plan of ``hpcgpu run`` as one process, or as one of the ranks that a launcher has started.
+
+    Raises
+    ------
+    ConfigError, LaunchError
+        As the run itself.
+
+    """
+    wanted = wanted_settings.read(given, given_from, door=doors.RUN)
+    if read_allocation(os.environ).rank.size > 1:
+        return _preview(wanted, shlex.join(script), None)
+    one = replace(wanted.settings, ranks="node")
+    return _preview(wanted, shlex.join(script), layout_of(one, 1, start.nodes_and_gpus(wanted.settings)[1]))
+
+
+def _preview(wanted: Wanted, line: str, layout: Layout | None) -> Preview:
+    settings = wanted.settings
+    gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
+    facts = topo.this_machine(settings)
+    specs = plan_whole_node(settings, facts, gpus)
+    node = Plan(facts.topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
+    return Preview(
+        settings=settings,
+        said=said_of(settings),
+        spec=None,
+        granted=tuple(_granted()),
+        script=line,
+        site=wanted.site,
+        layout=layout,
+        node=node,
+        node_from=f"{facts.name}, as it is",
+    )
+
+
+def _granted() -> tuple[str, ...]:
+    """Return what is known of the job around this process, in words."""
+    allocation = read_allocation(os.environ)
+    job = "no job: this machine alone"
+    if allocation.batch != "local":
+        job = f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"
+    rank = allocation.rank
+    ranks = f"{counted(rank.size, 'rank')} of {rank.launcher}: they agree who does what when they meet"
+    return (job, *([ranks] if rank.size > 1 else []))

@@ -1,0 +1,284 @@
+"""The loop of all jobs of a cluster: one question for all of them, one decision. A fleet carries it out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs.batch_client import ask, on_lost_nodes, proven
+from hpcgpu.deploy.jobs.job_table import JobTable, Present
+from hpcgpu.deploy.jobs.logs import tail
+from hpcgpu.deploy.jobs.record import Gone, RecordedJob
+from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.model import JobSpec, JobState, JobStatus
+from hpcgpu.plan.jobs.ends import why_over
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.polling import poll_in_s
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
+from hpcgpu.supervise import tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterHooks:
+    """The functions of a cluster that the loop of all jobs, and the fleet, call.
+
+    Attributes
+    ----------
+    present : callable
+        Returns the registered workers by their job's id.
+    retire : callable
+        Has workers hand their data to others and leave.
+    remove : callable
+        Has the scheduler forget workers that are gone.
+    write_down : callable
+        Called in a thread when jobs have come or gone.
+    written_down : callable
+        Called in a thread; returns the jobs that any object has written down last, and those that were gone.
+    changed : callable
+        Called when more is known than before.
+    say : callable
+        Takes a line for the user.
+
+    """
+
+    present: Callable[[], Mapping[str, Present]]
+    retire: Callable[[Sequence[str]], Awaitable[object]]
+    remove: Callable[[Sequence[str]], Awaitable[object]]
+    write_down: Callable[[], None]
+    written_down: Callable[[], tuple[Sequence[RecordedJob], Sequence[Gone]]]
+    changed: Callable[[], None]
+    say: Callable[[str], None]
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def write(self) -> None:
+        """Have the jobs written down: one time after the other, each with what is known then."""
+        async with self._writing:
+            await tasks.in_thread(self.write_down)
+
+
+class Actor(Protocol):
+    """Acts on jobs that come and go. Without an actor the job with the scheduler is the only one, and nothing is done.
+
+    Attributes
+    ----------
+    spec : JobSpec
+        The request for one of them.
+
+    """
+
+    spec: JobSpec
+
+    async def find_lost(self) -> None:
+        """Add jobs whose submission was not answered; called before the question about all."""
+
+    async def act(self) -> None:
+        """Have :meth:`JobLoop.decide` decide upon the facts of now, and do it."""
+
+    def refused(self, e: SubmitError, *, say: bool) -> None:
+        """Take a refusal of the batch system, or that it did not answer."""
+
+
+class JobLoop:
+    """Asks about all jobs of a cluster when it is time, and has the decisions carried out.
+
+    On the event loop's thread only; the table may be read by any thread.
+
+    Parameters
+    ----------
+    system : BatchSystem
+        Runs the jobs.
+    policy : Policy
+        Limits of the decisions.
+    hooks : ClusterHooks
+        The cluster.
+
+    Attributes
+    ----------
+    table : JobTable
+        The jobs.
+    alarm : tasks.Alarm
+        When to look again.
+    actor : Actor or None
+        Acts on the jobs that come and go, where some do.
+    asked_s, answered_s : float or None
+        When the batch system was last asked, and when it last answered.
+
+    """
+
+    def __init__(self, system: BatchSystem, policy: Policy, hooks: ClusterHooks) -> None:
+        self.system, self.policy, self.hooks = system, policy, hooks
+        self.table, self.alarm = JobTable(0), tasks.Alarm()
+        self.actor: Actor | None = None
+        self.asked_s: float | None = None
+        self.answered_s: float | None = None
+        self._head_spec: JobSpec | None = None
+        self._said = ""
+        self._hurried = self._stopped = False
+        self._answer = asyncio.Event()
+        self._looking: tasks.Loop | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why the jobs are not looked after at present; empty when they are."""
+        return self._looking.trouble if self._looking else ""
+
+    @property
+    def head(self) -> JobFacts | None:
+        """The job with the scheduler, where that is a job."""
+        row = self.table.head
+        return row.facts if row else None
+
+    def lead(self, head: RecordedJob, expected: int, spec: JobSpec | None) -> None:
+        """Look after the job with the scheduler.
+
+        Parameters
+        ----------
+        head : RecordedJob
+            As it was written down.
+        expected : int
+            Its workers.
+        spec : JobSpec or None
+            The request for it; None: another process has made it.
+
+        """
+        self._head_spec = spec
+        self.table.lead(head, expected, self.alarm.now_s())
+        self.start()
+
+    def start(self) -> None:
+        """Look now, and whenever it is time from here on."""
+        if self._looking is None:
+            what = "the loop that looks after this cluster's jobs"
+            self._looking = tasks.keep(self._look, what, changed=self.hooks.changed)
+        self.alarm.ring()
+
+    def stop(self) -> None:
+        """Look no longer; the jobs stay."""
+        self._stopped = True
+        if self._looking:
+            self._looking.cancel()
+        self._answer.set()
+
+    async def check(self) -> JobFacts:
+        """Return the facts about the job with the scheduler, without a question to the batch system.
+
+        Raises
+        ------
+        JobError
+            It has ended, with the tail of its log, or will never start.
+
+        """
+        row = self.table.head
+        assert row
+        there, code = await asyncio.to_thread(row.recorded.left)
+        if self.table.left(there, code, self.alarm.now_s()):
+            self.alarm.ring()
+        facts = self.head
+        assert facts
+        if why := why_over(facts, self.alarm.now_s(), self.policy.late_limit_s):
+            never = facts.state is JobState.STUCK
+            raise JobError(why if never else f"{why}; {await asyncio.to_thread(tail, Path(row.recorded.log))}")
+        if self._stopped:
+            raise JobError(f"this object has closed, and asks about job {facts.id} no more")
+        return facts
+
+    async def news(self) -> JobFacts:
+        """Have the batch system asked; return the facts after its answer, or after it has given none.
+
+        Raises
+        ------
+        JobError
+            As of :meth:`check`.
+
+        """
+        answer = self._answer
+        if not self._stopped:
+            self._hurry()
+            await answer.wait()
+        return await self.check()
+
+    def ready(self) -> None:
+        """Take the workers of a cluster that has just started: it has had them, whatever becomes of them."""
+        self.table.registered(self.hooks.present(), self.alarm.now_s())
+        if self.head and self.head.state is not JobState.RUNNING:
+            self._hurry()  # a lost node is to be named, and later nobody may know on which nodes it ran
+
+    def decide(self, facts: Facts) -> Actions:
+        """Return what to do now, and look again when it is time to."""
+        actions = reconcile(facts, self.policy)
+        self.alarm.set_in(actions.next_s, actions.wake_s)
+        return actions
+
+    def pause(self) -> None:
+        """Leave a batch system alone that has not answered; as long as the scheduler is waited for not for long."""
+        now_s, patience = self.alarm.now_s(), self.policy.patience
+        waits_s = [patience.refused_s] if self.actor else []
+        if self.head and not self.head.heard:
+            waits_s.append(poll_in_s(now_s, self.asked_s, [self.head], (), patience) or 0.0)
+        wait_s = min(waits_s, default=patience.refused_s)
+        self.alarm.set_in(wait_s, wait_s)
+
+    def _hurry(self) -> None:
+        self._hurried = True
+        self.alarm.ring()
+
+    async def _look(self) -> None:
+        """Ask when it is time, and act on what has changed."""
+        await self.alarm.wait()
+        try:
+            if self._hurried or self.alarm.is_time_to_ask:
+                self._hurried = False
+                await self._ask()
+            await self._act()
+        except SubmitError as e:
+            self.pause()
+            if self.actor:
+                self.actor.refused(e, say=True)
+            elif str(e) != self._said:
+                self._said = str(e)
+                self.hooks.say(self._said)
+        except Exception:
+            self.alarm.ring()  # the next look does at once what this one has not done
+            raise
+
+    async def _ask(self) -> None:
+        answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now want a later one
+        self.asked_s = self.alarm.now_s()
+        try:
+            self.table.registered(self.hooks.present(), self.asked_s)
+            if self.actor:
+                await self.actor.find_lost()
+            asked = self.table.ids
+            listed = await self._listed(asked)
+            self.answered_s = self.alarm.now_s()
+            self.table.listed(asked, listed, self.answered_s)
+        except SubmitError:
+            self.table.unanswered(self.alarm.now_s())
+            raise
+        finally:
+            answer.set()
+
+    async def _listed(self, asked: Sequence[str]) -> dict[str, JobStatus]:
+        listed = await ask(self.system, asked)
+        of_head = {i: status for i, status in listed.items() if self.head and i == self.head.id}
+        of_members = {i: status for i, status in listed.items() if i not in of_head}
+        for spec, of_spec in ((self._head_spec, of_head), (self.actor.spec if self.actor else None, of_members)):
+            if spec:
+                listed |= await proven(self.system, spec, of_spec)
+        heard = [job.id for job in self.table.jobs if job.heard and not job.fixed]
+        listed = await on_lost_nodes(self.system, listed, heard, {job.id: job.hosts for job in self.table.jobs})
+        return await asyncio.to_thread(self.table.with_exit_codes, listed)
+
+    async def _act(self) -> None:
+        if self.actor:
+            await self.actor.act()
+            return
+        now_s = self.alarm.now_s()
+        self.table.registered(self.hooks.present(), now_s)
+        known = Facts(now_s=now_s, wanted=0, jobs=self.table.jobs, asked_s=self.asked_s, answered_s=self.answered_s)
+        self.decide(known)
+        self.hooks.changed()

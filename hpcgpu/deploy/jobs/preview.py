@@ -1,0 +1,163 @@
+"""The plan of a job before it is submitted, from what is known here: nothing is asked for, no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs.job_plan import read_job
+from hpcgpu.deploy.settings import Wanted
+from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.host import run as programs
+from hpcgpu.model import Command, HostMemory, JobSpec, Settings, Site, Topology
+from hpcgpu.model.settings import options, user_name
+from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding.site_node import topology_of
+from hpcgpu.plan.binding.whole_node import facts_from, plan_whole_node
+from hpcgpu.plan.jobs.request import gpus_per_node
+from hpcgpu.plan.views.overview import Plan
+from hpcgpu.plan.views.preview import Preview, described, differences, layout_of
+from hpcgpu.units import format_bytes, format_duration
+
+_UNKNOWN = "nobody says what the nodes are like: give --from FILE (lstopo --of xml on one of them), or a known site="
+
+
+class Described(NamedTuple):
+    """What a node is like, and the file that says so."""
+
+    topology: Topology
+    file: str
+
+
+def plan(
+    given: Mapping[str, object],
+    given_from: str,
+    script: tuple[str, ...] = (),
+    batch: str | None = None,
+    machine: Described | None = None,
+    *,
+    ask: bool = True,
+) -> Preview:
+    """Return the plan of a job for a script, or for a cluster object.
+
+    Parameters
+    ----------
+    given : mapping
+        Keywords or flags, by the users' names.
+    given_from : str
+        How messages name the place of a given value.
+    script : tuple of str
+        The script and its arguments; empty for a cluster object's job.
+    batch : str, optional
+        The batch system; the site's if not given.
+    machine : Described, optional
+        What a node is like; the site's documented nodes if not given.
+    ask : bool
+        Ask the batch system for its queues and nodes, and when the job would start, where that needs no submission.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong, or beyond the site's limits.
+
+    """
+    job = read_job(given, given_from, script, batch, live=ask)
+    return of_job(job.wanted, job.spec, job.script, machine, _starts(job.system, job.script) if ask else "")
+
+
+def of_job(wanted: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
+    """Return the plan of a job whose request is there already."""
+    settings, site = wanted.settings, wanted.site
+    topology, node_from = _machine(settings, site, machine)
+    node = _planned_node(settings, spec, topology, node_from) if topology else None
+    return Preview(
+        settings=settings,
+        said=said_of(settings),
+        spec=spec,
+        script=script,
+        site=site,
+        layout=layout_of(settings, spec.nodes, gpus_per_node(settings)),
+        node=node,
+        node_from=node_from,
+        starts=starts,
+    )
+
+
+def said_of(settings: Settings) -> tuple[tuple[str, str, str], ...]:
+    """Return name, value and place of each setting that is not a default."""
+    return tuple(
+        (name, _said(option.name, getattr(settings, option.name)), where)
+        for option in options()
+        if (where := settings.where(name := user_name(option))) != "default"
+    )
+
+
+def compare(path: str, found: Preview) -> tuple[str, ...]:
+    """Return where a plan differs from one that was written by ``hpcgpu plan --json``.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or is no such plan.
+
+    """
+    try:
+        before = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--diff {path} cannot be read: {error}; write one: hpcgpu plan --json > {path}") from error
+    if not isinstance(before, dict) or "request" not in before:
+        raise ConfigError(f"--diff {path} is no plan; write one: hpcgpu plan --json > {path}")
+    return differences(before, json.loads(json.dumps(described(found))))
+
+
+def _said(name: str, value: Any) -> str:  # noqa: ANN401 - of any option
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return format_bytes(value)
+    if isinstance(value, int) and name.endswith("_s"):
+        return format_duration(value)
+    return value if isinstance(value, str) else repr(value)
+
+
+def _machine(settings: Settings, site: Site | None, machine: Described | None) -> tuple[Topology | None, str]:
+    """Return a node of the job, and who says what it is like."""
+    if machine is not None:
+        return machine.topology, f"as {machine.file} describes it"
+    node = site.node(settings.queue) if site else None
+    if not site or not node:
+        return None, _UNKNOWN
+    try:
+        return topology_of(
+            node
+        ), f"as documents describe it ({site.cited(node.source, *site.path_of(node))}); live nodes are planned anew"
+    except ConfigError as error:
+        return None, f"{site.name}: {error}; --from FILE tells it (lstopo --of xml on one of the nodes)"
+
+
+def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
+    """Return the workers of a node: of all of it, since which part a job gets is not known before it has it."""
+    count = gpus_per_node(settings)
+    if settings.gpus:
+        gpus = simulated_gpus(topology, count, 1 << 30, "node")
+    else:
+        gpus = tuple(gpu for gpu in topology.gpus if gpu.can_run)[:count]
+    facts = facts_from(topology, where)
+    if spec.memory_per_node_bytes:
+        facts = replace(facts, memory=HostMemory(spec.memory_per_node_bytes, "memory="))
+    specs = plan_whole_node(settings, facts, gpus)
+    return Plan(topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
+
+
+def _starts(system: BatchSystem, script: str) -> str:
+    """Ask the batch system when a job would start; nothing is submitted."""
+    asked: Command | None = system.test(script)
+    if asked is None or not shutil.which(asked.argv[0]):
+        return ""
+    try:
+        return f"about {system.read_test(programs.run_sync(asked))}, as {asked.argv[0]} expects now"
+    except SubmitError as error:
+        return str(error)

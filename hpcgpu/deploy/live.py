@@ -1,0 +1,163 @@
+"""Where people see one line that changes: a terminal, a notebook; elsewhere each change is a line."""
+
+from __future__ import annotations
+
+import html
+import io
+import shutil
+import sys
+from typing import Any, Protocol
+
+from hpcgpu.host import log
+
+# Erase in display, from the cursor to the end of the line (ECMA-48, EL).
+_ERASE = "\r\x1b[K"
+_LINE = (
+    '<div style="font-family: var(--jp-code-font-family, monospace); font-size: 13px; white-space: pre-wrap">{}</div>'
+)
+
+
+class Surface(Protocol):
+    """One line that changes, and lines beside it that stay."""
+
+    ticks: bool  # whether the line can show seconds that pass
+
+    def show(self, text: str) -> None:
+        """Show the line as it is now."""
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def end(self) -> None:
+        """Leave the line as it is."""
+
+
+def surface() -> Surface:
+    """Return what people look at."""
+    if shell := _kernels_shell():
+        return Notebook(shell)
+    return Terminal() if log.is_terminal() else Lines()
+
+
+class Lines:
+    """A file or a pipe: each change is a line, written at once."""
+
+    ticks = False
+
+    def show(self, text: str) -> None:
+        """Write the line."""
+        log.say(text)
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        log.say(text)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class Terminal:
+    """A terminal: the line changes in place, and is cut where the terminal ends."""
+
+    ticks = True
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """Draw the line anew."""
+        log.write(f"{_ERASE}{self._styled(f'hpcgpu: {text}')}")
+        self._open = True
+
+    def say(self, text: str) -> None:
+        """Write a line of its own."""
+        self.end()
+        log.say(text)
+
+    def end(self) -> None:
+        """Go to the next line."""
+        if self._open:
+            log.write("\n")
+        self._open = False
+
+    def _styled(self, text: str) -> str:
+        """Return the text on one line, with colours where the terminal has some and the user wants them."""
+        from rich.console import Console
+        from rich.text import Text
+
+        out, columns = io.StringIO(), shutil.get_terminal_size().columns
+        console = Console(file=out, force_terminal=True, width=max(columns - 1, 20), highlight=False, stderr=True)
+        line = Text(text, no_wrap=True, overflow="ellipsis", end="")
+        line.highlight_regex(r"^hpcgpu:", "bold")
+        line.highlight_regex(r"\b(READY|UP)\b", "green")
+        line.highlight_regex(r"\b(PENDING|SUBMITTED|STARTING|SUSPENDED|DRAINING)\b", "yellow")
+        line.highlight_regex(r"\b(GONE|UNKNOWN|WILL NOT START)\b", "red")
+        console.print(line, end="")
+        return out.getvalue()
+
+
+class Notebook:
+    """A notebook: one display in each cell, which changes.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        IPython's.
+
+    """
+
+    ticks = True
+
+    def __init__(self, shell: Any) -> None:  # noqa: ANN401 - of a package that has no types
+        self._shell = shell
+        self._handle: Any = None
+        self._cell = 0
+        self._said: list[str] = []
+        self._line = ""
+
+    def show(self, text: str) -> None:
+        """Show the line below those that stay."""
+        self._line = text
+        self._update()
+
+    def say(self, text: str) -> None:
+        """Add a line that stays."""
+        self._said += [text]
+        self._update()
+
+    def end(self) -> None:
+        """Have the line stay."""
+        self._said += [self._line] if self._line else []
+        self._line = ""
+
+    def _update(self) -> None:
+        from IPython.display import display as untyped
+
+        display: Any = untyped
+        if self._handle is None or self._cell != self._shell.execution_count:
+            self._handle, self._cell = None, self._shell.execution_count
+            self._said = self._said[-1:] if not self._line else []
+        lines = [*self._said, *filter(None, (self._line,))]
+        text = "\n".join(f"hpcgpu: {line}" for line in lines)
+        bundle = {"text/plain": text, "text/html": _LINE.format("\n".join(map(_linked, lines)))}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def _linked(line: str) -> str:
+    """Return a line as HTML, in which an address can be followed."""
+    words = [html.escape(word) for word in line.split(" ")]
+    linked = [
+        f'<a href="{w}" target="_blank">{w}</a>' if w.startswith(("http://", "https://", "/user/", "/node/")) else w
+        for w in words
+    ]
+    return " ".join(linked)
+
+
+def _kernels_shell() -> Any:  # noqa: ANN401
+    """Return the shell of a notebook's kernel; None elsewhere, also in IPython on a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell if getattr(shell, "kernel", None) is not None else None

@@ -1,0 +1,199 @@
+"""The way from a user's browser to the dashboard: a port of this machine's loopback, and Dask's own connections.
+
+The dashboard listens on the loopback of the scheduler's node. This process has a connection to the scheduler that both
+sides have authenticated; more of them carry what a browser sends, byte by byte: HTTP and websockets alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import dask
+from distributed.core import CommClosedError
+from distributed.utils import format_dashboard_link
+
+from hpcgpu.supervise import tasks
+
+# The scheduler's handler; hpcgpu.deploy.processes.dashboard serves it.
+HANDLER = "hpcgpu_dashboard"
+_HOST = "127.0.0.1"
+_CHUNK_BYTES = 1 << 16
+# A browser sends its first line at once. Neighbours who send none may not keep all descriptors of this process.
+_FIRST_LINE_S = 10.0
+_MOST_WAITING = 64
+_DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_NO_WAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+
+
+class Forwarder:
+    """A port of this machine's loopback that leads to the dashboard.
+
+    Parameters
+    ----------
+    server : asyncio.Server
+        Listens here.
+    carrying : set of asyncio.Task
+        The connections that are open.
+
+    """
+
+    def __init__(self, server: asyncio.Server, carrying: set[asyncio.Task[Any]]) -> None:
+        self._server, self._carrying = server, carrying
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    @classmethod
+    async def open(cls, connect: Callable[[], Awaitable[Any]], secret: Callable[[], str]) -> Self:
+        """Listen.
+
+        Parameters
+        ----------
+        connect : coroutine function
+            Returns a connection to the scheduler's :data:`HANDLER`. OSError: there is no scheduler now.
+        secret : callable
+            Returns the first part of the dashboard's paths. Requests without it get no connection.
+
+        """
+        carrying: set[asyncio.Task[Any]] = set()
+        waiting = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal waiting
+            task = asyncio.current_task()
+            assert task
+            carrying.add(task)
+            waiting += 1
+            try:
+                first = await _first_line(reader) if waiting <= _MOST_WAITING else b""
+            finally:
+                waiting -= 1
+            try:
+                if first:
+                    await _answer(first, reader, writer, connect, secret())
+            except (OSError, asyncio.CancelledError):
+                pass  # the browser has gone, or this end closes: nobody is left to be told
+            finally:
+                writer.close()
+                carrying.discard(task)
+
+        return cls(await asyncio.start_server(serve, _HOST, 0), carrying)
+
+    def close(self) -> None:
+        """Stop listening, and end all connections."""
+        self._server.close()
+        for task in tuple(self._carrying):
+            task.cancel()
+
+
+async def _first_line(reader: asyncio.StreamReader) -> bytes:
+    """Return the request line; empty when none comes."""
+    try:
+        async with asyncio.timeout(_FIRST_LINE_S):
+            return await reader.readuntil(b"\n")
+    except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
+        return b""
+
+
+async def _answer(
+    first: bytes,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    connect: Callable[[], Awaitable[Any]],
+    secret: str,
+) -> None:
+    """Carry a browser's connection if its first request knows the secret; the scheduler looks at those that follow."""
+    words = first.split()
+    given = words[1].lstrip(b"/").partition(b"/")[0].partition(b"?")[0] if len(words) > 1 else b""
+    if not hmac.compare_digest(given, secret.encode()):
+        writer.write(_NOT_FOUND)
+        await writer.drain()
+        return
+    try:
+        comm = await connect()
+        await comm.write(first)
+    except OSError as e:
+        writer.write(_NO_WAY + f"The scheduler does not answer: {e}\n".encode())
+        await writer.drain()
+        return
+    await carry(comm, reader, writer)
+
+
+async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:  # noqa: ANN401
+    """Carry bytes both ways until one end closes; an empty message says that the other end of the comm has.
+
+    Both are closed on return.
+    """
+
+    async def send() -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_CHUNK_BYTES):
+                await comm.write(data)
+        with contextlib.suppress(OSError):
+            await comm.write(b"")
+
+    sending = tasks.start(send, "a browser's connection", tasks.say_only)
+    try:
+        with contextlib.suppress(CommClosedError):
+            while data := await comm.read():
+                writer.write(data)
+                await writer.drain()
+    finally:
+        sending.cancel()
+        writer.close()
+        comm.abort()
+
+
+def link(port: int, secret: str, environ: Mapping[str, str]) -> str:
+    """Return the dashboard's address for the user's browser.
+
+    Dask's template ``distributed.dashboard.link`` is taken if the user has set it. In a notebook whose server is
+    reached by a path, as behind JupyterHub or Open OnDemand, it is a path of jupyter-server-proxy on that server.
+
+    Parameters
+    ----------
+    port : int
+        Of this machine's loopback.
+    secret : str
+        First part of the dashboard's paths.
+    environ : mapping of str to str
+        Of this process.
+
+    """
+    if dask.config.get("distributed.dashboard.link") != _DASKS_TEMPLATE:
+        # "{port}/status" of any template becomes PORT/SECRET/status
+        return str(format_dashboard_link(_HOST, f"{port}/{secret}"))
+    base = environ.get("JUPYTERHUB_SERVICE_PREFIX") or _jupyter_path(environ)
+    start = f"http://{_HOST}:{port}" if base in ("", "/") else f"{base.rstrip('/')}/proxy/{port}"
+    return f"{start}/{secret}/status"
+
+
+def far_hint(port: int, environ: Mapping[str, str], host: str) -> str:
+    """Return what to run on a machine from which the user has logged in by ssh; empty in a notebook or at home."""
+    if "SSH_CONNECTION" not in environ or "JPY_PARENT_PID" in environ or "VSCODE_IPC_HOOK_CLI" in environ:
+        return ""
+    return f" (if your browser is on another machine, there: ssh -N -L {port}:127.0.0.1:{port} {host})"
+
+
+def _jupyter_path(environ: Mapping[str, str]) -> str:
+    """Return the path below which this kernel's Jupyter server is; empty without one.
+
+    The server writes it into a file (jupyter_server 2.21: jpserver-PID.json); a kernel knows the server's pid. Open
+    OnDemand has servers at /node/HOST/PORT/.
+    """
+    pid = environ.get("JPY_PARENT_PID", "")
+    if not pid:
+        return ""
+    try:
+        from jupyter_core.paths import jupyter_runtime_dir
+
+        facts = json.loads((Path(jupyter_runtime_dir()) / f"jpserver-{pid}.json").read_text())
+        return os.fspath(facts["base_url"])
+    except (ImportError, OSError, ValueError, KeyError, TypeError):
+        return ""  # the kernel of something else: VS Code, a console

@@ -1,0 +1,64 @@
+"""The scheduler's dashboard: guarded by its secret, loaded when it is looked at, reached from users' browsers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from distributed import Scheduler
+from tornado.web import RequestHandler
+
+from hpcgpu.deploy import compat
+from hpcgpu.deploy.dashboard import pages
+from hpcgpu.deploy.network.dashboard import HANDLER, carry
+
+_NO_BOKEH = (
+    "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install 'hpcgpu[dashboard]'\n"
+    "Without it there are tables alone: info/main/workers.html\n"
+)
+
+
+def serve(scheduler: Scheduler, secret: str) -> None:
+    """Guard the dashboard, and let those who hold the cluster's certificate reach it by Dask's own port.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        One that has not started yet.
+    secret : str
+        First part of every URL; empty: no dashboard.
+
+    """
+    compat.guard_http(scheduler, secret, lambda: _load(scheduler))
+
+    async def forward(comm: Any) -> None:  # noqa: ANN401 - distributed has no types
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", scheduler.http_server.port)
+        except OSError:
+            comm.abort()
+            return
+        await carry(comm, reader, writer)
+
+    if secret:
+        scheduler.handlers[HANDLER] = forward
+
+
+def _load(scheduler: Scheduler) -> None:
+    pages.add_metrics(scheduler)
+    try:
+        import distributed.dashboard.scheduler as dashboard
+    except ImportError:
+        scheduler.http_application.add_handlers(".*", [("/status", _NoBokeh)])
+        return
+    pages.add_page(scheduler, dashboard)
+    dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+
+
+class _NoBokeh(RequestHandler):
+    """The page in place of those that cannot be made."""
+
+    def get(self) -> None:
+        """Say what to install."""
+        self.set_status(501)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(_NO_BOKEH)

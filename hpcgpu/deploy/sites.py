@@ -1,0 +1,173 @@
+"""Site files on this machine: the one that was asked for, the one that it looks like, and nodes that differ from it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.host import log, private
+from hpcgpu.host.home import own_folder
+from hpcgpu.host.sites import find_site, known_sites
+
+if TYPE_CHECKING:
+    from hpcgpu.config.sites.live import Difference
+    from hpcgpu.model import Settings, Site, Topology
+
+NONE = "none"  # site="none": there is none, and nobody wants to hear of one
+_NAMED_BY = ("NERSC_HOST", "SYSTEMNAME", "LMOD_SYSTEM_NAME")  # variables that name the machine at several centres
+_PROGRAMS = {"slurm": "sinfo", "pbs": "pbsnodes"}
+_OF_QUEUES_AND_NODES = 2  # of inventory.questions(): those before the one about the whole batch system
+_PATIENCE_S = 10.0  # then the file counts, and the batch system says itself what it does not like
+_said: set[str] = set()  # what was said in this process
+
+
+def read(name: str) -> Site:
+    """Return a site by its name, or by the path of its file.
+
+    Raises
+    ------
+    ConfigError
+        There is no such site, or its file is wrong.
+
+    """
+    from hpcgpu.config.sites.read import read_site  # YAML and its checker: 25 ms
+
+    found = find_site(name)
+    return read_site(found.text, found.name)
+
+
+def described(site: Site) -> dict[str, Any]:
+    """Return all keys of a site file as plain data, those that it leaves out with their defaults."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(replace(site, origins={}), enc_hook=dict)  # of read-only mappings
+    return {name: value for name, value in plain.items() if name != "origins"}
+
+
+def say_hint(environ: Mapping[str, str]) -> None:
+    """Say which known machine this looks like, once for each machine and user; nothing is changed by it."""
+    from hpcgpu.config.sites.match import hint, looks_like
+
+    texts = {}
+    for name, path in known_sites().items():
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # it is said when the file is asked for
+            texts[name] = path.read_text(encoding="utf-8")
+    found = looks_like(texts, environ, socket.gethostname())
+    if found and _is_first(found[0]):
+        log.say(hint(*found))
+
+
+def _is_first(name: str) -> bool:
+    """Tell whether a machine is named for the first time, and remember it."""
+    if name in _said:
+        return False
+    _said.add(name)
+    try:
+        mark = private.make_folder(own_folder("hints")) / name
+        if mark.exists():
+            return False
+        private.write(mark, "")
+    except (OSError, HpcGpuError):  # a home that cannot be written to: it is said again by the next process
+        pass
+    return True
+
+
+def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Difference, ...]]:
+    """Return a site with what its batch system says of queues and nodes now, and where its file says otherwise.
+
+    Nothing is asked where this is another machine than the file describes, or has no such batch system.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
+
+    from hpcgpu.batch import inventory
+    from hpcgpu.config.sites.live import as_it_is as live
+    from hpcgpu.config.sites.match import is_here
+    from hpcgpu.host.run import run_sync
+    from hpcgpu.model import Result
+
+    if not shutil.which(_PROGRAMS[site.batch]) or not is_here(site.match, environ, socket.gethostname()):
+        return site, ()
+    asked = [replace(command, timeout_s=_PATIENCE_S) for command in inventory.questions(site.batch)]
+    with ThreadPoolExecutor() as threads:  # the caller may be in an event loop, as every cell of a notebook is
+        results = list(threads.map(run_sync, asked[:_OF_QUEUES_AND_NODES]))
+    results += [Result(command.argv, 0, "", "") for command in asked[_OF_QUEUES_AND_NODES:]]
+    return live(site, inventory.read(site.batch, results))
+
+
+def say_differences(differing: tuple[Difference, ...], settings: Settings, site: Site) -> None:
+    """Say where a site's file is not as its machine, once in each process."""
+    from hpcgpu.config.sites.live import to_say
+
+    for words in to_say(differing, settings, site):
+        if words not in _said:
+            _said.add(words)
+            log.say(words)
+
+
+def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:
+    """Return where this node is not as the site's file says, in words; nothing without a site, or for simulated GPUs.
+
+    A file that cannot be read here is named too: the job's settings are complete without it.
+    """
+    from hpcgpu.plan.binding import site_node
+
+    if settings.site in (None, NONE) or settings.gpus is not None:
+        return ()
+    try:
+        site = read(settings.site)
+    except ConfigError as error:
+        return (f"this node is not compared with the site file: {error}",)
+    return site_node.disagreements(topology, site, settings.queue)
+
+
+def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
+    """Return a site file for this machine, with marks where it says nothing.
+
+    Parameters
+    ----------
+    name : str
+        The site's name; empty: that which the environment has for it, or the host's.
+    batch : str, optional
+        ``slurm`` or ``pbs``; None: that whose programs are here.
+    environ : mapping
+        The environment.
+
+    Raises
+    ------
+    ConfigError
+        There is neither Slurm nor PBS on this machine, or the draft is no site file.
+
+    """
+    from hpcgpu.batch import inventory
+    from hpcgpu.config.sites.draft import render
+    from hpcgpu.config.sites.read import read_site
+    from hpcgpu.host import discover
+    from hpcgpu.host.run import run_sync
+
+    system = batch or next((system for system, program in _PROGRAMS.items() if shutil.which(program)), None)
+    if system is None:
+        raise ConfigError(
+            f"neither {' nor '.join(_PROGRAMS.values())} is on this machine: run it on a login node, or say --batch"
+        )
+    found = inventory.read(system, [run_sync(command) for command in inventory.questions(system)])
+    match = {variable: environ[variable] for variable in _NAMED_BY if environ.get(variable)}
+    plain = re.sub(r"[^a-z0-9._-]", "-", (name or next(iter(match.values()), "") or _host()).lower()).lstrip("._-")
+    try:
+        topology = discover.topology()
+    except HpcGpuError as error:
+        found, topology = replace(found, silent=(*found.silent, f"this node: {error}")), None
+    text = render(found, plain or "mine", datetime.now(UTC).date().isoformat(), topology, match)
+    read_site(text, "the draft")
+    return text
+
+
+def _host() -> str:
+    """Return the host's name without domain and number: ``login3.example.org`` is ``login``."""
+    return socket.gethostname().partition(".")[0].rstrip("0123456789-")

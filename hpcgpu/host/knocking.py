@@ -1,0 +1,152 @@
+"""The doctor's connections between machines: one listens at each of its addresses, others knock there.
+
+Each address has a port for plain TCP, and one for TLS where there is a certificate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcgpu.host import probes
+
+CONNECT_S = 3.0
+TRIES = 3  # the fastest of them counts: the other machine may be at work
+_OTHER = "another program listens there"
+
+
+class Place(NamedTuple):
+    """Where a machine listens; ``protocol`` is ``tcp``, ``tls`` or ``ucx``."""
+
+    interface: str
+    address: str
+    port: int
+    protocol: str = "tcp"
+
+
+class Answer(NamedTuple):
+    """How an attempt to connect ended: seconds until the answer, the other's clock less ours, or an error."""
+
+    took_s: float = 0.0
+    clock_s: float = 0.0
+    error: str = ""
+
+
+class Listener:
+    """Listens on all addresses of this machine, and answers with its time those who know the token.
+
+    It serves in threads until :meth:`close`.
+
+    Parameters
+    ----------
+    token : str
+        The secret of those who may ask.
+    certificate : Path, optional
+        A file with certificate and key, for TLS both ways; without it there is plain TCP alone.
+
+    """
+
+    def __init__(self, token: str, certificate: Path | None = None) -> None:
+        self._token = token.encode()
+        self._tls = _context(certificate, ssl.PROTOCOL_TLS_SERVER) if certificate else None
+        self._sockets: list[socket.socket] = []
+        self.where = tuple(
+            place
+            for interface, address in probes.interfaces()
+            for protocol in (("tcp", "tls") if certificate else ("tcp",))
+            for place in self._listen(interface, address, protocol)
+        )
+
+    def _listen(self, interface: str, address: str, protocol: str) -> tuple[Place, ...]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            sock = socket.create_server((address, 0), family=family)
+        except OSError:  # an address that is not valid yet, or no longer (IPv6: tentative)
+            return ()
+        self._sockets.append(sock)
+        tls = self._tls if protocol == "tls" else None
+        threading.Thread(target=self._serve, args=(sock, tls), daemon=True).start()
+        return (Place(interface, address, int(sock.getsockname()[1]), protocol),)
+
+    def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        while True:
+            try:
+                connection, _ = sock.accept()
+            except OSError:  # closed
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(CONNECT_S)
+                self._answer(tls.wrap_socket(connection, server_side=True) if tls else connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            if hmac.compare_digest(_received(connection, len(self._token)), self._token):
+                connection.sendall(f"{time.time():.6f}\n".encode())
+
+    def close(self) -> None:
+        """Listen no more."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes accept
+            sock.close()
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """Return so many bytes, or those that came before the end; TLS knows no MSG_WAITALL."""
+    found = b""
+    while len(found) < size and (more := connection.recv(size - len(found))):
+        found += more
+    return found
+
+
+def _context(certificate: Path, way: int) -> ssl.SSLContext:
+    """Return TLS as a cluster has it: both sides show the certificate, and it is the one that they know."""
+    context = ssl.SSLContext(way)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificate)
+    context.load_verify_locations(certificate)
+    return context
+
+
+def knock(place: Place, token: str, certificate: Path | None = None) -> Answer:
+    """Connect to another machine's :class:`Listener`; a place of TLS needs the certificate."""
+    tls = _context(certificate, ssl.PROTOCOL_TLS_CLIENT) if certificate and place.protocol == "tls" else None
+    began_s, before_s = time.perf_counter(), time.time()
+    try:
+        plain = socket.create_connection(place[1:3], timeout=CONNECT_S)
+        with plain, tls.wrap_socket(plain) if tls else plain as sock:
+            sock.sendall(token.encode())
+            with sock.makefile() as answers:
+                said = answers.readline()
+    except OSError as error:
+        return Answer(error=str(error.strerror or error))
+    return read_answer(said, time.perf_counter() - began_s, before_s)
+
+
+def knock_often(place: Place, token: str, certificate: Path | None = None) -> Answer:
+    """Connect a few times; return the attempt that failed, or else the fastest."""
+    answers = [knock(place, token, certificate)]
+    while len(answers) < TRIES and not answers[-1].error:
+        answers.append(knock(place, token, certificate))
+    return best_of(answers)
+
+
+def best_of(answers: Sequence[Answer]) -> Answer:
+    """Return the one that failed, or else the fastest."""
+    return next((a for a in answers if a.error), min(answers, key=lambda a: a.took_s))
+
+
+def read_answer(said: str, took_s: float, before_s: float) -> Answer:
+    """Return what the other machine's time means; ``before_s`` is ours when it was asked."""
+    try:
+        return Answer(took_s, float(said) - before_s - took_s / 2)
+    except ValueError:
+        return Answer(error=_OTHER)

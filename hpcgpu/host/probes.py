@@ -1,0 +1,211 @@
+"""What the doctor looks at on a machine: each look has a time limit of its own, and changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hpcgpu import __version__
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import addresses
+from hpcgpu.host import run as programs
+from hpcgpu.model import Command
+
+_UNENDING = resource.RLIM_INFINITY
+_PACKAGES = (
+    *("dask", "distributed", "numpy", "msgspec", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cudf", "rmm"),
+    *("torch", "numba", "ucxx", "ucxx-cu12", "ucxx-cu13", "distributed-ucxx", "mpi4py"),
+)
+_SMALL_FILES = 8
+# what is imported shows whether the packages' machine code runs on this CPU
+_IMPORTS = "import numpy, msgspec, psutil, distributed"
+_TOO_LATE = 124
+
+
+def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Look at several things at once; return what was seen, and why the rest was not.
+
+    A look that takes longer is left alone, in a thread that ends with this process: a file system that hangs lets
+    nobody end its calls.
+
+    Parameters
+    ----------
+    looks : mapping
+        A function for each name; what it raises says why nothing was seen.
+    limit_s : float
+        For all of them together.
+
+    """
+    seen: dict[str, Any] = {}
+    why: dict[str, str] = {}
+
+    def look(name: str, function: Callable[[], Any]) -> None:
+        try:
+            seen[name] = function()
+        except Exception as error:  # whatever it is, it is said, and the other looks go on
+            why[name] = str(error) or type(error).__name__
+
+    threads = {name: threading.Thread(target=look, args=item, daemon=True) for name, item in _items(looks)}
+    for thread in threads.values():
+        thread.start()
+    end_s = time.monotonic() + limit_s
+    for thread in threads.values():
+        thread.join(max(0.0, end_s - time.monotonic()))
+    late = {name: f"no answer in {limit_s:g} s" for name in looks if name not in seen and name not in why}
+    return dict(seen), {**why, **late}
+
+
+def _items(looks: Mapping[str, Callable[[], Any]]) -> Iterable[tuple[str, tuple[str, Callable[[], Any]]]]:
+    return ((name, (name, function)) for name, function in looks.items())
+
+
+def limits() -> dict[str, int]:
+    """Return the soft limits of this process; -1: none."""
+
+    def soft(kind: int) -> int:
+        value = resource.getrlimit(kind)[0]
+        return -1 if value == _UNENDING else value
+
+    return {
+        "files": soft(resource.RLIMIT_NOFILE),
+        "processes": soft(resource.RLIMIT_NPROC),
+        "locked_bytes": soft(resource.RLIMIT_MEMLOCK),
+    }
+
+
+def names() -> dict[str, Any]:
+    """Return this machine's name, the addresses to which it leads, and those of its interfaces."""
+    host = socket.gethostname()
+    found: tuple[str, ...] = ()
+    with contextlib.suppress(OSError):
+        found = tuple(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
+    return {"host": host, "resolved": found, "own": interfaces()}
+
+
+def interfaces() -> tuple[tuple[str, str], ...]:
+    """Return interface and address of all that others may reach, by interface."""
+    return tuple((name, address) for name in sorted(addresses.usable_interfaces()) for address in _addresses(name))
+
+
+def _addresses(interface: str) -> tuple[str, ...]:
+    with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
+        return addresses.own_addresses(("0.0.0.0", "::"), interface)  # noqa: S104 - nothing listens
+    return ()
+
+
+def python(path: str = sys.executable) -> dict[str, Any]:
+    """Return this Python and the versions of the packages that workers of one cluster must share."""
+    found = {"hpcgpu": __version__}  # of what runs: a checkout in PYTHONPATH has no metadata
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {"path": path, "version": platform.python_version(), "machine": platform.machine(), "packages": found}
+
+
+def imports() -> dict[str, Any]:
+    """Return why packages cannot be imported on this CPU, empty if they can, and how long it took.
+
+    They are imported in another process, for 20 s at most.
+    """
+    began_s = time.perf_counter()
+    done = programs.run_sync(Command((sys.executable, "-c", _IMPORTS), timeout_s=20.0))
+    took_s, why = time.perf_counter() - began_s, ""
+    if done.returncode < 0:
+        why = f"an import ended with signal {-done.returncode}: packages are built for another CPU"
+    elif done.returncode not in (0, _TOO_LATE):
+        why = (done.stderr.strip().splitlines() or [f"an import ended with {done.returncode}"])[-1]
+    return {"broken": why, "import_s": took_s}
+
+
+def folder(path: Path, write_bytes: int) -> dict[str, Any]:
+    """Return what a folder has free, and how fast it is: writes small files and a larger one, and removes them.
+
+    Parameters
+    ----------
+    path : Path
+        It must exist.
+    write_bytes : int
+        The size of the larger file, which is synced.
+
+    """
+    about = os.statvfs(path)
+    out: dict[str, Any] = {
+        "path": str(path),
+        "free_bytes": about.f_bavail * about.f_frsize,
+        "free_files": about.f_favail if about.f_files else -1,
+    }
+    if out["free_bytes"] < 2 * write_bytes:
+        return out
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hpcgpu-doctor-", dir=path) as own:
+            return {**out, **_speeds(Path(own), write_bytes)}
+    except OSError as error:
+        return {**out, "error": error.strerror or str(error)}
+
+
+def _speeds(own: Path, write_bytes: int) -> dict[str, float]:
+    before_s, began_s = time.time(), time.perf_counter()
+    for number in range(_SMALL_FILES):
+        (own / str(number)).write_bytes(b"")
+    server_s, after_s = (own / "0").stat().st_mtime, time.time()
+    for number in range(_SMALL_FILES):
+        (own / str(number)).unlink()
+    create_s = (time.perf_counter() - began_s) / _SMALL_FILES
+    began_s = time.perf_counter()
+    with (own / "large").open("wb", buffering=0) as file:
+        file.write(os.urandom(write_bytes))
+        os.fsync(file.fileno())
+    speed = write_bytes / (time.perf_counter() - began_s)
+    # file systems round times down, some to seconds; between the two moments nothing is wrong
+    skew = server_s - before_s if server_s < before_s - 1 else max(0.0, server_s - after_s)
+    return {"create_s": create_s, "bytes_per_s": speed, "clock_s": skew}
+
+
+def cpus() -> tuple[int, int]:
+    """Return the PUs that this process may use, and those of the machine."""
+    return len(os.sched_getaffinity(0)), psutil.cpu_count() or 0
+
+
+def ucx() -> dict[str, Any]:
+    """Return UCX's version and its transports here, as ucx_info tells them: that in PATH, or of UCX's wheel.
+
+    Raises
+    ------
+    RuntimeError
+        There is no ucx_info, or it failed.
+
+    """
+    program, env = shutil.which("ucx_info") or "", {}
+    wheel = importlib.util.find_spec("libucx")
+    for folder in (wheel and wheel.submodule_search_locations) or ():
+        if not program and (Path(folder) / "bin" / "ucx_info").exists():
+            program, env = f"{folder}/bin/ucx_info", {"LD_LIBRARY_PATH": f"{folder}/lib"}
+    if not program:
+        raise RuntimeError("there is no ucx_info here")
+    done = programs.run_sync(Command((program, "-v", "-d"), env=env, timeout_s=15.0))
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"ucx_info ended with {done.returncode}"])[-1])
+    return read_ucx_info(done.stdout)
+
+
+def read_ucx_info(text: str) -> dict[str, Any]:
+    """Return the version and the transports in the answer to ``ucx_info -v -d``."""
+    version = re.search(r"Library version: *(\S+)", text)
+    found = (line.partition("Transport:")[2].strip() for line in text.splitlines() if "Transport:" in line)
+    return {"version": version[1] if version else "", "transports": tuple(sorted(set(found)))}

@@ -1,0 +1,115 @@
+"""A site's documented nodes: as a topology to plan for, and compared with a node as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Site, Topology
+from hpcgpu.model.site_facts import NodeType
+from hpcgpu.units import format_bytes, parse_bytes
+
+# Of memory as a document has it, the kernel keeps a part, and GB may be GiB there: 7 %.
+_KERNEL_AND_UNITS = 0.15
+
+
+def topology_of(node: NodeType) -> Topology:
+    """Return the node that a site's document describes.
+
+    Invented, since no document says it: one PU for each core, PCI addresses in the order of the GPUs' numbers, equal
+    memory on all NUMA nodes (64 GiB if nobody says how much), and the numbers of the GPUs' own memory.
+
+    Raises
+    ------
+    ConfigError
+        The document does not say to which NUMA nodes the GPUs belong.
+
+    """
+    if not node.numa_cores or not node.gpu_numa:
+        raise ConfigError("no document says on which NUMA nodes the GPUs are (numa_cores and gpu_numa)")
+    starts = [sum(node.numa_cores[:i]) for i in range(len(node.numa_cores) + 1)]
+    each = parse_bytes(node.memory) // len(node.numa_cores) if node.memory is not None else 64 << 30
+    packages = node.packages or (0,) * len(node.numa_cores)
+    numa = tuple(
+        NumaNode(i, CpuSet(range(starts[i], starts[i + 1])), each, package) for i, package in enumerate(packages)
+    )
+    own = tuple(
+        NumaNode(len(numa) + 8 * i, CpuSet(), 0, packages[home], "gpu")
+        for i, home in enumerate(node.gpu_numa)
+        if node.gpu_memory_nodes
+    )
+    return Topology(
+        numa,
+        tuple(CpuSet([i]) for i in range(starts[-1])),
+        tuple(Gpu(f"0000:{16 + i:02x}:00.0", model=node.gpu, numa_node=home) for i, home in enumerate(node.gpu_numa)),
+        tuple(
+            Nic(
+                port.name,
+                f"0000:{128 + i:02x}:00.0",
+                kind=port.kind,
+                numa_node=port.numa,
+                interface=port.name if port.kind == "slingshot" else "",
+            )
+            for i, port in enumerate(node.ports)
+        ),
+        source="documented",
+        other_memory=own,
+    )
+
+
+def disagreements(topology: Topology, site: Site, queue: str | None) -> tuple[str, ...]:
+    """Return where a node is not as its site's file says, in words that name both; the node is what counts.
+
+    Parameters
+    ----------
+    topology : Topology
+        The node as it is.
+    site : Site
+        The site; with several types of nodes, that of the queue, or the type that comes nearest.
+    queue : str or None
+        The job's queue; None: not known.
+
+    """
+    wanted = site.node(queue)
+    kinds = [wanted] if wanted else list(site.nodes.values())
+    found = [[*_of_node(topology, node), *_of_network(topology, site)] for node in kinds]
+    nearest = min(range(len(found)), key=lambda i: len(found[i]), default=None)
+    if nearest is None:
+        return ()
+    said = site.cited(kinds[nearest].source, *site.path_of(kinds[nearest]))
+    return tuple(
+        f"the site file of {site.name} says {theirs} ({said}), this node has {ours}: the node's own counts; "
+        "hpcgpu site show prints what the file says"
+        for theirs, ours in found[nearest]
+    )
+
+
+def _of_node(topology: Topology, node: NodeType) -> Iterator[tuple[str, str]]:
+    gpus = [gpu for gpu in topology.gpus if gpu.can_run and not gpu.mig]
+    if len(gpus) > node.gpus:  # fewer: a job may have a part of a node
+        yield f"{node.gpus} GPUs", str(len(gpus))
+    if node.numa_cores and len(topology.numa_nodes) != len(node.numa_cores):
+        yield f"{len(node.numa_cores)} NUMA nodes", str(len(topology.numa_nodes))
+    elif node.gpu_numa and len(gpus) == node.gpus:
+        order = {numa.os_index: i for i, numa in enumerate(topology.numa_nodes)}  # documents count from 0
+        homes = tuple(
+            -1 if gpu.numa_node is None else order.get(gpu.numa_node, -1)
+            for gpu in sorted(gpus, key=lambda gpu: gpu.pci)
+        )
+        if -1 not in homes and homes != node.gpu_numa:
+            yield f"GPUs on the NUMA nodes {_list(node.gpu_numa)}", f"them on {_list(homes)}"
+    if node.cores is not None and len(topology.cores) != node.cores:
+        yield f"{node.cores} cores", str(len(topology.cores))
+    here = sum(numa.memory_bytes for numa in topology.numa_nodes)
+    if node.memory is not None and here and abs(here / parse_bytes(node.memory) - 1) > _KERNEL_AND_UNITS:
+        yield f"{format_bytes(parse_bytes(node.memory))} of memory", format_bytes(here)
+
+
+def _of_network(topology: Topology, site: Site) -> Iterator[tuple[str, str]]:
+    kinds = {nic.kind for nic in topology.nics if nic.active and nic.kind != "ethernet"}
+    if site.network.kind and kinds and site.network.kind not in kinds:
+        yield f"its network is {site.network.kind}", " and ".join(sorted(kinds))
+
+
+def _list(homes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, homes))

@@ -1,0 +1,142 @@
+"""The doctor's checks of a node's GPUs and network ports; table and other checks are in ``nodes``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
+from hpcgpu.plan.doctor.finding import Seen, failed, not_looked_at, ok, warning, worst
+from hpcgpu.units import format_bytes
+
+_SLOW_INIT_S, _SLOW_COPY = 10.0, 4e9
+RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")
+
+
+def on(node: NodeFacts, seen: Seen) -> Seen:
+    """Return what is to be said of a node, with its name."""
+    return seen._replace(seen=f"{node.host}: {seen.seen}")
+
+
+def each(facts: TrialFacts, need: str, look: Callable[[NodeFacts], Seen]) -> Seen:
+    """Return the worst of what is seen on the nodes that know this fact."""
+    return worst(
+        on(node, not_looked_at(node.unknown.get(need, "it is not known")))
+        if getattr(node, need) is None
+        else on(node, look(node))
+        for node in facts.nodes
+    )
+
+
+def check_gpus(facts: TrialFacts) -> Seen:
+    """Look whether each node has the GPUs that were asked for."""
+    if not facts.wanted_gpus:
+        return not_looked_at("no GPU was asked for, or simulated ones")
+    poor = [node for node in facts.nodes if len(node.gpus) < facts.wanted_gpus]
+    if not poor:
+        first = facts.nodes[0]
+        return ok(f"{len(first.gpus)} on each node: {first.gpus[0]}, driver {first.driver or 'unknown'}")
+    said = "; ".join(f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs{_granted(node)}" for node in poor)
+    if any(node.granted_gpus for node in poor) and any(not node.driver for node in poor):
+        return failed(
+            f"{said}; no driver answers",
+            "the GPUs were granted, and the node's NVIDIA driver does not answer: run nvidia-smi in such a job; in a "
+            "container let it have the GPUs (apptainer --nv); tell the administrators, or leave the node out",
+        )
+    if any(not node.driver for node in poor):
+        return failed(
+            f"{said}; no driver answers",
+            "the job is on nodes without GPUs, or none was granted: give the queue of the GPU nodes (--queue), and "
+            "see in hpcgpu plan how they are asked for (the site's gpus: gpus-per-node, gres or none)",
+        )
+    return failed(
+        said,
+        "the batch system granted fewer: see in hpcgpu plan how they are asked for, and take away a --gres or "
+        "--gpus of your own in --job-extra-directives",
+    )
+
+
+def _granted(node: NodeFacts) -> str:
+    return "" if node.granted_gpus is None else f" (granted: {node.granted_gpus})"
+
+
+def check_drivers(facts: TrialFacts) -> Seen:
+    """Look whether all nodes have one driver."""
+    drivers = {node.host: node.driver for node in facts.nodes if node.driver}
+    if not drivers:
+        return not_looked_at("no NVIDIA driver there")
+    said = ", ".join(f"{host}: {version}" for host, version in drivers.items())
+    if len(set(drivers.values())) > 1:
+        return warning(said, "libraries may work on some nodes only: tell the administrators, or leave a node out")
+    return ok(f"{next(iter(drivers.values()))} on each node")
+
+
+def check_nics(facts: TrialFacts) -> Seen:
+    """Look whether the network ports are alive, those nearest to GPUs above all."""
+    return each(facts, "nics", _nics_of)
+
+
+def _nics_of(node: NodeFacts) -> Seen:
+    """Return what is to be said of ports: an unused one may be dead, one that a GPU would take must not."""
+    ports = [nic for nic in node.nics or () if not nic.virtual]
+    fast = [nic for nic in ports if nic.kind in RDMA] or ports
+    alive = [f"{nic.name}:{nic.port}" for nic in fast if nic.active]
+    dead = ", ".join(f"{nic.name}:{nic.port} ({nic.kind}) is {nic.state}" for nic in fast if not nic.active)
+    if not dead:
+        return ok(", ".join(alive)) if alive else not_looked_at("no network card is seen")
+    lost = {nic.pci for nic in fast if not nic.active} - {nic.pci for nic in fast if nic.active}
+    near = sorted({gpu for gpu, pci, _ in _nearest(node) if pci in lost})
+    said = f"{dead}, nearest to the GPU at {', '.join(near)}" if near else dead
+    if alive and not near:
+        return ok(f"{', '.join(alive)}; no GPU misses the others: {said}")
+    left = f"workers take the next ports ({', '.join(alive)})" if alive else "no fast port is left"
+    return warning(
+        said,
+        f"{left}, as hpcgpu topo shows; variables of your own (UCX_NET_DEVICES, NCCL_IB_HCA) must not name the dead "
+        "ones; tell the administrators",
+    )
+
+
+def _nearest(node: NodeFacts) -> list[tuple[str, str, int]]:
+    """Return the hops of each GPU to its nearest ports."""
+    least: dict[str, int] = {}
+    for gpu, _, count in node.hops:
+        least[gpu] = min(count, least.get(gpu, count))
+    return [hop for hop in node.hops if hop[2] == least[hop[0]]]
+
+
+def check_cuda(facts: TrialFacts) -> Seen:
+    """Look how fast CUDA starts and copies."""
+    return each(facts, "speed", _speed_of)
+
+
+def _speed_of(node: NodeFacts) -> Seen:
+    speed = node.speed
+    assert speed
+    copies = [
+        f"{name} {format_bytes(int(value))}/s"
+        for name, value in (("near", speed.near_bytes_per_s), ("far", speed.far_bytes_per_s))
+        if value
+    ]
+    cuda = f"CUDA {speed.cuda // 1000}.{speed.cuda % 1000 // 10}, " if speed.cuda else ""
+    said = f"{speed.name}: {cuda}cuInit and context in {speed.init_s:.2f} s{', copies from memory ' * bool(copies)}"
+    said += ", ".join(copies)
+    if speed.init_s > _SLOW_INIT_S:
+        return warning(said, "each worker waits so long: have the persistence daemon of the driver switched on")
+    if 0 < speed.near_bytes_per_s < _SLOW_COPY:
+        return warning(said, "the GPU's PCIe link is slow: compare nvidia-smi -q -d PCIE, tell the administrators")
+    return ok(said)
+
+
+def check_ucx(facts: TrialFacts) -> Seen:
+    """Look whether UCX has a transport for the network."""
+    return each(facts, "ucx", lambda node: _ucx_of(node, facts.protocol))
+
+
+def _ucx_of(node: NodeFacts, protocol: str) -> Seen:
+    assert node.ucx
+    said = f"UCX {node.ucx.version}: {', '.join(node.ucx.transports)}"
+    fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in node.ucx.transports)
+    if any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()) and not fast:
+        look = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
+        return failed(said, f"{look}; --protocol tls does without") if protocol == "ucx" else warning(said, look)
+    return ok(said)

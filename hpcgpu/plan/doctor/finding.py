@@ -1,0 +1,150 @@
+"""What the doctor finds: one line for each check, as text and as plain data."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+
+class Verdict(enum.Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    NOT_LOOKED_AT = "not looked at"
+
+
+_WIDEST = max(len(verdict.value) for verdict in Verdict)
+
+
+class Seen(NamedTuple):
+    """What a check says: its verdict, what was seen, and what to do about it; ``advice`` is empty where it is well."""
+
+    verdict: Verdict
+    seen: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's answer.
+
+    Attributes
+    ----------
+    name : str
+        The check.
+    verdict : Verdict
+        How it ended.
+    seen : str
+        What was seen; for a check that was not looked at, why not.
+    advice : str
+        What to do; empty where nothing is to be done.
+
+    """
+
+    name: str
+    verdict: Verdict
+    seen: str
+    advice: str = ""
+
+
+class Facts(Protocol):
+    """Facts of which some may be None: ``unknown`` says why, by the name of the attribute."""
+
+    @property
+    def unknown(self) -> Mapping[str, str]:
+        """Why a fact is not known."""
+
+
+F = TypeVar("F", bound=Facts)
+
+
+class Check(NamedTuple, Generic[F]):
+    """A check: its name, the facts that it cannot do without, and the function that looks at them."""
+
+    name: str
+    needs: tuple[str, ...]
+    look: Callable[[F], Seen]
+
+
+def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
+    """Return what each check finds; a check whose facts are missing was not looked at."""
+    out = []
+    for check in checks:
+        missing = [need for need in check.needs if getattr(facts, need) is None]
+        if missing:
+            why = facts.unknown.get(missing[0], "it is not known here")
+            out.append(Finding(check.name, Verdict.NOT_LOOKED_AT, why))
+        else:
+            out.append(Finding(check.name, *check.look(facts)))
+    return tuple(out)
+
+
+def ok(seen: str) -> Seen:
+    """Return that all is well."""
+    return Seen(Verdict.OK, seen)
+
+
+def warning(seen: str, advice: str) -> Seen:
+    """Return what may be slow, or fail later."""
+    return Seen(Verdict.WARNING, seen, advice)
+
+
+def failed(seen: str, advice: str) -> Seen:
+    """Return what keeps a cluster from working."""
+    return Seen(Verdict.FAILED, seen, advice)
+
+
+def not_looked_at(why: str) -> Seen:
+    """Return why there is nothing to say."""
+    return Seen(Verdict.NOT_LOOKED_AT, why)
+
+
+def worst(found: Iterable[Seen]) -> Seen:
+    """Return the first of the worst, of what was found on several nodes."""
+    order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
+    return min(found, key=lambda seen: order.index(seen.verdict))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 1 if something failed, else 0."""
+    return int(any(finding.verdict is Verdict.FAILED for finding in findings))
+
+
+def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
+    """Return the findings as aligned lines, the advice of each below it.
+
+    Parameters
+    ----------
+    findings : iterable of Finding
+        In the order of their lines.
+    paint : callable
+        Gives the word of a verdict its colour.
+
+    """
+    found = list(findings)
+    width = max((len(finding.name) for finding in found), default=0)
+    lines = []
+    for finding in found:
+        word = paint(finding.verdict, f"{finding.verdict.value:<{_WIDEST}}")
+        lines.append(f"{finding.name:<{width}}  {word}  {_one_line(finding.seen)}".rstrip())
+        if finding.advice:
+            lines.append(f"{'':<{width + _WIDEST + 4}}-> {_one_line(finding.advice)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def described(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return the findings as plain data."""
+    found = list(findings)
+    return {
+        "exit_code": exit_code(found),
+        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in found],
+    }
+
+
+def _one_line(text: str) -> str:
+    """Return the text in one line; a batch system's words may have several."""
+    return " / ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())

@@ -1,0 +1,223 @@
+"""The doctor's checks of the login node: one function each, and their table."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import replace
+
+from hpcgpu.plan.doctor.facts import Folder, Limits, LoginFacts, TrialFacts
+from hpcgpu.plan.doctor.finding import Check, Seen, failed, not_looked_at, ok, warning
+from hpcgpu.units import format_bytes
+
+_ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
+_SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
+_FILES, _PROCESSES, _LOCKED_BYTES = 4096, 1024, 1 << 30
+_CLOCK_S = 1.0
+# Slurm: "Invalid account or account/partition combination specified", "invalid partition specified: x"; OpenPBS:
+# "Unknown queue". An account is looked for first: Slurm's words for it name the partition, too.
+_ACCOUNT = re.compile(r"account|association|project|bank", re.I)
+_QUEUE = re.compile(r"partition|queue|qos", re.I)
+IMPORTANT = ("hpcgpu", "dask", "distributed")
+
+
+def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
+    """Return the facts with what the job has shown: it was taken, its nodes have the home and this Python."""
+    request, home, environment = facts.request, facts.home, facts.environment
+    if request and (request.unasked or request.refused):
+        request = replace(request, unasked="", refused="", starts=f"it took job {trial.job_id}")
+    if len(trial.nodes) >= trial.wanted_nodes:
+        home = home and replace(home, network=True)
+        if all(node.python.path == trial.python.path for node in trial.nodes):
+            environment = environment and replace(environment, network=True)
+    return replace(facts, request=request, home=home, environment=environment)
+
+
+def check_request(facts: LoginFacts) -> Seen:
+    """Look whether the batch system would take the job."""
+    request = facts.request
+    assert request
+    if request.unasked:
+        return not_looked_at(request.unasked)
+    if not request.refused:
+        return ok(f"{request.batch} would take the job: {request.starts}")
+    return failed(request.refused, refusal_advice(request.batch, request.refused))
+
+
+def refusal_advice(batch: str, words: str) -> str:
+    """Return what to ask for instead, by the batch system's words."""
+    if _ACCOUNT.search(words):
+        mine = "sacctmgr show associations user=$USER" if batch == "slurm" else "the site's command for projects"
+        return f"give an account that you may charge: --account NAME; {mine} lists yours"
+    if _QUEUE.search(words):
+        there = "sinfo --summarize" if batch == "slurm" else "qstat -Q"
+        return f"give a queue that takes such a job: --queue NAME; {there} lists them"
+    return "ask for what there is: hpcgpu plan shows the whole request, and where each part of it was set"
+
+
+def check_python(facts: LoginFacts) -> Seen:
+    """Look whether the packages of this Python are there."""
+    python = facts.python
+    assert python
+    missing = [name for name in IMPORTANT if name not in python.packages]
+    said = ", ".join(f"{name} {python.packages[name]}" for name in IMPORTANT if name in python.packages)
+    if missing:
+        again = f"{python.path} -m pip install {' '.join(missing)}"
+        return failed(f"{python.path} has no {', '.join(missing)}", f"install what is missing: {again}")
+    return ok(f"Python {python.version} for {python.machine} with {said}")
+
+
+def check_environment(facts: LoginFacts) -> Seen:
+    """Look whether the nodes can see the folder of this Python."""
+    folder = facts.environment
+    assert folder
+    if folder.network:
+        return ok(f"{folder.path} is on {folder.kind}, which nodes can share")
+    return warning(
+        f"{folder.path} ({folder.kind or 'file system unknown'}) seems to be this machine's own",
+        "hpcgpu doctor --submit shows whether the nodes have it; if not, install Python and packages in a shared "
+        "folder, or name the nodes' Python by --python",
+    )
+
+
+def check_home(facts: LoginFacts) -> Seen:
+    """Look whether the home, in which a run's processes find each other, is shared, free and fast."""
+    assert facts.home
+    if seen := _trouble(facts.home, "the files by which a run's processes find each other lie there"):
+        return seen
+    if not facts.home.network:
+        return warning(
+            f"{_said(facts.home)}: it seems to be this machine's own",
+            "hpcgpu doctor --submit shows whether the nodes have it; a run needs one home on all machines",
+        )
+    return ok(_said(facts.home))
+
+
+def check_scratch(facts: LoginFacts) -> Seen:
+    """Look whether scratch has room."""
+    assert facts.scratch
+    return _trouble(facts.scratch, "arrays are spilled there") or ok(_said(facts.scratch))
+
+
+def _trouble(folder: Folder, use: str) -> Seen | None:
+    """Return what is wrong with a folder, if anything is."""
+    if folder.error:
+        return failed(f"{folder.path}: {folder.error}", f"make it writable, or choose another folder: {use}")
+    if 0 <= folder.free_bytes < _ROOM_BYTES:
+        return failed(
+            f"{folder.path} has {format_bytes(folder.free_bytes)} free",
+            f"remove what is not needed there, or choose another folder (--local-directory for scratch): {use}",
+        )
+    if 0 <= folder.free_files < _ROOM_FILES:
+        return failed(
+            f"{folder.path} has room for {folder.free_files} more files",
+            f"remove files that are not needed (df -i, or the site's quota command, counts them): {use}",
+        )
+    if folder.create_s > _SLOW_CREATE_S or 0 < folder.bytes_per_s < _SLOW_BYTES_PER_S:
+        return warning(_said(folder), f"it is slow now: choose a faster folder, or come back later; {use}")
+    return None
+
+
+def _said(folder: Folder) -> str:
+    parts = [f"{folder.path} ({folder.kind or 'file system unknown'})"]
+    if folder.free_bytes >= 0:
+        parts.append(f"{format_bytes(folder.free_bytes)} free")
+    if folder.bytes_per_s:
+        parts.append(f"{format_bytes(int(folder.bytes_per_s))}/s")
+    if folder.create_s:
+        parts.append(f"{folder.create_s * 1e3:.2g} ms for a file")
+    return ", ".join(parts)
+
+
+def check_limits(facts: LoginFacts) -> Seen:
+    """Look at this process's limits: batch systems pass some of them on to jobs."""
+    assert facts.limits
+    return limits_seen(facts.limits)
+
+
+def limits_seen(limits: Limits) -> Seen:
+    """Return what is to be said of limits on files and processes."""
+    said = f"{_number(limits.files)} open files, {_number(limits.processes)} processes"
+    for name, value, least, option in (
+        ("open files", limits.files, _FILES, "n"),
+        ("processes", limits.processes, _PROCESSES, "u"),
+    ):
+        if 0 <= value < least:
+            return warning(
+                said,
+                f"a scheduler with many workers needs more {name}: ulimit -{option} {least} in the shell, and in jobs "
+                f"by --job-script-prologue 'ulimit -{option} {least}'; ask the administrators if it is refused",
+            )
+    return ok(said)
+
+
+def check_locked_memory(facts: LoginFacts) -> Seen:
+    """Look how much memory may be locked, which RDMA and page-locked buffers need."""
+    assert facts.limits
+    return locked_seen(facts.limits, needed=False)
+
+
+def locked_seen(limits: Limits, *, needed: bool) -> Seen:
+    """Return what is to be said of locked memory; ``needed``: workers cannot do without it."""
+    size = limits.locked_bytes
+    if size < 0:
+        return ok("no limit on locked memory")
+    said = f"{format_bytes(size)} of memory may be locked (ulimit -l)"
+    advice = (
+        "InfiniBand and RoCE register memory, which counts as locked: ask the administrators for 'memlock unlimited' "
+        "on the nodes (limits.conf; slurmd's LimitMEMLOCK); until then take --protocol tls or tcp"
+    )
+    if needed:
+        return failed(said, advice)
+    return ok(said) if size >= _LOCKED_BYTES else warning(said, advice)
+
+
+def check_time(facts: LoginFacts) -> Seen:
+    """Look whether this machine and the home's file server have one time."""
+    assert facts.home
+    skew = facts.home.clock_s
+    said = f"the clock of {facts.home.path} is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
+    if abs(skew) > _CLOCK_S:
+        return warning(said, "one of the two clocks is wrong: have the administrators look at chronyd or ntpd")
+    return ok(f"this machine and {facts.home.path} have the same time")
+
+
+def check_names(facts: LoginFacts) -> Seen:
+    """Look whether the machine's name leads to an address that others can reach."""
+    names = facts.names
+    assert names
+    addresses = ", ".join(f"{address} ({interface})" for interface, address in names.own)
+    if not names.own:
+        return failed(
+            f"no interface of {names.host} has an address that others can reach",
+            "ask the administrators: nothing outside this machine can be reached from it",
+        )
+    if not names.resolved:
+        return warning(
+            f"{names.host} has {addresses}, but its name leads to no address",
+            "hpcgpu goes by addresses, but MPI and other programs by the name: have it added to DNS or /etc/hosts",
+        )
+    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in names.resolved):
+        return warning(
+            f"{names.host} leads to {', '.join(names.resolved)} only, its loopback",
+            "programs that announce this name cannot be reached by others: have /etc/hosts changed, or name an "
+            "interface by --interface",
+        )
+    return ok(f"{names.host}: {addresses}")
+
+
+def _number(value: int) -> str:
+    return "any number of" if value < 0 else str(value)
+
+
+LOGIN_CHECKS: tuple[Check[LoginFacts], ...] = (
+    Check("job request", ("request",), check_request),
+    Check("Python", ("python",), check_python),
+    Check("Python's folder", ("environment",), check_environment),
+    Check("home", ("home",), check_home),
+    Check("scratch", ("scratch",), check_scratch),
+    Check("limits", ("limits",), check_limits),
+    Check("locked memory", ("limits",), check_locked_memory),
+    Check("time", ("home",), check_time),
+    Check("names", ("names",), check_names),
+)

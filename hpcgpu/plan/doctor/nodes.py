@@ -1,0 +1,220 @@
+"""The doctor's checks of a short job and its nodes: one function each, and their table."""
+
+from __future__ import annotations
+
+import re
+
+from hpcgpu.plan.doctor.devices import RDMA, check_cuda, check_drivers, check_gpus, check_nics, check_ucx, each, on
+from hpcgpu.plan.doctor.facts import NodeFacts, Python, TrialFacts
+from hpcgpu.plan.doctor.finding import Check, Seen, failed, not_looked_at, ok, warning, worst
+from hpcgpu.plan.doctor.links import check_links, check_login_links, check_ucx_links
+from hpcgpu.plan.doctor.login import IMPORTANT, limits_seen, locked_seen
+from hpcgpu.units import format_bytes
+
+# Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
+# of 107 bytes (unix(7)).
+LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+_CLOCK_S, _CERTIFICATE_S = 1.0, 86400.0  # certificates are valid from a day before they are made
+_SLOW_IMPORT_S = 10.0
+NOT_SHARED = "the home is not shared with the nodes"  # as a node says it that has no folder of the trial
+_SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
+
+
+def check_job(facts: TrialFacts) -> Seen:
+    """Look whether the job ran on all of its nodes."""
+    if len(facts.nodes) >= facts.wanted_nodes:
+        return ok(f"job {facts.job_id} ran on {', '.join(node.host for node in facts.nodes)}")
+    said = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}; {facts.ended}"
+    if facts.output and NOT_SHARED not in facts.output:
+        return failed(
+            f"{said}. Its output ends with: {facts.output}",
+            "its output says why; where it names no such program or module, the nodes lack the Python of this "
+            "machine: install it in a shared folder, or give --python",
+        )
+    return failed(
+        f"{said}. Its output ends with: {facts.output}" if facts.output else f"{said}; its output is not here either",
+        "the home is not shared with the nodes: start from a folder that all nodes have, with HOME in it, or ask the "
+        "administrators why the nodes do not mount it",
+    )
+
+
+def check_versions(facts: TrialFacts) -> Seen:
+    """Look whether Python and packages are the same on all machines, and work there."""
+    for node in facts.nodes:
+        if node.python.broken:
+            return failed(
+                f"{node.host}: {node.python.path}: {node.python.broken}",
+                "install Python and packages for the nodes' CPU, in a job on one of them, and name it by --python",
+            )
+    differing = [text for node in facts.nodes for text in _differences(facts.python, node)]
+    if differing:
+        return failed(
+            "; ".join(differing),
+            "let the nodes have the packages of this machine: one environment in a shared folder, with no module "
+            "load or activation in ~/.bashrc that replaces it; --python names it",
+        )
+    slowest = max(facts.nodes, key=lambda node: node.python.import_s)
+    if slowest.python.import_s > _SLOW_IMPORT_S:
+        return warning(
+            f"{slowest.host}: importing distributed takes {slowest.python.import_s:.0f} s or more",
+            "the file system of the Python environment is slow, and each start waits for it: put the environment into "
+            "an image (Apptainer, pyxis) or onto a disk of the nodes, and name it by --python",
+        )
+    return ok(", ".join(f"{name} {facts.python.packages.get(name, 'not there')}" for name in IMPORTANT))
+
+
+def _differences(here: Python, node: NodeFacts) -> list[str]:
+    there = node.python
+    pairs = [("Python", here.version, there.version), ("CPU", here.machine, there.machine)]
+    names = sorted({*here.packages, *there.packages})
+    pairs += [(name, here.packages.get(name, "missing"), there.packages.get(name, "missing")) for name in names]
+    return [f"{name} is {a} here and {b} on {node.host}" for name, a, b in pairs if a != b]
+
+
+def check_clock(facts: TrialFacts) -> Seen:
+    """Look whether all machines have one time."""
+    links = [*(facts.links or ()), *(link for node in facts.nodes for link in node.links)]
+    # a handshake takes longer, and how its time was divided between the two machines is not known
+    answered = [link for link in links if not link.error and link.protocol == "tcp"]
+    if not answered:
+        return not_looked_at("no machine could reach another")
+    off = max(answered, key=lambda link: abs(link.clock_s))
+    apart = [name for k in answered if abs(k.clock_s) > _CLOCK_S for name in (k.source, k.target)]
+    # the clock that is wrong by most others
+    wrong, other, seconds = off.target, off.source, off.clock_s
+    if apart.count(other) > apart.count(wrong):
+        wrong, other, seconds = other, wrong, -seconds
+    said = f"the clock of {wrong} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of {other}"
+    if abs(off.clock_s) > _CERTIFICATE_S:
+        return failed(said, "certificates made here are not valid there: have the clocks set (chronyd, ntpd)")
+    if abs(off.clock_s) > _CLOCK_S:
+        return warning(said, "times in logs and on the dashboard do not fit: have the clocks set (chronyd, ntpd)")
+    return ok("all machines have the same time")
+
+
+def check_cpus(facts: TrialFacts) -> Seen:
+    """Look whether the job's processes have enough cores."""
+    workers = max(facts.wanted_gpus, 1)
+    for node in facts.nodes:
+        said = f"{node.host}: {node.cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
+        if node.cpus <= workers and node.cpus < node.cores:
+            return warning(
+                said,
+                "the job was granted so few cores that copies, spilling and tasks wait for each other: ask for more "
+                "by --cores-per-gpu",
+            )
+    return ok(said)
+
+
+def check_node_limits(facts: TrialFacts) -> Seen:
+    """Look at the limits in the job."""
+    return worst(on(node, limits_seen(node.limits)) for node in facts.nodes)
+
+
+def check_node_locked_memory(facts: TrialFacts) -> Seen:
+    """Look how much memory may be locked in the job, where a network card registers memory."""
+
+    def seen(node: NodeFacts) -> Seen:
+        if not any(nic.kind in RDMA for nic in node.nics or ()):
+            return on(node, ok("no network card there registers memory"))
+        return on(node, locked_seen(node.limits, needed=facts.protocol == "ucx"))
+
+    return worst(seen(node) for node in facts.nodes)
+
+
+def check_launcher(facts: TrialFacts) -> Seen:
+    """Look whether the launcher and the MPI library fit: ranks were started, and must have met in one world."""
+    found = facts.launcher
+    assert found
+    advice = (
+        "load the MPI module with which mpi4py was built (--job-script-prologue 'module load ...'), build mpi4py "
+        "by the site's MPI, take the launcher of that MPI (--launcher), or do without MPI: --rendezvous file"
+    )
+    if found.error:
+        return failed(found.error, advice)
+    if found.exit_code is None:
+        return ok(found.command or "one process for all workers, without a launcher")
+    library = f" of {found.library}" if found.library else ""
+    if found.worlds and set(found.worlds) != {len(found.worlds)}:
+        apart = ", ".join(map(str, found.worlds))
+        return failed(
+            f"{found.command} started {len(found.worlds)} ranks{library} that did not meet in one MPI world, but in "
+            f"worlds of {apart}",
+            advice,
+        )
+    if found.exit_code or not found.worlds:
+        told = "" if found.worlds else "started no rank that told of its MPI world, and "
+        said = f": {found.output}" if found.output else ""
+        return failed(f"{found.command} {told}ended with exit code {found.exit_code}{said}", advice)
+    return ok(f"{_short(found.command)}: {len(found.worlds)} ranks{library} met")
+
+
+def _short(command: str) -> str:
+    """Return a launcher's command without the variables that it passes on."""
+    return re.sub(r" -x \S+| env( \S+=\S+)+$", "", command)
+
+
+def check_temporary(facts: TrialFacts) -> Seen:
+    """Look whether TMPDIR leaves room for the names of sockets."""
+    for node in facts.nodes:
+        size = len(node.temporary.encode(errors="surrogateescape"))
+        if size > LONGEST_TMPDIR:
+            return warning(
+                f"{node.host}: TMPDIR has {size} bytes, {node.temporary}",
+                "names of Unix sockets have 107 bytes at most. hpcgpu takes any TMPDIR, multiprocessing in tasks one "
+                f"of {LONGEST_TMPDIR}: give a short one, --job-script-prologue 'export TMPDIR=/tmp'",
+            )
+    return ok(f"{facts.nodes[0].temporary}, short enough for sockets")
+
+
+def check_node_scratch(facts: TrialFacts) -> Seen:
+    """Look whether the folder for spilling has room, and is fast."""
+    return each(facts, "scratch", _scratch_of)
+
+
+def _scratch_of(node: NodeFacts) -> Seen:
+    folder = node.scratch
+    assert folder
+    if folder.error:
+        return failed(
+            f"{folder.path}: {folder.error}",
+            "give a folder on a disk of the nodes that can be written, and has room: --local-directory",
+        )
+    speed = f", {format_bytes(int(folder.bytes_per_s))}/s" if folder.bytes_per_s else ""
+    said = f"{folder.path} ({folder.kind}), {format_bytes(folder.free_bytes)} free{speed}"
+    advice = "give a folder on a disk of the nodes with more room: --local-directory"
+    if 0 <= folder.free_bytes < 1 << 20:
+        return failed(f"{said}: it is full", advice)
+    if 0 <= folder.free_bytes < _SCRATCH_BYTES:
+        return warning(said, advice)
+    if folder.memory:
+        return warning(said, "it lies in memory, which spilling is to free: give a folder on a disk: --local-directory")
+    if 0 < folder.bytes_per_s < _SLOW_SCRATCH:
+        return warning(said, "spilling is as slow as that: give a folder on a disk of the nodes: --local-directory")
+    return ok(said)
+
+
+_ANSWERED: tuple[Check[TrialFacts], ...] = (
+    Check("versions", (), check_versions),
+    Check("node to node", (), check_links),
+    Check("here to nodes", ("links",), check_login_links),
+    Check("node to node by UCX", (), check_ucx_links),
+    Check("clocks", (), check_clock),
+    Check("GPUs", (), check_gpus),
+    Check("GPU drivers", (), check_drivers),
+    Check("CUDA", (), check_cuda),
+    Check("CPUs", (), check_cpus),
+    Check("limits in the job", (), check_node_limits),
+    Check("locked memory in the job", (), check_node_locked_memory),
+    Check("network ports", (), check_nics),
+    Check("UCX", (), check_ucx),
+    Check("launcher and MPI", ("launcher",), check_launcher),
+    Check("socket paths", (), check_temporary),
+    Check("scratch of the nodes", (), check_node_scratch),
+)
+JOB_CHECKS: tuple[Check[TrialFacts], ...] = (Check("job", (), check_job), *_ANSWERED)
+
+
+def checks_for(facts: TrialFacts) -> tuple[Check[TrialFacts], ...]:
+    """Return the checks that have something to look at: where no node has answered, the job's alone."""
+    return JOB_CHECKS if facts.nodes else JOB_CHECKS[:1]

@@ -1,0 +1,104 @@
+"""The ends of jobs: of the one with the scheduler, which is never replaced, and failures in a row of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hpcgpu.model import JobState
+from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import late_words, missing_words, over_words
+
+# PBS takes 24 s for a qrerun, and a minute and more for output that nobody can take (E, 23.06.06), Slurm as long as an
+# epilogue takes.
+LATE_S = 60.0
+# A connection is lost at once, and a batch system that has not listed a job for so long has no such job.
+_MISSING_S = 30.0
+
+
+def why_over(job: JobFacts, now_s: float, limit_s: float) -> str:
+    """Return why a job has ended, or will never start; empty while it may be there.
+
+    Parameters
+    ----------
+    job : JobFacts
+        The facts about it.
+    now_s : float
+        Of the clock of the facts.
+    limit_s : float
+        If its script has ended so long ago it has ended, whatever the batch system says.
+
+    """
+    status = job.status
+    if status is None:
+        return ""
+    if status.state is JobState.ENDED or (status.state is JobState.STUCK and not job.workers):
+        return over_words(job.id, status)
+    late = job.left_s is not None and now_s >= job.left_s + limit_s
+    if status.state is JobState.RUNNING and not job.workers and late:
+        return late_words(job.id, status, job.left_code, limit_s)
+    return ""
+
+
+def why_missing(job: JobFacts, since_s: float, now_s: float) -> str:
+    """Return why a job whose scheduler does not answer is given up: it is not listed; empty while it may be there.
+
+    Parameters
+    ----------
+    job : JobFacts
+        The facts about it.
+    since_s : float
+        Since when its scheduler has been looked for: answers of before do not count.
+    now_s : float
+        Of the clock of the facts.
+
+    """
+    if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > _MISSING_S:
+        return missing_words(job.id, _MISSING_S)
+    return ""
+
+
+def may_answer(job: JobFacts) -> bool:
+    """Tell whether the scheduler of a job may answer."""
+    return job.state in (JobState.RUNNING, JobState.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Jobs in a row that ended before their first worker: their number; and of the last one its time, end and id.
+
+    The last one's log is the one to show.
+    """
+
+    in_a_row: int = 0
+    last_s: float = float("-inf")
+    last: str = ""
+    last_id: str = ""
+
+    def after(self, jobs: Iterable[JobFacts], ends: Sequence[tuple[JobFacts, str]], now_s: float) -> Failures:
+        """Count failures in the order of the news: workers as they registered, ends with the last answer.
+
+        Parameters
+        ----------
+        jobs : iterable of JobFacts
+            All jobs.
+        ends : sequence of (JobFacts, str)
+            Those that are gone, each with the reason.
+        now_s : float
+            Of the clock of the facts.
+
+        """
+        failures = self
+        if any(j.first_worker_s is not None and j.first_worker_s > failures.last_s for j in jobs):
+            failures = replace(failures, in_a_row=0)
+        failed = [(j, why) for j, why in ends if j.first_worker_s is None and not j.leaving]
+        if not failed:
+            return failures
+        job, why = failed[-1]
+        return Failures(failures.in_a_row + len(failed), now_s, f"job {job.id}: {why}", job.id)
+
+    def give_up(self, breaker: int) -> str:
+        """Return why submissions stop; empty while fewer jobs have failed."""
+        if self.in_a_row < breaker:
+            return ""
+        return f"{self.in_a_row} jobs in a row ended before their first worker; the last was {self.last}"

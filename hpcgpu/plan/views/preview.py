@@ -1,0 +1,257 @@
+"""A job before it is submitted: what is asked for, who does what, what it may cost, and what is poor about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcgpu.model import JobSpec, Layout, Settings, Site
+from hpcgpu.plan.binding.layout import RankRecord, plan_layout
+from hpcgpu.plan.views.describe import describe
+from hpcgpu.plan.views.explain import counted, port_words
+from hpcgpu.plan.views.overview import Plan, poor, render_workers
+from hpcgpu.units import format_bytes, format_duration
+
+_SCRIPT = "script"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The plan of a job.
+
+    Attributes
+    ----------
+    settings : Settings
+        What is wanted, with where it was set.
+    said : tuple of (str, str, str)
+        Name, value and place of each setting that is not a default.
+    spec : JobSpec or None
+        The request; None: nothing is asked for, in a job that is there already.
+    script : str
+        The job script; without a request the command.
+    site : Site or None
+        What is known of the machine.
+    layout : Layout or None
+        Ranks and workers; None: ranks of another launcher, which have not met yet.
+    node : Plan or None
+        One of its nodes; None: nobody says what it is like.
+    node_from : str
+        Who says so; or how to have it said.
+    starts : str
+        When the batch system expects to start it; empty: not known.
+    granted : tuple of str
+        Without a request, what is there, in words.
+
+    """
+
+    settings: Settings
+    said: tuple[tuple[str, str, str], ...]
+    spec: JobSpec | None
+    script: str
+    site: Site | None
+    layout: Layout | None
+    node: Plan | None
+    node_from: str
+    starts: str = ""
+    granted: tuple[str, ...] = ()
+
+
+def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
+    """Return who does what, as the ranks will agree on it: rank 0 and the ranks of its node come first."""
+    each = gpus if settings.ranks == "gpu" else 1
+    extra = int(settings.ranks == "gpu")
+    homes = [0] * (each + extra) + [node for node in range(1, nodes) for _ in range(each)]
+    records = [RankRecord(rank, str(node), gpus) for rank, node in enumerate(homes)]
+    return plan_layout(records, nodes, settings.workers_per_gpu, settings.cpu_workers)
+
+
+def warnings(plan: Preview) -> Iterator[str]:
+    """Yield what makes the plan worse than people may expect, each with what to write."""
+    if plan.spec:
+        yield from _poor_request(plan, plan.spec)
+    if plan.settings.protocol == "ucx" and plan.site and not plan.site.ucx:
+        yield f"UCX has no transport for the network of {plan.site.name}"
+    if plan.node:
+        yield from poor(plan.node)
+
+
+def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
+    cores = (spec.cpus_per_task or 1) * spec.tasks_per_node
+    whole = plan.site is not None and plan.site.dialect.get("cpus") is False
+    gpus = spec.gpus_per_node or (len(plan.layout.nodes[0].workers) if plan.layout else 0)
+    if not whole and "--exclusive" not in spec.extra_directives and cores <= gpus:
+        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: ask for more by cores_per_gpu="
+    no_memory = plan.site is not None and plan.site.dialect.get("memory") in (False, "none")
+    if not no_memory and spec.memory_per_node_bytes is None and "--exclusive" not in spec.extra_directives:
+        yield "no memory is asked for, and a queue's default may be small: ask for it by memory= (of each node)"
+    if spec.walltime_s is None:
+        yield "no time limit is asked for: the queue's default counts; shorter jobs start sooner: walltime="
+
+
+def cost(plan: Preview) -> str:
+    """Return what the job costs if it runs to its time limit, by the site's rule; empty without rule or limit."""
+    site, spec = plan.site, plan.spec
+    if not site or not spec or spec.walltime_s is None:
+        return ""
+    charge, queue = site.charge, site.queue(spec.queue)
+    gpus = spec.gpus_per_node or (node.gpus if (node := site.node(spec.queue)) else 0)
+    per_hour = (charge.per_node_hour or 0) + (charge.per_gpu_hour or 0) * gpus
+    if not per_hour:
+        return ""
+    factor = queue.charge if queue and queue.charge is not None else 1.0
+    total = per_hour * factor * spec.nodes * spec.walltime_s / 3600
+    of_queue = f" times {factor:g} in {queue.name}" if queue and factor != 1 else ""
+    each = f"{charge.per_node_hour:g} for a node" if charge.per_node_hour else f"{charge.per_gpu_hour:g} for a GPU"
+    amount, limit = f"about {total:.4g} {charge.unit or 'units'}", format_duration(spec.walltime_s)
+    cited = site.cited(charge.source, "charge")
+    return f"{amount} if it runs to its limit of {limit}: {each} and hour{of_queue} ({cited})"
+
+
+def render(plan: Preview, width: int = 0) -> str:
+    """Return the plan as text; ``width`` is that of the terminal, 0 as wide as it takes."""
+    sections = [
+        ("settings", [f"{name} = {value}    ({where})" for name, value, where in plan.said] or ["all are defaults"]),
+        ("request", list(_request(plan))) if plan.spec else ("job", list(plan.granted)),
+        ("layout", list(_layout(plan))),
+        ("node", [plan.node_from, *_node(plan, width)]),
+        ("memory", list(_memory(plan))),
+        ("network", list(_network(plan))),
+        ("estimates", list(_estimates(plan))),
+        ("warnings", [f"warning: {text}" for text in warnings(plan)]),
+        (_SCRIPT if plan.spec else "command", plan.script.splitlines()),
+    ]
+    return "\n".join(
+        f"{name}:\n" + "".join(f"  {line}".rstrip() + "\n" for line in lines) for name, lines in sections if lines
+    )
+
+
+def described(plan: Preview) -> dict[str, Any]:
+    """Return the plan as plain data: the sections of its text, and the node as ``hpcgpu topo --json`` has it."""
+    node = plan.node
+    found = describe(node.topology, node.specs, "", node.nics) if node else None
+    return {
+        "settings": {name: {"value": value, "from": where} for name, value, where in plan.said},
+        "request": dict(_pairs(plan)),
+        "dialect": dict(_spoken(plan)),
+        "layout": [
+            {"ranks": list(n.ranks), "workers": n.worker_count} for n in (plan.layout.nodes if plan.layout else ())
+        ],
+        "node": {"from": plan.node_from, **(found or {})},
+        "memory": list(_memory(plan)),
+        "network": list(_network(plan)),
+        "estimates": list(_estimates(plan)),
+        "warnings": list(warnings(plan)),
+        _SCRIPT: plan.script.splitlines(),
+    }
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where two described plans differ: values by their path, scripts line by line."""
+    out = list(_changed({**before, _SCRIPT: None}, {**after, _SCRIPT: None}, ""))
+    lines = list(difflib.unified_diff(before.get(_SCRIPT, []), after.get(_SCRIPT, []), lineterm="", n=0))[2:]
+    return (*out, *(f"{_SCRIPT}: {line}" for line in lines if not line.startswith("@@")))
+
+
+def _changed(before: Any, after: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - JSON
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys((*before, *after)):
+            yield from _changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for i, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from _changed(one, other, f"{path}[{i}]")
+    elif before != after:
+        yield f"{path}: {_word(before)} -> {_word(after)}"
+
+
+def _word(value: Any) -> str:  # noqa: ANN401 - JSON
+    return "nothing" if value in (None, [], {}) else str(value)
+
+
+def _pairs(plan: Preview) -> Iterator[tuple[str, str]]:
+    spec, settings = plan.spec, plan.settings
+    if spec is None:
+        return
+    for name, value, setting in (
+        ("queue", spec.queue, "queue"),
+        ("account", spec.account, "account"),
+        ("time limit", None if spec.walltime_s is None else format_duration(spec.walltime_s), "walltime"),
+        ("nodes", str(spec.nodes), "nodes"),
+        (
+            "GPUs of each node",
+            str(spec.gpus_per_node or settings.gpus or ""),
+            "gpus" if settings.gpus else "gpus_per_node",
+        ),
+        ("cores of each rank", None if spec.cpus_per_task is None else str(spec.cpus_per_task), "cores_per_gpu"),
+        (
+            "memory of each node",
+            None if spec.memory_per_node_bytes is None else format_bytes(spec.memory_per_node_bytes),
+            "memory",
+        ),
+    ):
+        yield name, f"{value or 'not asked for'} ({settings.where(setting)})"
+
+
+def _request(plan: Preview) -> Iterator[str]:
+    yield from (f"{name}: {value}" for name, value in _pairs(plan))
+    yield from (f"dialect.{name}: {value}" for name, value in _spoken(plan))
+
+
+def _spoken(plan: Preview) -> Iterator[tuple[str, str]]:
+    """Yield how the site wants to be asked, with the place in its file."""
+    if site := plan.site:
+        for name, value in site.spoken.items():
+            yield name, f"{str(value).lower() if isinstance(value, bool) else value} ({site.said('dialect', name)})"
+
+
+def _layout(plan: Preview) -> Iterator[str]:
+    if plan.layout is None:
+        return
+    first, *others = plan.layout.nodes
+    ranks = sum(len(node.ranks) for node in plan.layout.nodes)
+    yield f"{counted(ranks, 'rank')} and {counted(plan.layout.worker_count, 'worker')}; rank 0 has the scheduler"
+    yield f"first node: ranks {_span(first.ranks)}, {counted(first.worker_count, 'worker')}"
+    if others:
+        each = f"each of {len(others)} others" if len(others) > 1 else "the other node"
+        yield f"{each}: {counted(len(others[0].ranks), 'rank')}, {counted(others[0].worker_count, 'worker')}"
+
+
+def _span(ranks: tuple[int, ...]) -> str:
+    return f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _node(plan: Preview, width: int) -> list[str]:
+    if not plan.node:
+        return []
+    return render_workers(plan.node.topology, plan.node.specs, plan.node.nics, max(width - 2, 0)).splitlines()
+
+
+def _memory(plan: Preview) -> Iterator[str]:
+    settings = plan.settings
+    yield f"device: spilling begins at {settings.device_memory_limit} ({settings.where('device_memory_limit')})"
+    limits = {spec.memory_limit_bytes for spec in plan.node.specs} if plan.node else set()
+    sizes = " or ".join(format_bytes(n) if n else "no limit" for n in sorted(limits, key=lambda n: n or 0))
+    said = f"{settings.memory_limit} ({settings.where('memory_limit')})"
+    yield f"host: each worker has {said}{f', here {sizes}' if sizes else ''}"
+    yield f"disk: {settings.local_directory or 'the folder of temporary files'} ({settings.where('local_directory')})"
+
+
+def _network(plan: Preview) -> Iterator[str]:
+    settings, site = plan.settings, plan.site
+    protocol = settings.protocol or ("tcp" if settings.security is False else "tls")
+    yield f"protocol {protocol} ({settings.where('protocol' if settings.protocol else 'security')})"
+    if site and (kind := site.network.kind):
+        ucx = "" if site.ucx else ", for which UCX has no transport"
+        yield f"{kind}{ucx} ({site.cited(site.network.source, 'network')})"
+    if plan.node:
+        ports = {port_words(spec.binding) for spec in plan.node.specs} - {"-"}
+        if ports:
+            yield f"each worker's own of: {', '.join(sorted(ports))} ({settings.where('nics')})"
+
+
+def _estimates(plan: Preview) -> Iterator[str]:
+    if plan.spec:
+        yield f"start: {plan.starts or 'not known'}"
+    if found := cost(plan):
+        yield f"cost: {found}"

@@ -1,0 +1,131 @@
+"""Memory of simulated GPUs: freed blocks are used again, as CuPy's memory pool does on a GPU.
+
+New pages are slow: to fill new pages takes 0.08 CPU seconds per GB longer than to fill pages that were used before, and
+2.2 on a virtual machine that gives free pages back to its host (free page reporting, Linux 6.18).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+# The characters of the dtypes of CuPy's kernels (cupy/_core/_dtype.pyx).
+NUMBERS = frozenset("?bBhHiIlLqQefdFD")
+# Before, a result's dtype depends on the values of numbers, and ufunc.resolve_dtypes does not tell it (NEP 50).
+_NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+# malloc uses smaller blocks again by itself.
+_SMALLEST_BYTES = 128 * 2**10
+
+
+class Memory(np.ndarray):
+    """Memory of a buffer: shape (nbytes,), dtype uint8; an array in it is a view of no other array.
+
+    Blocks makes it. Any thread may drop the last reference: its block comes back without a lock.
+    """
+
+    # set in the whole memory alone: numpy makes views of it, too
+    home: Blocks | None = None
+    block: mmap.mmap
+
+    def __del__(self) -> None:
+        if self.home is not None:
+            self.home.keep(self.block)
+
+
+class Blocks:
+    """Lends memory, and keeps some of what comes back.
+
+    Thread-safe without a lock, since the garbage collector may give memory back in any thread, and at any time.
+
+    Parameters
+    ----------
+    most_bytes : int
+        What is kept at most.
+    changed : callable
+        Called when ``nbytes`` has changed, in any thread.
+
+    """
+
+    def __init__(self, most_bytes: int, changed: Callable[[], None]) -> None:
+        self._most_bytes, self._changed = most_bytes, changed
+        self._kept: deque[mmap.mmap] = deque()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(map(len, tuple(self._kept)))
+
+    def take(self, nbytes: int) -> Memory:
+        """Return memory of so many bytes, not cleared."""
+        if nbytes < _SMALLEST_BYTES:
+            return Memory(nbytes, np.uint8)
+        block = self._kept_block(nbytes) or _mapped(nbytes)
+        # numpy makes a block the base of its memory, and the memory that of its arrays, since their types differ
+        memory: Any = np.ndarray.__new__(Memory, (nbytes,), np.uint8, block)
+        memory.block, memory.home = block, self
+        return memory
+
+    def keep(self, block: mmap.mmap) -> None:
+        """Take a block back."""
+        if len(block) <= self._most_bytes:
+            self._kept.append(block)
+            self._drop(self._most_bytes)
+            self._changed()
+
+    def shrink(self, most_bytes: int) -> None:
+        """Keep no more than so many bytes: give the others back to the system, the oldest first."""
+        if self._drop(most_bytes):
+            self._changed()
+
+    def _drop(self, most_bytes: int) -> bool:
+        count = len(self._kept)
+        while self._kept and self.nbytes > most_bytes:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._kept.popleft()
+        return len(self._kept) < count
+
+    def _kept_block(self, nbytes: int) -> mmap.mmap | None:
+        for block in tuple(self._kept):
+            if len(block) == _whole_pages(nbytes):
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._kept.remove(block)
+                    return block
+        return None
+
+
+def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
+    """Return an array with the dtype, shape and strides of a large result, whose memory nothing has touched.
+
+    None for small results, and for those about which numpy must decide: the caller lets numpy make the result.
+    """
+    large = any(isinstance(x, np.ndarray) and x.nbytes >= _SMALLEST_BYTES for x in inputs)
+    if not (large and _NUMPY_2) or ufunc.nout != 1 or ufunc.signature is not None:
+        return None
+    operands: list[Any] = [*inputs, None]
+    flags: list[Any] = [*[["readonly"]] * len(inputs), ["writeonly", "allocate"]]
+    kinds = [x.dtype if isinstance(x, (np.ndarray, np.generic)) else type(x) for x in inputs]
+    try:
+        dtype = ufunc.resolve_dtypes((*kinds, None))[-1]
+        found = np.nditer(operands, ["zerosize_ok"], flags, [*[None] * len(inputs), dtype], order="K").operands[-1]
+    except (TypeError, ValueError):  # not for this ufunc, or the inputs do not fit: numpy's own error comes then
+        return None
+    return found if dtype.char in NUMBERS else None
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    try:
+        block = mmap.mmap(-1, _whole_pages(nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise MemoryError(f"{nbytes} bytes of host memory cannot be mapped: {e.strerror}") from e
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block

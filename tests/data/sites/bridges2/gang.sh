@@ -1,0 +1,14 @@
+#!/bin/bash
+#SBATCH --job-name=hpcgpu
+#SBATCH --output=slurm-%j.out
+#SBATCH --partition=GPU
+#SBATCH --account=proj
+#SBATCH --time=00:15:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=5
+#SBATCH --gpus=v100-32:16
+
+trap 'exit 143' TERM
+trap : USR1

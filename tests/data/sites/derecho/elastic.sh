@@ -1,0 +1,15 @@
+#!/bin/bash
+#PBS -N hpcgpu
+#PBS -q main
+#PBS -A proj
+#PBS -l select=1:ncpus=64:mpiprocs=4:ngpus=4:mem=464440mb
+#PBS -l place=scatter
+#PBS -l walltime=00:15:00
+#PBS -j oe
+#PBS -k doe
+
+cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2
+trap 'exit 143' TERM
+trap : USR1
+module load ncarenv nvhpc cuda cray-mpich
+export TMPDIR=$SCRATCH/tmp; mkdir -p $TMPDIR

@@ -1,0 +1,15 @@
+#!/bin/bash
+#SBATCH --job-name=hpcgpu
+#SBATCH --output=slurm-%j.out
+#SBATCH --partition=gpu
+#SBATCH --account=proj
+#SBATCH --time=00:15:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=10
+#SBATCH --gpus=8
+
+trap 'exit 143' TERM
+trap : USR1
+module load slurm gpu

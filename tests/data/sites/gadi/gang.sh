@@ -1,0 +1,13 @@
+#!/bin/bash
+#PBS -N hpcgpu
+#PBS -q gpuvolta
+#PBS -P proj
+#PBS -l ncpus=96
+#PBS -l ngpus=8
+#PBS -l walltime=00:15:00
+#PBS -j oe
+#PBS -k doe
+
+cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2
+trap 'exit 143' TERM
+trap : USR1

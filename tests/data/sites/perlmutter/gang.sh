@@ -1,0 +1,16 @@
+#!/bin/bash
+#SBATCH --job-name=hpcgpu
+#SBATCH --output=slurm-%j.out
+#SBATCH --qos=regular
+#SBATCH --account=proj
+#SBATCH --time=00:15:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --constraint=gpu
+#SBATCH --exclusive
+#SBATCH --gpu-bind=none
+
+trap 'exit 143' TERM
+trap : USR1

@@ -1,0 +1,12 @@
+#!/bin/bash
+#SBATCH --job-name=hpcgpu
+#SBATCH --output=slurm-%j.out
+#SBATCH --partition=h100
+#SBATCH --account=proj
+#SBATCH --time=00:15:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+
+trap 'exit 143' TERM
+trap : USR1

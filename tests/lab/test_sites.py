@@ -1,0 +1,70 @@
+"""From the name of a site to a cluster: a draft of the lab's own facts, taken as it is, and one that says too much."""
+
+from __future__ import annotations
+
+import pytest
+from lab import Lab
+
+FILE = ".config/hpcgpu/sites/lab.yaml"
+PATIENCE_S = 170
+CLUSTER = """
+from distributed import Client
+from hpcgpu import SLURMGPUCluster
+
+with SLURMGPUCluster(gpus="sim:4", walltime="01:00:00") as cluster, Client(cluster) as client:
+    print(client.submit(sum, [1, 2, 3]).result(), cluster.settings.queue)
+    print(cluster.explain())
+"""
+
+
+def hpcgpu(lab: Lab, *words: str, site: str = "lab") -> tuple[str, str]:
+    """Run a command on the login node as somebody who has said the site's name; return both of its outputs."""
+    argv = ["python", "-m", "hpcgpu", *words]
+    done = lab.exec(lab.login, argv, timeout=PATIENCE_S, env={"HPCGPU_SITE": site})
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def draft(slurm_lab: Lab) -> str:
+    """The draft of ``hpcgpu site new``, which is where a site's own file is looked for."""
+    text, _ = hpcgpu(slurm_lab, "site", "new", "--name", "lab", site="none")
+    slurm_lab.write(FILE, text)
+    return text
+
+
+def test_the_name_of_a_site_is_enough(slurm_lab: Lab, draft: str) -> None:
+    """What sinfo and scontrol say: sbatch says whether it would take real GPUs, simulated ones have a cluster."""
+    assert "lab.yaml is a site file: lab, slurm" in hpcgpu(slurm_lab, "site", "check", FILE)[0]
+    assert any(line.startswith("lab ") for line in hpcgpu(slurm_lab, "site", "list")[0].splitlines())
+    slurm_lab.write("script.py", "")
+    script, _ = hpcgpu(slurm_lab, "jobscript", "--gpus", "8", "--walltime", "1h", "script.py")
+    asked = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    for option in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2", "--gpus-per-node=4", "--mem=8000M"):
+        assert option in asked
+    plan, warned = hpcgpu(slurm_lab, "plan", "--gpus", "8", "--walltime", "01:00:00")
+    assert "start: about" in plan, plan
+    assert warned == ""
+    slurm_lab.write("cluster.py", CLUSTER)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "cluster.py"], timeout=PATIENCE_S, env={"HPCGPU_SITE": "lab"})
+    assert done.stdout.splitlines()[:1] == ["6 main"], done.stdout + done.stderr
+    line = 1 + next(i for i, text in enumerate(draft.splitlines()) if text.startswith("defaults:"))
+    assert f"  queue = main    (site lab, ~/{FILE}:{line})" in done.stdout
+
+
+def test_a_file_that_says_more_than_the_machine_is_named_and_the_machine_counts(slurm_lab: Lab, draft: str) -> None:
+    file = draft.replace('"cpus": 8', '"cpus": 64').replace('"name": "main", ', '"name": "main", "walltime": "24h", ')
+    slurm_lab.write(FILE, file)
+    limit = ["scontrol", "update", "partition=main", "MaxTime=2:00:00"]
+    slurm_lab.exec(slurm_lab.login, limit, user="root", check=True)
+    try:
+        plan, warned = hpcgpu(slurm_lab, "plan", "--gpus", "8", "--walltime", "1h")
+    finally:
+        slurm_lab.exec(slurm_lab.login, [*limit[:-1], "MaxTime=UNLIMITED"], user="root", check=True)
+    said = warned.splitlines()
+    assert len(said) == 2
+    assert "jobs in queue main have 24:00:00 at most" in said[0]
+    assert "sinfo says 02:00:00: what sinfo says counts" in said[0]
+    assert "jobs may ask for 64 CPUs of such a node" in said[1]
+    assert "sinfo says 8: what sinfo says counts" in said[1]
+    assert "  cores_per_gpu = 2    (site lab, sinfo, not ~/.config/hpcgpu/sites/lab.yaml:" in plan

@@ -1,0 +1,89 @@
+"""The job templates on Slurm: sbatch takes each as it stands, and they run what they are for, all of them at once.
+
+There is neither Apptainer nor pyxis in the lab. Programs of these names stand in for them: they refuse what the real
+ones would not know, and run the command as it is.
+"""
+
+from __future__ import annotations
+
+import pytest
+from lab import CHECKOUT, Lab
+from paths import ROOT
+
+TEMPLATES = sorted(path.name for path in (ROOT / "jobscripts").glob("slurm*.sbatch"))
+SMALL = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1")
+APPTAINER = """#!/bin/bash
+[ "$1 $2 $3" = "exec --nv my.sif" ] || { echo "apptainer: $*" >&2; exit 255; }
+exec "${@:4}"
+"""
+# of NVIDIA/pyxis, README: the options that its plugin adds to srun
+PYXIS = """#!/bin/bash
+seen=
+for word in "$@"; do
+    shift
+    case $word in
+        --container-image=my.sqsh | --container-workdir=/* | --container-mounts=/*:/*,/*:/*) seen+=. ;;
+        --container-*) echo "srun: unrecognized option '$word'" >&2; exit 1 ;;
+        *) set -- "$@" "$word" ;;
+    esac
+done
+[ "$seen" = ... ] || exit 1
+exec /usr/bin/srun "$@"
+"""
+SCRIPT = """
+import sys
+from distributed import Client
+with Client() as client:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    print("HOSTS", len({w["host"] for w in workers}), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_sbatch_takes_it(name: str, slurm_lab: Lab) -> None:
+    argv = ["sbatch", "--test-only", f"{CHECKOUT}/jobscripts/{name}", "my_script.py"]
+    done = slurm_lab.exec(slurm_lab.login, argv)
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+
+
+def test_they_run(slurm_lab: Lab) -> None:
+    """Each in a folder of its own; what a run says stands in the log of its job."""
+    for path, text in (
+        ("templates/bin/apptainer", APPTAINER),
+        ("templates/pyxis/srun", PYXIS),
+        ("templates/runs.txt", "first 1\nsecond 2"),
+        ("templates/s.py", SCRIPT),
+    ):
+        slurm_lab.write(path, text)
+    slurm_lab.exec(slurm_lab.login, ["sh", "-c", "chmod 755 templates/*/*; rm -f templates/*.out"], check=True)
+
+    def submit(name: str, *words: str, options: tuple[str, ...] = SMALL, env: str = "", index: str = "") -> str:
+        template = f"{CHECKOUT}/jobscripts/slurm{name}.sbatch"
+        line = ["sbatch", "--parsable", f"--output=slurm{name}{index}.out", *options, template, *words]
+        argv = ["sh", "-c", f'cd templates; {env} exec "$@"', "sh", *line]
+        return slurm_lab.exec(slurm_lab.login, argv, check=True).stdout.strip()
+
+    sim = ("--gpus", "sim:1", "--no-dashboard")
+    here = '"$PWD"'
+    jobs = {
+        "full": submit("-full", *sim, "s.py", "its", "arguments"),
+        "apptainer": submit("-apptainer", *sim, "s.py", env=f"IMAGE=my.sif PATH={here}/bin:$PATH"),
+        "pyxis": submit("-pyxis", *sim, "s.py", env=f"IMAGE=my.sqsh PATH={here}/pyxis:$PATH"),
+        "sweep": submit("-sweep", *sim, f"{CHECKOUT}/examples/sweep.py", "--grid", "rate=0.1,0.01"),
+        "array": submit("-array", "runs.txt", *sim, "s.py", options=("--array=1-3", *SMALL[1:]), index="-%a"),
+    }
+    array = jobs.pop("array")
+    codes = {name: slurm_lab.wait_job(job, timeout=120)["ExitCode"] for name, job in jobs.items()}
+    logs = {name: slurm_lab.read(f"templates/slurm-{name}.out") for name in jobs}
+    assert codes == dict.fromkeys(logs, "0:0"), logs
+    assert "HOSTS 2 WORKERS 2 ARGUMENTS its arguments" in logs["full"]
+    assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["apptainer"]
+    assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["pyxis"]
+    assert "best of 2: rate=0.1, loss" in logs["sweep"]
+    runs = [slurm_lab.wait_job(f"{array}_{i}", timeout=120)["ExitCode"] for i in (1, 2, 3)]
+    told = [slurm_lab.read(f"templates/slurm-array-{i}.out") for i in (1, 2, 3)]
+    assert runs == ["0:0", "0:0", "2:0"], told
+    assert "HOSTS 1 WORKERS 1 ARGUMENTS first 1" in told[0]
+    assert "HOSTS 1 WORKERS 1 ARGUMENTS second 2" in told[1]
+    assert told[2] == "line 3 of runs.txt has no arguments for this run\n"

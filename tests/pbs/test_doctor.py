@@ -1,0 +1,98 @@
+"""``hpcgpu doctor`` on a real OpenPBS: a job that does well, and faults that were prepared on its machines."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import ailing
+from ailing import Found, check
+from pbs_lab import HOME, PYTHON, PbsLab
+
+AILING = "/home/labuser/ailing"
+FULL = "/dev/shm"
+JOB = ("--submit", "--gpus-per-node", "1", "--cores-per-gpu", "2", "--memory", "1GB")
+# As sites do it, with the words of this hook: who may charge which account.
+ACCOUNTS = """
+import pbs
+job = pbs.event().job
+if str(job.Account_Name or "project") != "project":
+    pbs.event().reject("account %s is not yours to charge" % job.Account_Name)
+"""
+
+
+def doctor(lab: PbsLab, *words: str) -> tuple[Found, str]:
+    """Return what a doctor on the login node finds, by the names of its checks, and what it says meanwhile."""
+    line = shlex.join([str(PYTHON), "-m", "hpcgpu", "doctor", "--json", *words])
+    said = lab.on("login01", f"mkdir -p work; cd work; {line} 2> doctor.err || :")
+    meanwhile = lab.on("login01", "cat work/doctor.err; rm work/doctor.err")
+    assert said, meanwhile
+    assert list((HOME / ".hpcgpu" / "doctor").iterdir()) == []
+    return ailing.read(said), meanwhile
+
+
+def as_root(lab: PbsLab, machine: str, line: str) -> None:
+    lab.on(machine, line, user="root")
+
+
+@contextlib.contextmanager
+def broken(lab: PbsLab, machine: str, breaks: str, mends: str) -> Iterator[None]:
+    """Break a machine by a line of root's, and mend it by another."""
+    as_root(lab, machine, breaks)
+    try:
+        yield
+    finally:
+        as_root(lab, machine, mends)
+
+
+def test_a_job_that_does_well(lab: PbsLab) -> None:
+    found, said = doctor(lab, *JOB)
+    assert "RUNNING" in said
+    assert "it asks PBS for" not in said
+    check(found, "job request", "ok", "pbs would take the job: it took job")
+    assert found["job"]["seen"].endswith(" ran on node1, node2")
+    # not told for one that is not shared, though it is this machine's; a warning if it is too busy to write fast
+    assert found["home"]["verdict"] == "ok" or "slow" in found["home"]["advice"]
+    check(found, "node to node", "ok", "(tcp and tls)")
+    check(found, "here to nodes", "ok")
+    check(found, "versions", "ok")
+    check(found, "clocks", "ok")
+    check(found, "launcher and MPI", "ok", "mpirun", "3 ranks of", "met")
+    check(found, "GPUs", "failed", "0 of 1 GPUs")
+
+
+def test_ten_faults_of_one_job_are_named(lab: PbsLab, tmp_path: Path) -> None:
+    """The clock, the network card and the mask are stand-ins: this PBS has one machine's clock and no cgroups."""
+    unpack = ["runuser", "-u", "labuser", "--", "sh", "-c", f"mkdir {AILING}; base64 -d | tar xz -C {AILING}"]
+    subprocess.run(unpack, input=ailing.tarball(tmp_path), text=True, check=True, timeout=60)
+    prologue = f"taskset -cp 0 $$; {ailing.prologue(AILING, late='node2')}"
+    words = ("--local-directory", FULL, "--launcher", "/opt/pbs/bin/pbsdsh --")
+    fill = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {FULL} && cat /dev/zero > {FULL}/fills-it || :"
+    rule = "OUTPUT -p tcp --syn -d $(getent hosts node2 | cut -d ' ' -f 1) --dport 20000:65535 -j DROP"
+    with (
+        broken(lab, "node1", f"iptables -A {rule}", f"iptables -D {rule}"),
+        broken(lab, "node2", fill, f"umount {FULL}"),
+        broken(lab, "login01", ":", f"rm -r {AILING}"),
+    ):
+        found, _ = doctor(lab, *JOB, *words, "--job-script-prologue", prologue)
+    check(found, "node to node", "failed", "node1 to node2 at", "timed out", "firewall")
+    check(found, "versions", "failed", f"{ailing.OLD_DASK} on node1", "--python")
+    check(found, "scratch of the nodes", "failed", f"node2: {FULL} (tmpfs)", "full", "--local-directory")
+    check(found, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
+    check(found, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")
+    check(found, "launcher and MPI", "failed", "/opt/pbs/bin/pbsdsh", "--rendezvous file")
+    check(found, "GPUs", "failed", "node1 shows 0 of 1 GPUs", "--queue", "hpcgpu plan")
+    check(found, "CPUs", "warning", "node1: 1 of ", "--cores-per-gpu")
+    check(found, "clocks", "warning", "the clock of node2 is ", "s behind that of ", "chronyd")
+    check(found, "socket paths", "warning", "node1: TMPDIR has 120 bytes", "export TMPDIR=/tmp")
+
+
+def test_an_account_that_is_not_ones_own_is_named(lab: PbsLab) -> None:
+    hook = f"qmgr -c 'create hook accounts event=queuejob' && cat > /tmp/accounts.py << 'END'\n{ACCOUNTS}END\n"
+    given = "qmgr -c 'import hook accounts application/x-python default /tmp/accounts.py'"
+    with broken(lab, "login01", f"{hook}{given}", "qmgr -c 'delete hook accounts'"):
+        found, _ = doctor(lab, *JOB, "--account", "nobody")
+    check(found, "job", "failed", "account nobody is not yours to charge", "--account NAME")

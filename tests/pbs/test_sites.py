@@ -1,0 +1,58 @@
+"""A site of which only qstat and pbsnodes are known: its draft is a site file, and a cluster starts with it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from pbs_lab import HOME, PbsLab
+
+GIVEN = {"gpus": "sim:1x64MiB", "nodes": 2, "walltime": "00:10:00", "client_grace": 5}
+
+
+def test_a_draft_is_enough_for_a_cluster(lab: PbsLab) -> None:
+    """PBS counts two GPUs on each node of the lab, which has none: ``qsub`` takes a request for them as it is."""
+    draft = lab.hpcgpu("site", "new", "--name", "lab")
+    folder = HOME / ".config" / "hpcgpu" / "sites"
+    lab.on("login01", f"mkdir -p {folder}; cat > {folder}/lab.yaml <<'E'\n{draft}E")
+    try:
+        assert "lab.yaml is a site file: lab, pbs" in lab.hpcgpu("site", "check", str(folder / "lab.yaml"))
+        plan = json.loads(lab.hpcgpu("plan", "--site", "lab", "--gpus", "4", "--walltime", "1h", "--json"))
+        assert plan["request"]["nodes"].startswith("2 (option --gpus; 2 on a node: site lab, ~/.config/hpcgpu/sites/")
+        assert "#PBS -q workq" in plan["script"]
+        script = "\n".join(["#!/bin/sh", *(line for line in plan["script"] if line.startswith("#PBS ")), "true"])
+        job = lab.on("login01", f"mkdir -p work; cd work; qsub -h <<'E'\n{script}\nE").strip()
+        lab.on("login01", f"qdel {shlex.quote(job)}")
+        with lab.client() as client:
+            client(f"cluster = PBSGPUCluster(site='lab', **{GIVEN}); client = Client(cluster)")
+            assert client("client.submit(sum, [1, 2, 3]).result()") == 6
+            assert client("len(client.scheduler_info(n_workers=-1)['workers'])") == 2
+            assert "queue = workq    (site lab, ~/.config/hpcgpu/sites/lab.yaml:" in client("cluster.explain()")
+            client("client.close(); cluster.close()")
+            assert "the site file of lab says" not in client.said
+    finally:
+        lab.on("login01", f"rm -f {folder}/lab.yaml; rm -rf work/STDIN.*")
+
+
+NESTED = """
+from distributed import Client
+from hpcgpu import PBSGPUCluster
+
+with Client() as own:
+    given = dict(gpus="sim:1x64MiB", walltime="00:10:00", client_grace=5)
+    with PBSGPUCluster(**given) as cluster, Client(cluster) as client:
+        found = [len(c.scheduler_info(n_workers=-1)["workers"]) for c in (own, client)]
+        print("FOUND", *found, client.submit(sum, [1, 2]).result(), own.submit(sum, [3, 4]).result())
+"""
+
+
+def test_a_script_in_a_job_may_submit_another_one(lab: PbsLab) -> None:
+    """Its ranks have variables of ours that tell them of their own job."""
+    site = f"s/:ngpus=4//; s/ncpus=4:mpiprocs=4/ncpus=1:mpiprocs=1/; s,^hpcgpu launch,{lab.python} -m &  --gpus sim:1,"
+    lines = (
+        f"mkdir -p work; cd work; cat > s.py <<'E'\n{NESTED}E\nsed '{site}' {lab.template} > t.sh",
+        "qsub -f -W block=true -l select=1:ncpus=1:mpiprocs=1:mem=2gb -N t -o t.out -v SCRIPT=s.py t.sh || "
+        "cat t.out >&2",
+    )
+    lab.on("login01", "; ".join(lines))
+    assert "FOUND 1 1 3 7" in (HOME / "work" / "t.out").read_text().splitlines()

@@ -1,0 +1,203 @@
+"""The doctor's short job: two nodes of this machine that meet, and a whole job without a batch system."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_cuda
+import fake_nvml
+import msgspec
+import psutil
+import pytest
+import ranks
+from waiting import until
+
+from hpcgpu.config import document
+from hpcgpu.deploy.doctor import exchange, leftovers, login, node, trial
+from hpcgpu.deploy.network.tls import Certificate
+from hpcgpu.host import pids, private
+from hpcgpu.model import RunDocument, Settings
+from hpcgpu.plan.doctor.facts import NodeFacts
+from hpcgpu.plan.doctor.finding import Verdict
+
+NAMED = ["unshare", "--uts", "--map-root-user", "bash", "-c", 'hostname "$0" && exec "$@"']
+
+
+def on_node(name: str, folder: Path) -> subprocess.Popen[str]:
+    """Start the doctor on a node that is this machine under another name."""
+    argv = [*NAMED, name, sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder)]
+    return subprocess.Popen(argv, env=ranks.environment(), stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    if subprocess.run([*NAMED, "x", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces for users here (unshare --uts --map-root-user)")
+    return private.make_folder(tmp_path / "trial")
+
+
+def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
+    order = exchange.Order(token=secrets.token_hex(16), nodes=2, run=document.render(RunDocument(settings=Settings())))
+    exchange.write(folder, exchange.ORDER, order)
+    made = Certificate.make()
+    private.write(folder / exchange.CERTIFICATE, made.cert_pem + made.key_pem)
+    there = [on_node(name, folder) for name in ("n1", "n2")]
+    try:
+        until(lambda: len(exchange.read_listening(folder)) == 2, "two nodes listen")
+        listening = exchange.read_listening(folder)
+        links = [link for to in listening for link in node.knock("login1", to, order, folder)]
+        exchange.write(folder, exchange.KNOCKED, True)
+        assert [(p.communicate(timeout=60)[1], p.returncode) for p in there] == [("", 0)] * 2
+    finally:
+        for process in there:
+            process.kill()
+    seen = exchange.read_nodes(folder)
+    assert [facts.host for facts in seen] == ["n1", "n2"]
+    assert {link.target for link in links} == {"n1", "n2"}
+    for facts, other in zip(seen, ("n2", "n1"), strict=True):
+        assert {(link.source, link.target) for link in facts.links} == {(facts.host, other)}
+        assert facts.python.broken == ""
+        assert facts.scratch
+        assert facts.scratch.bytes_per_s > 0
+        assert facts.unknown["speed"] == "no GPU here"
+        assert {link.protocol for link in facts.links} >= {"tcp", "tls"}
+        assert bool(facts.no_ucx_links) != ("ucx" in {link.protocol for link in facts.links})
+    assert {k.error for k in (*links, *seen[0].links, *seen[1].links) if k.protocol != "ucx"} == {""}
+    # UCX does not go by a bridge of containers, which this machine may have beside its network
+    assert all("" in {k.error for k in facts.links if k.protocol == "ucx"} or facts.no_ucx_links for facts in seen)
+
+
+def test_a_node_without_the_home_says_so(folder: Path) -> None:
+    done = on_node("n1", folder / "not-mounted")
+    _, said = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert "the home is not shared with the nodes" in said
+
+
+def test_a_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine, which is its own batch system: the way from the submission to the findings."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said: list[str] = []
+    asked = login.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
+    assert asked.job
+    findings = {finding.name: finding for finding in trial.run(asked.job, said.append).findings}
+    host = os.uname().nodename
+    assert findings["job"].verdict is Verdict.OK
+    assert findings["job"].seen.endswith(f" ran on {host}")
+    assert findings["node to node"].seen == "one node only"
+    assert " connections from here to the nodes work (tcp and tls)" in findings["here to nodes"].seen
+    assert findings["versions"].verdict is Verdict.OK
+    assert findings["GPUs"].verdict is Verdict.NOT_LOOKED_AT
+    assert findings["launcher and MPI"].verdict is Verdict.OK
+    assert any("RUNNING" in line for line in said)
+    assert list((tmp_path / ".hpcgpu" / "doctor").iterdir()) == []
+
+
+WAITING = """
+from hpcgpu.deploy.doctor import login, trial
+given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
+trial.run(login.read(given, "keyword {name}", "local", must=True).job, lambda text: print(text, flush=True))
+"""
+
+
+def waiting(home: Path) -> tuple[subprocess.Popen[str], int]:
+    """Start a doctor whose job runs and does not answer; return it with the job's process."""
+    home.mkdir(exist_ok=True)
+    argv = [sys.executable, "-c", WAITING]
+    client = subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
+    assert client.stdout
+    job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
+    assert phase == "RUNNING"
+    return client, int(job.partition(".")[0])
+
+
+def trials(home: Path) -> list[Path]:
+    return list((home / ".hpcgpu" / "doctor").iterdir())
+
+
+def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    started = {sig: waiting(tmp_path / sig.name) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)}
+    for sig, (client, _) in started.items():
+        client.send_signal(sig)
+    for sig, (client, job) in started.items():
+        client.communicate(timeout=60)
+        assert client.returncode != 0
+        until(lambda sig=sig: not trials(tmp_path / sig.name), f"what {sig.name} left is removed", limit_s=90)
+        assert pids.start_time(job) is None
+
+
+def test_the_next_doctor_removes_what_one_has_left_that_was_killed_with_its_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, job = waiting(tmp_path)
+    (left,) = trials(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said: list[str] = []
+    leftovers.clean_up(said.append)
+    assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
+    guard = next(
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(left) in (words := process.info["cmdline"] or []) and "hpcgpu.deploy.jobs.guard" in words
+    )
+    guard.kill()
+    client.kill()
+    client.communicate(timeout=60)
+    os.utime(left / "lease", (0, 0))
+    leftovers.clean_up(said.append)
+    assert trials(tmp_path) == []
+    assert pids.start_time(job) is None
+    assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
+
+
+def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
+    """Killed with its guard, while the job was pending."""
+    order = exchange.Order(token="x", nodes=2, run=document.render(RunDocument(settings=Settings())))
+    exchange.write(folder, exchange.ORDER, order)
+    (folder / "lease").touch()
+    os.utime(folder / "lease", (0, 0))
+    argv = [sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)]
+    done = subprocess.run(argv, env=ranks.environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "has given no sign of life for 30 s" in done.stderr
+
+
+LOOK = "import sys, msgspec; from hpcgpu.deploy.doctor.looks import look; from hpcgpu.model import Settings"
+
+
+def test_a_node_with_a_gpu(tmp_path: Path) -> None:
+    """NVML and the driver are stand-ins, which know one GPU; what asks them is real."""
+    env = fake_nvml.compiled(tmp_path).environment([fake_nvml.FakeGpu("0000:06:00.0", "GPU-0", name="H100")])
+    fake_cuda.compiled(tmp_path)
+    argv = [sys.executable, "-c", f"{LOOK}; sys.stdout.buffer.write(msgspec.json.encode(look(Settings())))"]
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    facts = msgspec.json.decode(done.stdout, type=NodeFacts)
+    assert (facts.gpus, facts.driver) == (("H100",), "570.86.15")
+    assert facts.speed, facts.unknown
+    assert facts.speed.name == "H100"
+    assert facts.speed.init_s > 0
+
+
+def test_cuda_is_started_and_copies_are_timed(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hpcgpu.deploy.doctor.gpu_speed", "0"]
+    done = subprocess.run(argv, env=fake_cuda.compiled(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"init_s", "cuda", "near_bytes_per_s"}
+    assert all(value > 0 for value in found.values())
+
+
+def test_without_a_driver_the_reason_is_said() -> None:
+    argv = [sys.executable, "-m", "hpcgpu.deploy.doctor.gpu_speed", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        pytest.skip("there is a GPU here")
+    assert done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,41 @@
+"""What a run has used: said at its end, and asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import ranks
+from distributed import Client
+
+from hpcgpu import LocalGPUCluster, sim
+
+MIB = 1 << 20
+
+
+def test_a_script_ends_with_its_summary(tmp_path: Path) -> None:
+    script = ranks.script(tmp_path, "print(Client().submit(lambda: time.sleep(.3)).result())")
+    done = ranks.run(script)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("hpcgpu: summary: ")]
+    assert "with 2 GPUs, 0.00 GPU hours, a task ran in " in lines[0]
+    assert lines[2] == "hpcgpu: summary: nothing was spilled"
+    assert "JSON" not in done.stderr  # which the log of a batch job has
+
+
+def test_a_cluster_is_asked_while_it_runs_and_after_its_end() -> None:
+    with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
+        held = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(16))
+        client.gather(client.map(lambda x: int(x[0]), held))
+        first = cluster.summary().usage  # the workers' figures of now, though their heartbeats are half a second apart
+        assert (first.gpus, first.workers, first.restarts) == (2, 2, 0)
+        assert first.moved_bytes["device_to_host"] >= 16 * MIB
+        assert 0 < first.busy_share <= 1
+        assert first.peak_bytes["device"] >= 40 * MIB
+        client.restart_workers([next(iter(client.scheduler_info()["workers"]))])
+        client.wait_for_workers(2)
+    last = cluster.summary()
+    assert last.usage.restarts == 1
+    assert last.usage.moved_bytes["device_to_host"] >= first.moved_bytes["device_to_host"]
+    assert json.loads(last.as_json())["gpus"] == 2

@@ -1,0 +1,65 @@
+"""A notebook in a real JupyterLab, in a real Chromium: what people see, and whether the link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import browser
+import notebooks
+import pytest
+from notebooks import BINDINGS, CLUSTER, END, EXPLAIN, FRAMES, MEMORY, REFUSED, WORK
+
+# As behind Open OnDemand: the server is reached by a path, and with it what jupyter-server-proxy leads to.
+BASE = "/node/n7/8888/"
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+    """The notebook with all cells run."""
+    folder = tmp_path_factory.mktemp("lab")
+    browser.write_notebook(folder / "demo.ipynb", notebooks.cells())
+    with browser.lab(folder, BASE) as url, browser.page(folder / "chromium") as page:
+        page.size(1100, 3600)  # cells outside of the window are not drawn
+        browser.open_notebook(page, f"{url}doc/tree/demo.ipynb")
+        browser.run_cells(page, END)
+        yield page
+
+
+def test_what_a_notebook_shows(page: browser.Page) -> None:
+    """One test: what is looked at is one notebook, which takes 15 s."""
+    cluster, said = browser.shown(page, CLUSTER), [browser.shown(page, i) for i in range(END)]
+    assert re.search(r"dashboard: /node/n7/8888/proxy/\d+/", cluster)
+    assert "Status: running" in cluster
+    assert re.search(r"Workers: 2\s+on 2 GPUs, 1 node", cluster)
+    assert "40" in said[WORK]
+    # the first cell has not been run again: its widget asks, and shows what lies where now
+    page.wait_for(f"/Device memory: [1-9][0-9.]+ MiB of 256/.test({browser.output(CLUSTER)}.innerText)")
+    for cell, words in ((MEMORY, "Numbers and moves"), (BINDINGS, "all threads are where they were planned")):
+        assert said[cell].count(words) == 1
+        assert said[cell].count("simulated" if cell == BINDINGS else "of 128.0 MiB, limit 102.4 MiB") == 2
+    widths = page.evaluate("[...document.querySelectorAll('.hpcgpu')].map(e => e.scrollWidth - e.clientWidth)")
+    assert len(widths) == 4
+    assert max(widths) <= 0  # nothing is cut, or has to be scrolled
+    assert page.evaluate("document.querySelectorAll('.hpcgpu .track').length") >= 12
+    refusal = said[REFUSED].strip().splitlines()
+    assert refusal[0] == "line 1: LocalGPUCluster(gpu=2)"
+    assert refusal[1].startswith("ConfigError: unknown option 'gpu'")
+    assert "did you mean 'gpus'?" in refusal[1]
+    assert len(refusal) == 3
+    assert "hpcgpu/config/" in said[FRAMES]
+    assert "\\n" not in said[EXPLAIN]
+    assert "gpus = 'sim:2x128MiB'" in said[EXPLAIN]
+    # through jupyter-server-proxy: pages, and the document by a websocket
+    link = page.evaluate(f"{browser.output(CLUSTER)}.querySelector('.hpcgpu a').href")
+    assert BASE in link
+    dashboard = page.another()
+    dashboard.go(link, "window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].roots().length")
+    assert dashboard.evaluate("document.title") == "Dask: Status"
+    assert dashboard.evaluate("getComputedStyle(document.querySelector('.navbar')).position") != "static"
+    dashboard.close()
+    browser.run_cells(page, 1)
+    page.wait_for(f"{browser.output(CLUSTER)}.innerText.includes('Status: closed')")
+    assert "Workers: 0" in browser.shown(page, CLUSTER)
+    assert browser.shown(page, END).strip() == ""

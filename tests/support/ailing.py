@@ -1,0 +1,58 @@
+"""What ails a job of the doctor as its prologue brings it, from files in the home, and how its findings are checked."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+import tarfile
+from pathlib import Path
+
+import fakesys
+from compiling import compile_library
+from paths import ROOT
+
+Found = dict[str, dict[str, str]]
+LONG = f"/tmp/{'x' * 115}"  # 120 bytes
+OLD_DASK = "2025.1.0"
+LATE_S = -90
+
+
+def tarball(folder: Path) -> str:
+    """Return in base64 a machine as it was recorded, with dead ports; a wrong clock; an older Dask's metadata."""
+    fakesys.build("drm-4gpu", folder / "machine")
+    compile_library(ROOT / "tests" / "support" / "fake_clock.c", folder / "fake_clock.so")
+    info = folder / "old" / f"dask-{OLD_DASK}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dask\nVersion: {OLD_DASK}\n")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        tar.add(folder, arcname=".")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def prologue(there: str, late: str) -> str:
+    """Return lines of a job's script: limits, variables and a clock that is wrong on the node ``late``."""
+    variables = {
+        **fakesys.environment(Path(there, "machine")),
+        "TMPDIR": LONG,
+        "PYTHONPATH": f"{there}/old",
+        "LD_PRELOAD": f"{there}/fake_clock.so",
+        "FAKE_CLOCK": f"{late}:{LATE_S}",
+    }
+    exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    return f"mkdir -p {LONG}; ulimit -l 64; {exports}"
+
+
+def read(text: str) -> Found:
+    """Return the findings of ``hpcgpu doctor --json``, by the names of their checks."""
+    return {finding["name"]: finding for finding in json.loads(text)["findings"]}
+
+
+def check(found: Found, name: str, verdict: str, *words: str) -> None:
+    """Fail unless the check has that verdict, and says these words."""
+    finding = found[name]
+    assert finding["verdict"] == verdict, finding
+    for word in words:
+        assert word in f"{finding['seen']} | {finding['advice']}", finding

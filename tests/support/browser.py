@@ -1,0 +1,189 @@
+"""A real Chromium without a window, by its DevTools protocol, and a JupyterLab for it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import websocket
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_PATIENCE_S = 40
+_OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions"),
+    *("--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-proxy-server"),
+)
+
+
+class Page:
+    """One page of a browser."""
+
+    def __init__(self, address: str) -> None:
+        self._browser = address.split("/")[2]
+        self._socket = websocket.create_connection(address, timeout=_PATIENCE_S, suppress_origin=True)
+        self._numbers = itertools.count(1)
+
+    def call(self, method: str, **params: Any) -> Any:
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        while (answer := json.loads(self._socket.recv())).get("id") != number:
+            pass
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
+
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression, of a promise when it is kept."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, f"{script}: {found['exceptionDetails']}"
+        return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> Any:
+        """Return the value of an expression as soon as it is true."""
+        look = f"const t = setInterval(() => {{ const v = {condition}; if (v) {{ clearInterval(t); kept(v) }} }}, 30)"
+        return self.evaluate(f"new Promise(kept => {{ {look} }})")
+
+    def go(self, url: str, until: str) -> None:
+        """Open an address, and wait until an expression is true there."""
+        self.call("Page.navigate", url=url)
+        self.wait_for(f"location.href !== 'about:blank' && document.readyState === 'complete' && ({until})")
+
+    def picture(self, path: Path, clip: str | None = None, width: int = 1100, height: int = 800) -> None:
+        """Save a picture of the page, or of the element that an expression gives."""
+        self.size(width, height)
+        options: dict[str, Any] = {}
+        if clip:
+            box = self.evaluate(
+                f"(r => ({{x: r.x, y: r.y, width: r.width, height: r.height}}))(({clip}).getBoundingClientRect())"
+            )
+            options["clip"] = {**box, "scale": 1}
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
+
+    def size(self, width: int, height: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def another(self) -> Page:
+        """Open one more page."""
+        wanted = urllib.request.Request(f"http://{self._browser}/json/new?about:blank", method="PUT")
+        with urllib.request.urlopen(wanted, timeout=_PATIENCE_S) as answer:
+            return Page(json.load(answer)["webSocketDebuggerUrl"])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def page(folder: Path) -> Iterator[Page]:
+    """Start a browser with its files in this folder."""
+    assert CHROMIUM
+    argv = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
+    env = {**os.environ, "HOME": str(folder)}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as browser:
+        assert browser.stderr
+        try:
+            address = next(line for line in browser.stderr if "DevTools listening on" in line).split()[-1]
+            with urllib.request.urlopen(f"http://{address.split('/')[2]}/json/list", timeout=_PATIENCE_S) as answer:
+                found = next(target for target in json.load(answer) if target["type"] == "page")
+            opened = Page(found["webSocketDebuggerUrl"])
+            opened.size(1100, 800)
+            yield opened
+            opened.close()
+        finally:
+            browser.terminate()
+            browser.wait(30)
+
+
+@contextlib.contextmanager
+def lab(folder: Path, base_url: str = "/") -> Iterator[str]:
+    """Start JupyterLab in this folder; yield its address."""
+    argv = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", "--ServerApp.port_retries=0"),
+        *("--ip=127.0.0.1", "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True"),
+        *(f"--ServerApp.base_url={base_url}", f"--ServerApp.root_dir={folder}"),
+    ]
+    settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    no_news = {"fetchNews": "false", "checkForUpdates": False}
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(no_news))
+    private = {name: str(folder / name.lower()) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
+    env = {
+        **os.environ,
+        **private,
+        "HOME": str(folder),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+    }
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as server:
+        assert server.stderr
+        said = []
+        try:
+            for line in server.stderr:
+                said.append(line)
+                if "http://127.0.0.1" in line:
+                    break
+            else:
+                raise AssertionError("".join(said))
+            url = line.split()[-1].partition("lab")[0]
+            # what it says later must not fill the pipe
+            threading.Thread(target=server.stderr.read, daemon=True).start()
+            yield url
+        finally:
+            server.terminate()
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def write_notebook(path: Path, cells: Sequence[str]) -> None:
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = [
+        {"cell_type": "code", "id": f"c{i}", "source": c, "metadata": {}, "outputs": [], "execution_count": None}
+        for i, c in enumerate(cells)
+    ]
+    facts = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(facts))
+
+
+def open_notebook(page: Page, url: str) -> None:
+    """Open a notebook, and wait until its kernel is there."""
+    page.go(url, "window.jupyterapp && document.querySelector('.jp-Notebook .jp-Cell')")
+    kernels = "[...jupyterapp.shell.widgets('main')].map(w => w.sessionContext?.session?.kernel?.status)"
+    page.wait_for(f"{kernels}.includes('idle')")
+
+
+def run_cells(page: Page, count: int) -> None:
+    """Run the next cells, one after the other; errors end none of them."""
+    for _ in range(count):
+        page.evaluate("jupyterapp.commands.execute('notebook:run-cell-and-select-next').then(() => 1)")
+
+
+def shown(page: Page, cell: int) -> str:
+    """Return what a cell's outputs show, as text."""
+    return str(page.evaluate(f"{output(cell)}.innerText"))
+
+
+def output(cell: int) -> str:
+    """Return an expression for the outputs of a cell."""
+    return f"document.querySelectorAll('.jp-Cell')[{cell}].querySelector('.jp-OutputArea')"
+
+
+def change_theme(page: Page, name: str) -> None:
+    page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{name}'}}).then(() => 1)")
+    page.wait_for(f"document.body.dataset.jpThemeName === '{name}' && !document.getElementById('jupyterlab-splash')")
+    page.wait_for("document.getAnimations().length === 0")
+
+
+def cell(number: int) -> str:
+    """Return an expression for a cell, with its outputs."""
+    return f"document.querySelectorAll('.jp-Cell')[{number}]"

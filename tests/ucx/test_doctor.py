@@ -1,0 +1,30 @@
+"""The doctor's connections by UCX: a server and who knocks there, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+
+from hpcgpu.deploy.doctor import ucx_link
+from hpcgpu.host import probes
+from hpcgpu.host.knocking import Place
+
+
+def test_who_knows_the_token_gets_the_time() -> None:
+    assert ucx_link.is_there()
+    token = secrets.token_hex(16)
+    with contextlib.closing(ucx_link.Server(token)) as server:
+        there = Place("lo", "127.0.0.1", server.port, "ucx")
+        (answer,) = ucx_link.knock_all([there], token)
+        assert answer.error == ""
+        assert answer.took_s > 0
+        (other,) = ucx_link.knock_all([there], secrets.token_hex(16))
+        assert other.error == "another program listens there"
+    (gone,) = ucx_link.knock_all([there], token)
+    assert gone.error
+
+
+def test_ucx_of_the_wheel_tells_its_transports() -> None:
+    found = probes.ucx()
+    assert found["version"]
+    assert "tcp" in found["transports"]

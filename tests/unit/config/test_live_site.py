@@ -1,0 +1,133 @@
+"""A site's file beside what Slurm and PBS say: the machine counts, and both are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcgpu.batch import inventory
+from hpcgpu.config.layers import read_settings
+from hpcgpu.config.sites.limits import check_submission
+from hpcgpu.config.sites.live import as_it_is, to_say
+from hpcgpu.config.sites.match import is_here
+from hpcgpu.config.sites.read import read_site
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Result, Settings, Site
+from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site_facts import Match
+
+FILE = """version: 2
+name: mine
+batch: slurm
+sources: {A: {title: the guide, date: 2026-08}}
+queues:
+  - {name: gpu, node: a100, nodes: [1, 8], walltime: 24h, source: A}
+  - {name: other, node: a100, walltime: 1h}
+nodes:
+  a100: {gpus: 4, cpus: 64, job_memory: 500 GiB, cores: 64, numa_cores: [32, 32], gpu_numa: [0, 0, 1, 1], source: A}
+defaults: {queue: gpu}
+"""
+AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
+
+
+def live(sinfo: str, file: str = FILE) -> tuple[Site, Site, Any]:
+    site = read_site(file, "m.yaml")
+    found = inventory.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
+    return site, *as_it_is(site, found)
+
+
+def said(sinfo: str, file: str = FILE, **given: Any) -> list[str]:
+    site, now, differing = live(sinfo, file)
+    return list(to_say(differing, asked(now, **given), site))
+
+
+def asked(site: Site, **given: Any) -> Settings:
+    return read_settings({"walltime": "15m", **given}, site=site, asks=True)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "words"),
+    [
+        (AS_WRITTEN, []),
+        ("", []),
+        (AS_WRITTEN.replace("64", "128").replace("512000", "900000"), []),  # less than there is may be a rule
+        (AS_WRITTEN.replace("gpu*", "gpu").replace("gpu|", "gpus|"), []),  # a queue that nobody lists
+        (
+            AS_WRITTEN.replace("1-00", "0-12"),
+            ["jobs in queue gpu have 24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 12:00:00: what sinfo"],
+        ),
+        (AS_WRITTEN.replace("1-8", "1-2"), ["takes 8 nodes at most (the guide, 2026-08; m.yaml:6), sinfo says 2: "]),
+        (AS_WRITTEN.replace(":4", ":8"), ["nodes of queue gpu have 4 GPUs (the guide, 2026-08; m.yaml:9), sinfo say"]),
+        (AS_WRITTEN.replace("64", "32"), ["ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), sinfo says"]),
+        (AS_WRITTEN.replace("512000", "409600"), ["500.0 GiB of memory of such a node (the guide"]),
+        # more than the file's limit: only who needs it hears of it
+        (AS_WRITTEN.replace("1-00", "2-00").replace("1-8", "1-9"), []),
+    ],
+)
+def test_a_difference_names_both_and_the_line(sinfo: str, words: list[str]) -> None:
+    found = said(sinfo)
+    assert len(found) == len(words)
+    for text, expected in zip(found, words, strict=True):
+        assert text.startswith("the site file of mine says: ")
+        assert expected in text
+
+
+def test_a_job_above_the_files_limit_is_taken_where_the_queue_has_more_of_it() -> None:
+    more = AS_WRITTEN.replace("1-00", "2-00")
+    [words] = said(more, walltime="30h")
+    assert "have 24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 48:00:00" in words
+    site, now, _ = live(more)
+    check_submission(asked(now, walltime="30h"), now)
+    with pytest.raises(ConfigError, match="24:00:00 at most"):
+        check_submission(asked(site, walltime="30h"), site)
+
+
+def test_live_limits_refuse_with_the_program_as_their_source() -> None:
+    _, now, _ = live(AS_WRITTEN.replace("1-00", "0-12"))
+    with pytest.raises(ConfigError, match=r"have 12:00:00 at most \(the guide, 2026-08; sinfo, not m.yaml:6\)"):
+        check_submission(asked(now, walltime="13h"), now)
+
+
+def test_what_follows_from_the_nodes_follows_from_those_that_are_there() -> None:
+    _, now, _ = live(AS_WRITTEN.replace(":4", ":8").replace("64", "32").replace("512000", "409600"))
+    found = asked(now, gpus=16)
+    assert (found.nodes, found.gpus_per_node, found.cores_per_gpu, found.memory_bytes) == (2, 8, 4, 400 << 30)
+    assert found.where("nodes") == "keyword gpus; 8 on a node: site mine, sinfo, not m.yaml:9"
+
+
+def test_limits_by_size_are_cut_at_the_queues_own() -> None:
+    file = FILE.replace("walltime: 24h", "walltime_by_nodes: {1: 6h, 4: 24h}")
+    _, now, _ = live(AS_WRITTEN.replace("1-00", "0-12"), file)
+    assert [now.queues[0].walltime_s(nodes) for nodes in (1, 4)] == [6 * 3600, 12 * 3600]
+    assert said(AS_WRITTEN.replace("1-00", "2-00"), file, nodes=4, walltime="30h") == []
+
+
+def test_of_another_queue_nobody_hears_and_a_qos_is_none_of_sinfos() -> None:
+    other = "other|other|9|0:30:00|1-8|64|512000|gpu:a100:4"
+    assert said(f"{AS_WRITTEN}\n{other}") == []
+    assert len(said(f"{AS_WRITTEN}\n{other}", queue="other")) == 1
+    assert said(AS_WRITTEN.replace("1-00", "0-12"), FILE + "dialect: {queue: qos}\n") == []
+
+
+def test_pbs_says_it_of_its_own_queues_and_nodes() -> None:
+    site = read_site(FILE.replace("slurm", "pbs"), "m.yaml")
+    nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
+    queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
+    found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
+    now, differing = as_it_is(site, found)
+    first, second = to_say(differing, asked(now), site)
+    assert "qstat -Q says 12:00:00: what qstat -Q says counts" in first
+    assert "ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), pbsnodes says 48" in second
+
+
+def test_nothing_is_compared_without_an_answer() -> None:
+    site = read_site(FILE, "m.yaml")
+    assert as_it_is(site, Inventory(batch="slurm")) == (site, ())
+
+
+def test_which_machine_it_is() -> None:
+    assert is_here(Match(), {}, "any")
+    assert is_here(Match(host="login[0-9]+"), {}, "login3")
+    assert is_here(Match(env={"A": "b"}, host="x"), {"A": "b"}, "other")
+    assert not is_here(Match(env={"A": "b"}, host="login[0-9]+"), {"A": "c"}, "laptop")

@@ -1,0 +1,87 @@
+"""The folder for a bug report: it can be read by hpcgpu's own parsers, and holds nothing of whose machine it is."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.config import document
+from hpcgpu.deploy import bug_report
+from hpcgpu.deploy.jobs import record
+from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import RunDocument, Settings
+
+KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
+LOG = f"""hpcgpu: gpunode07: no port for 2 workers
+hpcgpu: 2 workers on 1 node ready; scheduler tls://10.9.8.7:40123, nonce NONCE
+connection from gpunode07 (3c:ec:ef:01:02:03) of GPU-3b2f9a10-1111-2222-3333-444455556666 by ada@site.example.edu
+HF_TOKEN=hf_abcdef {KEY}
+worker gpunode07-0 in /home/HOST/HOME
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run named mine; returns what must not be in its report."""
+    home = tmp_path / "ada-lovelace"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    folder = scheduler_file.make_folder(record.home())
+    nonce = (folder / "nonce").read_text()
+    log = tmp_path / "ada-lovelace" / "slurm-12.out"
+    log.write_text(LOG.replace("NONCE", nonce).replace("HOME", str(home)))
+    settings = Settings(account="proj4711", job_name="mine", env={"API_TOKEN": "t0ps3cret"})
+    record.write(
+        folder,
+        Record(
+            name="mine",
+            batch="slurm",
+            dialect={},
+            document=document.render(RunDocument(settings=settings, shape="gang", folder=str(folder))),
+            client=Process("login17", 4711, 99),
+            created=datetime(2026, 1, 2, tzinfo=UTC),
+            jobs=(RecordedJob(id="12", log=str(log)),),
+        ),
+    )
+    addresses = ["10.9.8.7", "3c:ec:ef:01:02:03", "3b2f9a10-1111-2222-3333-444455556666", "ada@site"]
+    secrets = [nonce, "MIGHAgEAMBMG", "PRIVATE KEY", "hf_abcdef", "t0ps3cret"]
+    return [str(home), "proj4711", "login17", "gpunode07", *addresses, *secrets]
+
+
+def test_a_report_of_a_run(run: list[str], tmp_path: Path) -> None:
+    folder = bug_report.write("mine", str(tmp_path / "report"))
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert {"README.md", "versions.json", "plan.txt", "record.json", "jobs.json", "job-0.log"} <= set(texts)
+    whole = "\n".join(texts.values())
+    common = {"root", "user", "localhost"}
+    mine = {getpass.getuser(), socket.gethostname()} - common
+    values = {v for name in ("SLURM_JOB_ACCOUNT", "PBS_ACCOUNT") if (v := os.environ.get(name))}
+    assert not [word for word in (*run, *values) if word in whole]
+    assert not [word for word in mine if len(word) > 3 and word in whole]
+    assert json.loads(texts["record.json"])["document"]["settings"]
+    first, *_, last = texts["job-0.log"].splitlines()
+    node = first.split(": ")[1]
+    assert last.startswith(f"worker {node}-0 in ")  # one name has one neutral word
+
+
+def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
+    from hpcgpu.deploy.topo import read_machine
+
+    folder = bug_report.write(None, str(tmp_path / "report"))
+    if (folder / "topology.xml").exists():
+        assert read_machine(str(folder / "topology.xml")).cores
+    else:
+        assert "libhwloc" in (folder / "topology.txt").read_text()
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be made: File exists; give a folder that is not there yet"):
+        bug_report.write(None, str(tmp_path))

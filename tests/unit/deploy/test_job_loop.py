@@ -1,0 +1,128 @@
+"""All jobs of a cluster in one loop: one question for the job with the scheduler and those that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from fleets import cluster_hooks
+from paths import BATCH
+from recordings import records
+from waiting import when
+
+from hpcgpu.batch import Slurm
+from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.job_loop import JobLoop
+from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.errors import JobError
+from hpcgpu.model import JobSpec, JobState, Patience
+from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.plan.jobs.reconcile import Policy
+
+HEAD, MEMBER = "41", "42"
+QUIET = Policy(patience=Patience(ask_s=3600, news_s=3600))  # asks when it is told to
+LISTED = next(
+    r.stdout for r in records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt") if r.command.startswith("squeue ")
+)
+
+
+@pytest.fixture
+def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A squeue that knows both jobs, and what it was asked; where there is a file "down", it does not answer."""
+    (tmp_path / "listed").write_text(LISTED)
+    down = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    for name, answer in (("squeue", f"cat {tmp_path}/listed"), ("sinfo", "true")):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho "$0 $@" >> {tmp_path}/asked\n'
+            f'[ ! -e {tmp_path}/down ] || {{ echo "{down}" >&2; exit 1; }}\n{answer}\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def asked() -> list[str]:
+        there = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+        return [line for line in there if "/squeue " in line]
+
+    return asked
+
+
+def recorded(job_id: str, folder: Path) -> RecordedJob:
+    return RecordedJob(id=job_id, log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
+
+
+def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+    async def body() -> None:
+        written = (recorded(MEMBER, tmp_path),)
+        jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: (written, ())))
+        jobs.lead(recorded(HEAD, tmp_path), 2, None)
+        fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
+        await fleet.take(1, controls=False)
+        known = await jobs.news()
+        assert known.state is JobState.RUNNING
+        assert [row.facts.state for row in fleet.members] == [JobState.RUNNING]
+        fleet.stop()
+        with pytest.raises(JobError, match="this object has closed"):
+            await jobs.news()
+
+    asyncio.run(body())
+    (question,) = questions()
+    assert HEAD in question
+    assert MEMBER in question
+
+
+def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
+    questions: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    async def body() -> None:
+        jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: ((), ())))
+        jobs.lead(recorded(HEAD, tmp_path), 2, None)
+        fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
+        await fleet.take(None, controls=True)
+        await fleet.scale(0)
+        assert fleet.wanted == 0
+        assert fleet.members == fleet.recorded == ()
+        assert jobs.table.ids == [HEAD]
+        fleet.stop()
+
+    asyncio.run(body())
+
+
+def test_while_nobody_answers_it_is_unknown_how_the_job_is(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "down").touch()
+
+    async def body() -> None:
+        jobs = JobLoop(Slurm(), QUIET, cluster_hooks(say=said.append))
+        jobs.lead(recorded(HEAD, tmp_path), 2, None)
+        for _ in range(2):
+            text = describe(await jobs.news(), date(2026, 11, 23)).text
+            assert text == "UNKNOWN (the batch system does not answer)"
+        (tmp_path / "down").unlink()
+        assert describe(await jobs.news(), date(2026, 11, 23)).text == "STARTING 0/2"
+        jobs.stop()
+
+    asyncio.run(body())
+    assert len(said) == 1
+    assert "Unable to contact slurm controller" in said[0]
+
+
+def test_a_job_that_has_just_left_its_exit_code_is_asked_about(
+    questions: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    async def body() -> None:
+        policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
+        jobs = JobLoop(Slurm(), policy, cluster_hooks())
+        head = recorded(HEAD, tmp_path)
+        jobs.lead(head, 1, None)
+        await when(lambda: len(questions()) == 2)  # a moment after its submission, and once more since it runs
+        await jobs.news()
+        asked = len(questions())  # from here on once an hour
+        Path(head.exit_file).write_text("0\n")
+        await jobs.check()
+        await when(lambda: len(questions()) > asked)
+        jobs.stop()
+
+    asyncio.run(body())

@@ -1,0 +1,137 @@
+"""The hint that a machine looks like a known one, once; nodes that differ from their site's file; the commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from documented import DOCUMENTED
+from paths import ROOT
+
+from hpcgpu.cli.commands import hpcgpu
+from hpcgpu.config.sites.read import read_site
+from hpcgpu.deploy import settings, sites
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Settings
+
+
+@pytest.fixture(autouse=True)
+def _a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HPCGPU_SITE", raising=False)
+    sites._said.clear()
+    yield
+    sites._said.clear()
+
+
+def submit() -> str | None:
+    """Read the settings of a cluster on a batch system, and return those that a site could have changed."""
+    found = settings.read({"gpus_per_node": 2}, "keyword {name}", "slurm").settings
+    return found.queue
+
+
+def test_a_known_machine_is_named_once_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NERSC_HOST", "perlmutter")
+    assert submit() is None
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "looks like perlmutter (NERSC_HOST=perlmutter): site='perlmutter' (or HPCGPU_SITE=perlmutter)" in said
+    assert "HPCGPU_SITE=none" in said
+    sites._said.clear()  # as in a later process of this user
+    assert submit() is None
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("answer", ["none", "vista"])
+def test_an_answer_ends_it(answer: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("NERSC_HOST", "perlmutter")
+    monkeypatch.setenv("HPCGPU_SITE", answer)
+    assert settings.read({"walltime": "1h", "gpus_per_node": 1}, "{name}", "slurm").settings.queue == (
+        "gh" if answer == "vista" else None
+    )
+    assert capfd.readouterr().err == ""
+
+
+def test_where_no_job_is_asked_for_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NERSC_HOST", "perlmutter")
+    settings.read({}, "{name}")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_home_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SYSTEMNAME", "jupiter")
+    (tmp_path / ".hpcgpu").write_text("in the way")
+    submit()
+    submit()
+    assert capfd.readouterr().err.count("looks like jupiter") == 1
+
+
+def test_a_node_is_compared_with_the_file_of_its_site(tmp_path: Path) -> None:
+    reversed_node = DOCUMENTED["polaris-a100"]
+    assert sites.disagreements(Settings(site="polaris", queue="debug"), reversed_node) == ()
+    [said] = sites.disagreements(Settings(site="daint"), reversed_node)[-1:]
+    assert "the site file of daint says" in said
+    for nothing in (Settings(), Settings(site="none"), Settings(site="daint", gpus="sim:2")):
+        assert sites.disagreements(nothing, reversed_node) == ()
+    [said] = sites.disagreements(Settings(site=str(tmp_path / "gone.yaml")), reversed_node)
+    assert said.startswith("this node is not compared with the site file: ")
+
+
+# --- hpcgpu site
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(hpcgpu, ["site", *words], catch_exceptions=False, standalone_mode=False)
+    return done.output
+
+
+def test_list_and_show() -> None:
+    listed = run("list").splitlines()
+    assert len(listed) >= 20
+    assert any(line.startswith("polaris") and "pbs" in line for line in listed)
+    shown = run("show", "polaris")
+    for words in ("walltime_by_nodes: 10=03:00:00", "gpu_numa: 3, 2, 1, 0", "from: ALCF user", "  needed: true\n"):
+        assert words in shown
+    file = (ROOT / "site_configs/polaris.yaml").read_text().splitlines()
+    for head, key in (("queue", "name: prod"), ("rule", "require: walltime"), ("scratch", "path: /local/scratch")):
+        [line] = re.findall(rf"^{head}:    site_configs/polaris\.yaml:(\d+)\n  {key}$", shown, re.MULTILINE)
+        assert key in file[int(line) - 1]
+
+
+def test_a_wrong_own_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    own = tmp_path / "config" / "hpcgpu" / "sites"
+    own.mkdir(parents=True)
+    (own / "wrong.yaml").write_text("version: 2\nname: wrong\nbatch: lsf\n")
+    listed = run("list")
+    assert "wrong" in listed
+    assert "line 3: batch: 'lsf' is given; allowed: pbs, slurm" in listed
+    assert "polaris" in listed
+
+
+def test_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine"
+    file.write_text("version: 2\nname: x\nbatch: slurm\nnetwork: {kind: roce}\n")
+    assert run("check", "mine").endswith("without a source, so that no error can name one: network\n")
+    file.write_text("version: 2\nname: x\nbatch: slurm\nqueus: []\n")
+    with pytest.raises(ConfigError, match=r"mine, line 4: queus: no such key; did you mean 'queues'"):
+        run("check", str(file))
+
+
+def test_new_without_a_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="neither sinfo nor pbsnodes is on this machine"):
+        run("new")
+    text = run("new", "--batch", "slurm", "--name", "My Lab")
+    assert "\n# unknown: sinfo: " in text
+    assert read_site(text, "draft").name == "my-lab"

@@ -1,0 +1,77 @@
+"""The doctor's looks at this machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.host import probes
+
+
+def test_a_look_that_hangs_or_fails_keeps_nothing_from_the_others() -> None:
+    hangs = threading.Event()
+
+    def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    seen, why = probes.gather({"fine": lambda: 1, "hangs": hangs.wait, "fails": fails}, 0.2)
+    hangs.set()
+    assert seen == {"fine": 1}
+    assert why == {"hangs": "no answer in 0.2 s", "fails": "[Errno 5] Input/output error"}
+
+
+def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
+    found = probes.folder(tmp_path, 1 << 16)
+    assert found["free_bytes"] > 0
+    assert found["bytes_per_s"] > 0
+    assert found["create_s"] > 0
+    assert abs(found["clock_s"]) < 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_folder_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_speeds", lambda *_: pytest.fail("written"))
+    assert "bytes_per_s" not in probes.folder(tmp_path, 1 << 60)
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_the_look(tmp_path: Path) -> None:
+    _, why = probes.gather({"home": lambda: probes.folder(tmp_path / "none", 1)}, 5)
+    assert "No such file" in why["home"]
+
+
+def test_this_python_and_its_limits() -> None:
+    found = probes.python()
+    assert {"hpcgpu", "dask", "distributed"} <= set(found["packages"])
+    assert set(probes.limits()) == {"files", "processes", "locked_bytes"}
+    granted, there = probes.cpus()
+    assert 1 <= granted <= there
+    assert probes.names()["host"] == os.uname().nodename
+
+
+def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/none")
+    _, why = probes.gather({"ucx": probes.ucx}, 5)
+    assert why == {"ucx": "there is no ucx_info here"}
+
+
+def test_ucx_tells_its_version_and_transports() -> None:
+    text = "# Library version: 1.21.0\n#\n#  Transport: tcp\n#  Transport: cma\n#  Transport: tcp\n"
+    assert probes.read_ucx_info(text) == {"version": "1.21.0", "transports": ("cma", "tcp")}
+
+
+@pytest.mark.parametrize(
+    ("imports", "why"),
+    [
+        ("import json", ""),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("import os; os.kill(os.getpid(), 4)", "an import ended with signal 4: packages are built for another CPU"),
+    ],
+)
+def test_packages_that_do_not_run_on_this_cpu_are_told(monkeypatch: pytest.MonkeyPatch, imports: str, why: str) -> None:
+    monkeypatch.setattr(probes, "_IMPORTS", imports)
+    found = probes.imports()
+    assert found["broken"] == why
+    assert found["import_s"] > 0

@@ -1,0 +1,392 @@
+"""The doctor's checks on facts: what is named, and what is advised."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from paths import ROOT, TOPOLOGIES
+
+from hpcgpu.model import Nic
+from hpcgpu.plan.doctor import devices, links, login, nodes
+from hpcgpu.plan.doctor.facts import (
+    Folder,
+    GpuSpeed,
+    Launcher,
+    Limits,
+    Link,
+    LoginFacts,
+    Names,
+    NodeFacts,
+    Python,
+    Request,
+    TrialFacts,
+    Ucx,
+)
+from hpcgpu.plan.doctor.finding import Finding, Verdict, described, examine, exit_code, render
+from hpcgpu.plan.doctor.login import LOGIN_CHECKS
+from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
+from hpcgpu.topology import hwloc_xml
+
+FREE = Limits(files=65536, processes=-1, locked_bytes=-1)
+PYTHON = Python(
+    path="/home/env/bin/python",
+    version="3.11.2",
+    machine="x86_64",
+    packages={"hpcgpu": "1", "dask": "2026.1", "distributed": "2026.1"},
+)
+DISK = Folder(path="/local", kind="xfs", free_bytes=1 << 40, free_files=1 << 20, create_s=1e-4, bytes_per_s=2e9)
+SHARED = replace(DISK, path="/home/me", kind="lustre", network=True)
+LOGIN = LoginFacts(
+    request=Request(batch="slurm", starts="2026-11-23T06:38:00 on node[1-2] in partition main"),
+    python=PYTHON,
+    environment=replace(SHARED, path="/home/env"),
+    home=SHARED,
+    scratch=DISK,
+    limits=FREE,
+    names=Names(host="login1", resolved=("10.0.0.9",), own=(("ib0", "10.0.0.9"),)),
+)
+NIC = Nic("mlx5_0", "0000:01:00.0")
+
+
+def node(host: str, other: str) -> NodeFacts:
+    return NodeFacts(
+        host=host,
+        python=PYTHON,
+        limits=FREE,
+        cpus=32,
+        cores=64,
+        memory_bytes=256 << 30,
+        temporary="/tmp",
+        gpus=("H100",) * 4,
+        driver="570.86",
+        nics=(NIC,),
+        hops=(("0000:03:00.0", NIC.pci, 2),),
+        scratch=DISK,
+        speed=GpuSpeed(name="H100", init_s=0.5, near_bytes_per_s=5e10, far_bytes_per_s=3e10),
+        ucx=Ucx(version="1.18.0", transports=("rc_mlx5", "tcp")),
+        links=tuple(
+            Link(
+                source=host,
+                target=other,
+                interface="ib0",
+                address=f"10.0.0.{other[-1]}",
+                protocol=protocol,
+                took_s=1e-3,
+            )
+            for protocol in ("tcp", "tls", "ucx")
+        ),
+    )
+
+
+TRIAL = TrialFacts(
+    job_id="7",
+    folder="/home/me/.hpcgpu/doctor/x",
+    wanted_nodes=2,
+    wanted_gpus=4,
+    protocol="",
+    python=PYTHON,
+    nodes=(node("node1", "node2"), node("node2", "node1")),
+    launcher=Launcher(command="srun --mpi=pmix", library="Open MPI v4.1.4", worlds=(3, 3, 3), exit_code=0),
+    links=(Link(source="login1", target="node1", interface="ib0", address="10.0.0.1", took_s=1e-3),),
+)
+
+
+def second(**changes: Any) -> TrialFacts:
+    """Return the facts of a job of which one node differs."""
+    return replace(TRIAL, nodes=(TRIAL.nodes[0], replace(TRIAL.nodes[1], **changes)))
+
+
+def found(facts: LoginFacts | TrialFacts, name: str) -> Finding:
+    return next(finding for finding in every(facts) if finding.name == name)
+
+
+def every(facts: LoginFacts | TrialFacts) -> tuple[Finding, ...]:
+    return examine(LOGIN_CHECKS, facts) if isinstance(facts, LoginFacts) else examine(checks_for(facts), facts)
+
+
+def cut(link: Link) -> Link:
+    return replace(link, error="timed out")
+
+
+def dead_nic() -> TrialFacts:
+    """Return a node as it was recorded (four H200): ports nearest to its GPUs are down."""
+    machine = hwloc_xml.read((TOPOLOGIES / "drm-4gpu.xml").read_text())
+    return second(nics=machine.nics, hops=machine.hops)
+
+
+REFUSED = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+LOST = replace(TRIAL, nodes=(), ended="job 7 has ended: FAILED, exit code 1")
+FAULTS: dict[str, tuple[LoginFacts | TrialFacts, str, Verdict, tuple[str, ...]]] = {
+    "wrong account": (
+        replace(LOGIN, request=Request(batch="slurm", refused=REFUSED)),
+        "job request",
+        Verdict.FAILED,
+        ("Invalid account", "--account NAME", "sacctmgr show associations"),
+    ),
+    "closed port": (
+        second(links=(*map(cut, TRIAL.nodes[1].links[:2]), TRIAL.nodes[1].links[2])),
+        "node to node",
+        Verdict.FAILED,
+        ("node2 to node1 at 10.0.0.1 (ib0): timed out", "firewall", "--interface"),
+    ),
+    "version skew": (
+        second(python=replace(PYTHON, packages={**PYTHON.packages, "distributed": "2025.9"})),
+        "versions",
+        Verdict.FAILED,
+        ("distributed is 2026.1 here and 2025.9 on node2", "--python"),
+    ),
+    "home not shared": (LOST, "job", Verdict.FAILED, ("0 of 2 nodes", "exit code 1", "home is not shared")),
+    "MPI that does not fit": (
+        replace(TRIAL, launcher=Launcher(error="srun offers pmi2 only, and Open MPI 5 needs pmix")),
+        "launcher and MPI",
+        Verdict.FAILED,
+        ("needs pmix", "--rendezvous file", "module load"),
+    ),
+    "scratch full": (
+        second(scratch=replace(DISK, free_bytes=4096)),
+        "scratch of the nodes",
+        Verdict.FAILED,
+        ("node2: /local (xfs)", "full", "--local-directory"),
+    ),
+    "memlock": (
+        replace(second(limits=replace(FREE, locked_bytes=65536)), protocol="ucx"),
+        "locked memory in the job",
+        Verdict.FAILED,
+        ("node2: 64.0 KiB of memory may be locked", "memlock unlimited", "--protocol"),
+    ),
+    "dead NIC": (dead_nic(), "network ports", Verdict.WARNING, ("is down", "nearest to the GPU at", "UCX_NET_DEVICES")),
+    "no GPU granted": (
+        second(gpus=(), driver=""),
+        "GPUs",
+        Verdict.FAILED,
+        ("node2 shows 0 of 4 GPUs", "--queue", "hpcgpu plan"),
+    ),
+    "cgroup of one core": (second(cpus=1), "CPUs", Verdict.WARNING, ("node2: 1 of 64 CPUs", "--cores-per-gpu")),
+    "clock skew": (
+        second(links=(replace(TRIAL.nodes[1].links[0], clock_s=-90.0), *TRIAL.nodes[1].links[1:])),
+        "clocks",
+        Verdict.WARNING,
+        ("the clock of node1 is 90.0 s behind that of node2", "chronyd"),
+    ),
+    "long TMPDIR": (
+        second(temporary="/tmp/" + "x" * 90),
+        "socket paths",
+        Verdict.WARNING,
+        ("node2: TMPDIR has 95 bytes", "export TMPDIR=/tmp"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_advice_and_nothing_else_is(fault: str) -> None:
+    facts, name, verdict, words = FAULTS[fault]
+    finding = found(facts, name)
+    assert finding.verdict is verdict
+    text = f"{finding.seen} | {finding.advice}"
+    for word in words:
+        assert word in text
+    others = every(facts)
+    assert [f.name for f in others if f.verdict not in (Verdict.OK, Verdict.NOT_LOOKED_AT)] == [name]
+
+
+def test_all_is_well() -> None:
+    findings = (*examine(LOGIN_CHECKS, LOGIN), *examine(checks_for(TRIAL), TRIAL))
+    assert {f.verdict for f in findings} == {Verdict.OK}, [f for f in findings if f.verdict is not Verdict.OK]
+    assert not any(f.advice for f in findings)
+    assert exit_code(findings) == 0
+
+
+def test_a_warning_is_no_failure_and_a_clock_off_by_a_day_is() -> None:
+    warned = examine(checks_for(TRIAL), second(cpus=1))
+    assert exit_code(warned) == 0
+    off = second(links=(replace(TRIAL.nodes[1].links[0], clock_s=90000.0),))
+    assert found(off, "clocks").verdict is Verdict.FAILED
+    assert exit_code(examine(checks_for(off), off)) == 1
+
+
+def test_the_clock_that_is_wrong_is_named_by_those_that_agree() -> None:
+    late = replace(TRIAL.links[0], target="node2", clock_s=-90.0) if TRIAL.links else None
+    there = replace(TRIAL.nodes[1].links[0], clock_s=90.1)
+    facts = replace(second(links=(there, *TRIAL.nodes[1].links[1:])), links=(*(TRIAL.links or ()), late))
+    assert "the clock of node2 is 90.1 s behind that of node1" in found(facts, "clocks").seen
+
+
+@pytest.mark.parametrize("check", [c.name for c in LOGIN_CHECKS])
+def test_what_is_not_known_was_not_looked_at_and_why(check: str) -> None:
+    needs = next(c.needs for c in LOGIN_CHECKS if c.name == check)
+    finding = found(LoginFacts(unknown=dict.fromkeys(needs, "no answer in 3 s")), check)
+    assert finding == Finding(check, Verdict.NOT_LOOKED_AT, "no answer in 3 s")
+
+
+def test_a_node_that_knows_less_is_named_where_the_others_are_well() -> None:
+    unknown = second(ucx=None, unknown={"ucx": "there is no ucx_info"})
+    assert found(unknown, "UCX").verdict is Verdict.OK
+    none = replace(unknown, nodes=(replace(unknown.nodes[1]), unknown.nodes[1]))
+    assert found(none, "UCX") == Finding("UCX", Verdict.NOT_LOOKED_AT, "node2: there is no ucx_info")
+
+
+def test_one_open_interface_between_two_nodes_is_enough() -> None:
+    link = TRIAL.nodes[1].links[0]
+    links = (cut(link), replace(link, interface="eth0", address="10.1.0.1"))
+    finding = found(second(links=links), "node to node")
+    assert finding.verdict is Verdict.WARNING
+    assert "--interface eth0" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("dead", "check", "words"),
+    [("tls", "node to node", "plain TCP is open and TLS is not"), ("ucx", "node to node by UCX", "--protocol tls")],
+)
+def test_each_protocol_needs_a_way_of_its_own(dead: str, check: str, words: str) -> None:
+    links = tuple(cut(link) if link.protocol == dead else link for link in TRIAL.nodes[1].links)
+    findings = every(second(links=links))
+    bad = [f for f in findings if f.verdict not in (Verdict.OK, Verdict.NOT_LOOKED_AT)]
+    assert [f.name for f in bad] == [check]
+    assert f"node2 to node1 at 10.0.0.1 (ib0, {dead}): timed out" in bad[0].seen
+    assert words in bad[0].advice
+
+
+def test_without_ucx_its_ways_are_not_looked_at() -> None:
+    plain = tuple(link for link in TRIAL.nodes[0].links if link.protocol != "ucx")
+    none = tuple(replace(facts, links=plain, no_ucx_links="ucxx is not installed") for facts in TRIAL.nodes)
+    finding = found(replace(TRIAL, nodes=none), "node to node by UCX")
+    assert finding == Finding("node to node by UCX", Verdict.NOT_LOOKED_AT, "node1: ucxx is not installed")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        (Launcher(command="pbsdsh --", worlds=(1, 1), library="MPICH 4", exit_code=0), "in worlds of 1, 1"),
+        (Launcher(command="mpirun", exit_code=14, output="PMIx server unreachable"), "exit code 14: PMIx server"),
+        (Launcher(command="mpirun", exit_code=124), "told of its MPI world, and ended with exit code 124"),
+    ],
+)
+def test_ranks_that_do_not_meet_are_a_failure(launcher: Launcher, words: str) -> None:
+    finding = found(replace(TRIAL, launcher=launcher), "launcher and MPI")
+    assert finding.verdict is Verdict.FAILED
+    assert words in finding.seen
+    assert "--rendezvous file" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("granted", "words", "advice"),
+    [(0, "0 of 4 GPUs (granted: 0)", "--queue"), (4, "0 of 4 GPUs (granted: 4)", "nvidia-smi")],
+)
+def test_gpus_that_were_granted_and_do_not_answer_are_told_from_those_that_were_not(
+    granted: int, words: str, advice: str
+) -> None:
+    finding = found(second(gpus=(), driver="", granted_gpus=granted), "GPUs")
+    assert words in finding.seen
+    assert advice in finding.advice
+
+
+def test_a_node_without_the_home_says_so_in_the_output() -> None:
+    """The other node has it, and the batch system has written the output there."""
+    output = f"hpcgpu: node2 has no /home/me/.hpcgpu/doctor/x: {nodes.NOT_SHARED}, or the doctor has ended"
+    finding = found(replace(TRIAL, nodes=TRIAL.nodes[:1], ended="job 7 has ended", output=output), "job")
+    assert finding.verdict is Verdict.FAILED
+    assert "1 of 2 nodes" in finding.seen
+    assert "node2 has no /home/me" in finding.seen
+    assert "the home is not shared" in finding.advice
+
+
+def test_a_launcher_is_shown_without_the_variables_that_it_passes_on() -> None:
+    command = "mpirun --bind-to none -x HOME -x PATH -n 3 env A=1 B=2"
+    launcher = Launcher(command=command, library="Open MPI v5.0.11", worlds=(3, 3, 3), exit_code=0)
+    seen = found(replace(TRIAL, launcher=launcher), "launcher and MPI").seen
+    assert seen == "mpirun --bind-to none -n 3: 3 ranks of Open MPI v5.0.11 met"
+
+
+def test_what_the_job_has_shown_is_no_question_any_more() -> None:
+    """A file system of no known kind is shared if the nodes have written there; PBS is asked by a submission alone."""
+    local = replace(
+        LOGIN,
+        request=Request(batch="pbs", unasked="pbs cannot be asked"),
+        home=replace(SHARED, kind="ext4", network=False),
+        environment=replace(SHARED, kind="ext4", network=False),
+    )
+    doubtful = [f.name for f in every(local) if f.verdict is not Verdict.OK]
+    assert doubtful == ["job request", "Python's folder", "home"]
+    assert {f.verdict for f in every(login.confirmed(local, TRIAL))} == {Verdict.OK}
+    one_came = login.confirmed(local, replace(TRIAL, nodes=TRIAL.nodes[:1]))
+    assert found(one_came, "home").verdict is Verdict.WARNING
+
+
+def test_an_address_that_both_nodes_have_says_nothing() -> None:
+    """Of a bridge of containers, say."""
+
+    def with_bridge(facts: NodeFacts) -> NodeFacts:
+        bridge = replace(facts.links[0], interface="docker0", address="172.17.0.1")
+        return replace(facts, links=(*facts.links, cut(bridge)))
+
+    both = replace(TRIAL, nodes=tuple(with_bridge(facts) for facts in TRIAL.nodes))
+    assert found(both, "node to node").verdict is Verdict.OK
+    one = replace(TRIAL, nodes=(with_bridge(TRIAL.nodes[0]), TRIAL.nodes[1]))
+    assert found(one, "node to node").verdict is Verdict.WARNING
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (REFUSED, "--account"),
+        ("allocation failure: Invalid partition name specified", "--queue"),
+        ("error: invalid partition specified: nosuch", "--queue"),
+        ("Requested node configuration is not available", "hpcgpu plan"),
+    ],
+)
+def test_the_batch_systems_words_lead_to_the_option(words: str, advice: str) -> None:
+    assert advice in found(replace(LOGIN, request=Request(batch="slurm", refused=words)), "job request").advice
+
+
+def test_the_longest_tmpdir_is_that_of_multiprocessing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The real thing: a listener in a folder of that length, and none in one that is a byte longer."""
+    import multiprocessing.connection
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        for more in (0, 1):
+            folder = Path(short) / ("x" * (LONGEST_TMPDIR + more - len(short) - 1))
+            (folder / "pymp-xxxxxxxx").mkdir(parents=True)
+            address = f"{folder}/pymp-xxxxxxxx/listener-xxxxxxxx"
+            if more:
+                with pytest.raises(OSError, match="too long"):
+                    multiprocessing.connection.Listener(address, "AF_UNIX")
+            else:
+                multiprocessing.connection.Listener(address, "AF_UNIX").close()
+
+
+def test_lines_are_aligned_and_advice_stands_below() -> None:
+    text = render([Finding("home", Verdict.OK, "fine"), Finding("long name", Verdict.FAILED, "bad\nwords", "do this")])
+    assert text.splitlines() == [
+        "home       ok             fine",
+        "long name  failed         bad / words",
+        "                          -> do this",
+    ]
+
+
+def test_json_has_every_line() -> None:
+    findings = examine(checks_for(LOST), LOST)
+    data = json.loads(json.dumps(described(findings)))
+    assert data["exit_code"] == 1
+    assert [f["name"] for f in data["findings"]] == ["job"]
+    assert data["findings"][0]["verdict"] == "failed"
+
+
+@pytest.mark.parametrize(("modules", "table"), [((login,), LOGIN_CHECKS), ((nodes, devices, links), JOB_CHECKS)])
+def test_every_check_is_in_a_table(modules: tuple[ModuleType, ...], table: tuple[Any, ...]) -> None:
+    functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
+    assert {f for name, f in functions if name.startswith("check_")} == {check.look for check in table}
+
+
+def test_the_page_lists_every_check_in_its_order() -> None:
+    text = (ROOT / "docs" / "explanation" / "doctor.md").read_text()
+    rows = re.findall(r"^\| ([^|]+?) \|.*\|$", text.partition("## Faults")[0], re.M)
+    listed = [row for row in rows if row != "check" and not row.startswith("-")]
+    assert listed == [check.name for check in (*LOGIN_CHECKS, *JOB_CHECKS)]

@@ -1,0 +1,128 @@
+"""A cluster as HTML: well formed whatever it is called, bars that stay in their tracks, readable with 400 workers."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
+from hpcgpu.plan.views.memory_table import WorkerMemory
+from hpcgpu.plan.views.notebook import (
+    ClusterView,
+    Explanation,
+    WorkerView,
+    bindings_page,
+    cluster_page,
+    jobs_page,
+    memory_page,
+)
+
+VOID = {"br", "meta"}
+GPU = Gpu(pci="0000:17:00.0", uuid="GPU-1", vendor="nvidia", model="H200", memory_bytes=141 << 30)
+SPEC = WorkerSpec(name="n7-0", binding=Binding(CpuSet({0, 1, 2, 3}), (GPU,)))
+
+
+class Reader(HTMLParser):
+    """Text, tags and widths of a page; AssertionError where tags do not nest."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.widths, self._open = "", [], [], []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self._open.append(tag)
+        style = dict(attrs).get("style") or ""
+        if tag == "i":
+            self.widths.append(float(style.partition("width: ")[2].partition("%")[0]))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.text += data
+
+
+def memory(**sizes: int | None) -> WorkerMemory:
+    return WorkerMemory("n7-0", device_capacity_bytes=100 << 20, device_limit_bytes=80 << 20, **sizes)
+
+
+sizes = st.integers(0, 1 << 40)
+memories = st.builds(
+    WorkerMemory,
+    name=st.text(),
+    device_managed_bytes=sizes,
+    device_used_bytes=st.none() | sizes,
+    device_limit_bytes=st.none() | sizes,
+    device_capacity_bytes=st.none() | sizes,
+    host_managed_bytes=sizes,
+    process_bytes=sizes,
+    host_limit_bytes=st.none() | sizes,
+    spilled_to_disk_bytes=sizes,
+)
+workers = st.builds(
+    WorkerView, st.text(), st.text(), st.none() | st.just(SPEC), st.none() | memories, st.tuples(st.text())
+)
+
+
+@given(st.text(), st.text(), st.text(), st.lists(st.tuples(*[st.text()] * 4)).map(tuple), st.lists(workers).map(tuple))
+def test_whatever_it_is_called_the_page_is_well_formed_and_bars_fit(name, state, link, jobs, workers) -> None:
+    page = Reader(cluster_page(ClusterView("SLURMGPUCluster", name, state, link, jobs, workers, 3)))
+    assert all(0 <= width <= 100 for width in page.widths)
+    assert "script" not in page.tags
+    Reader(memory_page([w.memory for w in workers if w.memory], name))
+    Reader(bindings_page(workers, state))
+    Reader(jobs_page([(*job, "1") for job in jobs]))
+
+
+def test_what_users_are_called_is_text() -> None:
+    evil = "<script>alert(1)</script>"
+    page = cluster_page(ClusterView("X", evil, evil, '"onclick=', ((evil,) * 4,), (WorkerView(evil),)))
+    assert "<script" not in page
+    assert 'href="&quot;onclick="' in page
+
+
+def test_a_cluster_says_what_it_has() -> None:
+    view = WorkerView("n7-0", "n7", SPEC, memory(device_managed_bytes=50 << 20, process_bytes=1 << 30))
+    page = Reader(
+        cluster_page(ClusterView("X", "mine", "running", "http://here", (("4711", "UP 1/1", "", ""),), (view,), 2))
+    )
+    for words in (
+        "Workers: 1 of 2 on 1 GPU, 1 node",
+        "50.0 MiB of 100.0 MiB, limit 80.0 MiB",
+        "4711",
+        "UP 1/1",
+        "H200",
+    ):
+        assert words in page.text.replace("\xa0", " "), words
+    assert page.widths[:2] == [50.0, 50.0]
+    assert "NIC" not in page.text  # nobody has one
+
+
+def test_a_difference_from_the_plan_is_seen() -> None:
+    views = [WorkerView("n7-0", spec=SPEC, differences=("2 of 9 threads may run on PUs 0",))]
+    page = bindings_page(views, "1 of 1 workers are not as planned")
+    assert '<div class="bad">not as planned: 2 of 9 threads may run on PUs 0</div>' in page
+    assert "<td class='bad'>0-3</td>" in page
+
+
+def test_400_workers_are_folded_and_cut() -> None:
+    many = tuple(WorkerView(f"n{i}-0", f"n{i}", SPEC, memory(), ()) for i in range(400))
+    page = cluster_page(ClusterView("X", "mine", "running", "", (), many, 400))
+    assert "<details><summary>" in page
+    assert "and 336 more: see the dashboard" in page
+    assert len(page) < 150_000
+
+
+def test_an_explanation_is_shown_as_it_is() -> None:
+    text = Explanation("a < b\nc")
+    assert repr(text) == str(text) == "a < b\nc"
+    assert "<pre>a &lt; b\nc</pre>" in text._repr_html_()
+    assert isinstance(text, str)
