@@ -18,7 +18,6 @@ from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPListener, TCPBackend, TCPListener, TLSBackend, TLSListener
 from distributed.core import error_message
-from distributed.http.routing import RoutingApplication
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
 from tornado.iostream import SSLIOStream
@@ -139,25 +138,6 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None]) -> N
         return inner(request, **kwargs)
 
     app.find_handler, server.handle_stream = find_handler, handle
-
-
-class SilentWorker(Worker):
-    """A Worker without an HTTP server: nothing listens beyond what the cluster needs."""
-
-    def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
-        """Keep the application (Worker.start_unsafe wants one), open no socket."""
-        self.http_application = RoutingApplication(routes)
-        self.http_server = _NoServer()
-
-
-class _NoServer:
-    """The members of an HTTP server that Worker uses."""
-
-    port = 0
-    address = ""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
 
 
 class MemoryManager(NannyMemoryManager):

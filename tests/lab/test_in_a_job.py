@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lab import Lab, LabUnavailable
+from lab import CHECKOUT, Lab, LabUnavailable
 from waiting import until
 
 CELL = """

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 
 import pytest
-from lab import NETWORK, Lab, LabUnavailable
+from lab import CHECKOUT, NETWORK, Lab, LabUnavailable
 
 PYTHON = "/home/hpc/ucx/bin/python"
 SEEN = """

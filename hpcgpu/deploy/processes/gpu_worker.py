@@ -20,6 +20,7 @@ from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes, node
+from hpcgpu.deploy.processes.silent_worker import SilentWorker
 from hpcgpu.deploy.processes.worker import check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
@@ -35,7 +36,7 @@ _OTHERS_BYTES = 256 << 20
 _marks: list[socket.socket] = []  # held until this process ends
 
 
-class GPUWorker(compat.SilentWorker):
+class GPUWorker(SilentWorker):
     """distributed's Worker, bound to the cores beside the next free GPU of this node, on the spill store.
 
     Parameters

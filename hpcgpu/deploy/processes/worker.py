@@ -23,6 +23,7 @@ from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes.silent_worker import SilentWorker
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, log, process
@@ -104,7 +105,7 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
 async def make_worker(start: WorkerStart) -> Worker:
     """Start a worker with the spill store; it has registered when this returns."""
     spec = start.spec
-    worker = compat.SilentWorker(
+    worker = SilentWorker(
         **start.kwargs,
         data=store_of(spec),
         dashboard=False,

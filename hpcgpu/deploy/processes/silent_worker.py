@@ -1,0 +1,50 @@
+"""distributed's Worker without what a cluster has no use for: an HTTP server, and words about its own end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from distributed import Worker
+from distributed.http.routing import RoutingApplication
+
+
+class SilentWorker(Worker):
+    """A Worker that opens no socket for HTTP, and whose end cuts no sign of life.
+
+    distributed (2026.8.0, ``Worker.close``) closes its connections while a sign of life waits for the scheduler's
+    answer, and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
+    """
+
+    _beat: asyncio.Task[None] | None = None
+
+    def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
+        """Keep the application (Worker.start_unsafe wants one), open no socket."""
+        self.http_application = RoutingApplication(routes)
+        self.http_server = _NoServer()
+
+    async def heartbeat(self) -> None:
+        """Give a sign of life; it ends without a word when the worker closes."""
+        beat = self._beat = asyncio.create_task(super().heartbeat(), name="a sign of life")
+        await asyncio.wait([beat])
+        if not beat.cancelled():
+            beat.result()
+
+    async def close(self, *args: Any, **kwargs: Any) -> str | None:  # noqa: ANN401
+        """Close as distributed does, after the sign of life that is under way, unless that asks for the end."""
+        self.periodic_callbacks["heartbeat"].stop()
+        beat, self._beat = self._beat, None  # it may be who closes: whoever comes next does not cancel that
+        if beat not in (None, asyncio.current_task()):
+            beat.cancel()
+            await asyncio.wait([beat])
+        return await super().close(*args, **kwargs)
+
+
+class _NoServer:
+    """The members of an HTTP server that Worker uses."""
+
+    port = 0
+    address = ""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
