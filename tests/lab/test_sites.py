@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
-from lab import Lab
+from lab import CHECKOUT, Lab, LabUnavailable
+from pages import LINES, README, line
 
 FILE = ".config/hpcgpu/sites/lab.yaml"
 PATIENCE_S = 170
@@ -14,6 +17,16 @@ from hpcgpu import SLURMGPUCluster
 with SLURMGPUCluster(gpus="sim:4", walltime="01:00:00") as cluster, Client(cluster) as client:
     print(client.submit(sum, [1, 2, 3]).result(), cluster.settings.queue)
     print(cluster.explain())
+"""
+
+
+# What `python3 -m venv` gives on a machine that reaches a package index. The lab does not: pip finds the packages of
+# the checkout's venv installed already, and installs hpcgpu itself.
+VENV = """
+set -e
+rm -rf ~/site
+python3 -m venv ~/site
+echo {packages} > $(echo ~/site/lib/python3*/site-packages)/index.pth
 """
 
 
@@ -68,3 +81,31 @@ def test_a_file_that_says_more_than_the_machine_is_named_and_the_machine_counts(
     assert "jobs may ask for 64 CPUs of such a node" in said[1]
     assert "sinfo says 8: what sinfo says counts" in said[1]
     assert "  cores_per_gpu = 2    (site lab, sinfo, not ~/.config/hpcgpu/sites/lab.yaml:" in plan
+
+
+def test_from_pip_install_to_a_cluster_by_the_readme(slurm_lab: Lab, draft: str) -> None:
+    """What its reader types who knows the machine's name, with the lab's for perlmutter's; the lab has no accounts."""
+    try:
+        packages = slurm_lab.packages_of(".venv", "hatchling")
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    slurm_lab.exec(slurm_lab.login, ["bash", "-c", VENV.format(packages=packages)], check=True)
+    install = shlex.join(line("pip install ")).replace("[mpi-runtime]", "")  # "where your site has an MPI"
+    pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    _typed(slurm_lab, install, folder=CHECKOUT, **pip)
+    shown = [text.replace("perlmutter", "lab").replace("--account m0000 ", "") for text in LINES]
+    assert any(said.startswith("lab ") for said in _typed(slurm_lab, "hpcgpu site list").splitlines())
+    plan = _typed(slurm_lab, next(text for text in shown if text.startswith("hpcgpu plan --site")))
+    assert "  9 ranks and 8 workers; rank 0 has the scheduler" in plan.splitlines()
+    assert "slurm would take the job" in _typed(slurm_lab, "hpcgpu doctor --site lab --gpus-per-node 4")
+    code = next(text for kind, text in README if kind == "python")
+    slurm_lab.write("named.py", code.replace("nodes=2,", 'site="lab", nodes=2,'))
+    assert _typed(slurm_lab, "python named.py").splitlines()[-1] == "6"
+
+
+def _typed(lab: Lab, command: str, folder: str = ".", **env: str) -> str:
+    """Type a line in the venv of one's own; return what it prints."""
+    argv = ["bash", "-c", f". ~/site/bin/activate && cd {folder} && {command}"]
+    done = lab.exec(lab.login, argv, timeout=PATIENCE_S, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -70,14 +70,21 @@ class Lab:
 
         LabUnavailable: there is no such venv, it lacks a module, or it is of another Python than the lab's.
         """
-        found = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
-        if found is None or not (found / modules[0]).exists():
-            raise LabUnavailable(f"{venv} has no {modules[0]}")
-        packages = f"{CHECKOUT}/{found.relative_to(ROOT)}"
+        packages = self.packages_of(venv, modules[0])
         words = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
         done = self.exec(self.login, ["sh", "-c", _MAKE.format(**words, modules=", ".join(modules))])
         if done.returncode:
-            raise LabUnavailable(f"{found.parent.name} of {venv} is not the lab's Python: {done.stderr}")
+            raise LabUnavailable(f"{packages} is not of the lab's Python: {done.stderr}")
+
+    def packages_of(self, venv: str, module: str) -> str:
+        """Return where the lab sees the packages of a venv of the checkout.
+
+        LabUnavailable: there is no such venv, or it lacks the module.
+        """
+        found = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
+        if found is None or not (found / module).exists():
+            raise LabUnavailable(f"{venv} has no {module}")
+        return f"{CHECKOUT}/{found.relative_to(ROOT)}"
 
     def lab_sh(self, word: str, timeout: float, typed: str = "") -> subprocess.CompletedProcess[str]:
         argv = [LAB_SH, word]

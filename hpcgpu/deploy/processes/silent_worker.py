@@ -16,7 +16,7 @@ class SilentWorker(Worker):
     answer, and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
     """
 
-    _beat: asyncio.Task[None] | None = None
+    _beat: asyncio.Task[Any] | None = None
 
     def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
         """Keep the application (Worker.start_unsafe wants one), open no socket."""
@@ -25,10 +25,11 @@ class SilentWorker(Worker):
 
     async def heartbeat(self) -> None:
         """Give a sign of life; it ends without a word when the worker closes."""
-        beat = self._beat = asyncio.create_task(super().heartbeat(), name="a sign of life")
-        await asyncio.wait([beat])
-        if not beat.cancelled():
-            beat.result()
+        self._beat = asyncio.current_task()  # of tornado's PeriodicCallback, which is stopped before it is cancelled
+        try:
+            await super().heartbeat()
+        finally:
+            self._beat = None
 
     async def close(self, *args: Any, **kwargs: Any) -> str | None:  # noqa: ANN401
         """Close as distributed does, after the sign of life that is under way, unless that asks for the end."""
