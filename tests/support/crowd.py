@@ -98,8 +98,17 @@ def tree_cpu_s(root: str) -> float:
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
+async def reach(address: str, arguments: dict[str, Any]) -> Comm:
+    """Connect as distributed's Worker does (2026.8.0, ``_register_with_scheduler``): again when it is turned away."""
+    while True:
+        try:
+            return await connect(address, **arguments)
+        except OSError:
+            await asyncio.sleep(0.1)
+
+
 async def register(address: str, arguments: dict[str, Any], name: str, port: int) -> Comm:
-    comm = await connect(address, **arguments)
+    comm = await reach(address, arguments)
     await comm.write(
         {
             "op": "register-worker",

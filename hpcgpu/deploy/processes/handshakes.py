@@ -25,8 +25,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 _DEADLINE = "distributed.comm.timeouts.handshake"
 _DEADLINE_S = 10.0
-# When a timer fires this much late, this process was stopped or busy, and did not read from the peers either.
-_LATE_S = 1.0
+# Of a deadline. One that comes late counts as one: this process was stopped or busy, and did not read from the peers.
+_TICKS = 10
 _SAY_S = 60.0
 # Each takes at most 70 KiB of the process. A peer that is turned away tries again (distributed.comm.core.connect).
 _MOST = 1024
@@ -44,8 +44,7 @@ def limit() -> None:
 
 class _Peer(NamedTuple):
     address: str
-    due_s: float
-    timer: asyncio.TimerHandle
+    due: int  # tick
 
 
 class HandshakeLimiter:
@@ -54,7 +53,7 @@ class HandshakeLimiter:
     Parameters
     ----------
     deadline_s : float
-        How long a peer has.
+        How long a peer has, of the time in which this process listens to it.
     most : int
         How many may be under way; one more turns the oldest away.
 
@@ -63,6 +62,8 @@ class HandshakeLimiter:
     def __init__(self, deadline_s: float, most: int) -> None:
         self._deadline_s, self._most = deadline_s, most
         self._peers: dict[Any, _Peer] = {}  # by stream, in their order
+        self._timer: tasks.Timer | None = None  # while there are peers
+        self._ticks = 0
         self._failed, self._last = 0, ""
         self._quiet = False
 
@@ -73,12 +74,13 @@ class HandshakeLimiter:
             with contextlib.suppress(OSError):  # it ends with a reset, after which an honest peer tries again
                 oldest.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._end(oldest, "turned away for newer ones")
-        self._await(stream, address)
+        self._peers[stream] = _Peer(address, self._ticks + _TICKS + 1)  # the next tick may come at once
+        if not self._timer:
+            self._timer = tasks.repeat(self._tick, self._deadline_s / _TICKS, "the end of handshakes")
 
     def done(self, stream: Any) -> None:  # noqa: ANN401
         """Take note of one that has shown who it is."""
-        if peer := self._peers.pop(stream, None):
-            peer.timer.cancel()
+        self._peers.pop(stream, None)
 
     def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
         """Take note of one that came to nothing; it is known already of one that was ended here."""
@@ -89,20 +91,16 @@ class HandshakeLimiter:
             if not self._quiet:
                 self._say()
 
-    def _await(self, stream: Any, address: str) -> None:  # noqa: ANN401
-        loop = asyncio.get_running_loop()
-        expire = tasks.guarded(self._expire, "the end of a handshake", tasks.say_only)  # else its place stays taken
-        timer = loop.call_later(self._deadline_s, expire, stream)
-        self._peers[stream] = _Peer(address, loop.time() + self._deadline_s, timer)
-
-    def _expire(self, stream: Any) -> None:  # noqa: ANN401
-        peer = self._peers[stream]
-        if stream.closed():
-            self.done(stream)
-        elif asyncio.get_running_loop().time() > peer.due_s + _LATE_S:
-            self._await(stream, peer.address)
-        else:
-            self._end(stream, f"no handshake within {self._deadline_s:g} s")
+    def _tick(self) -> None:
+        self._ticks += 1
+        while self._peers and (oldest := next(iter(self._peers.items())))[1].due <= self._ticks:
+            if oldest[0].closed():
+                self.done(oldest[0])
+            else:
+                self._end(oldest[0], f"no handshake within {self._deadline_s:g} s")
+        if not self._peers and self._timer:
+            self._timer.cancel()
+            self._timer = None
 
     def _end(self, stream: Any, why: str) -> None:  # noqa: ANN401
         self.fail(stream, why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,32 @@ def test_the_silent_go_at_the_deadline_and_those_who_have_greeted_stay(
     assert line == (
         f"connections without a handshake: 1; the last one from {protocol}://127.0.0.1: turned away for newer ones"
     )
+
+
+def test_the_time_in_which_this_process_did_not_listen_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop with much to do turns slowly, though none of its timers is late for long."""
+    limiter = HandshakeLimiter(1.0, 8)
+    monkeypatch.setitem(registry.backends, "tcp", registry.backends["tcp"])
+    monkeypatch.setitem(registry.backends, "tls", registry.backends["tls"])
+
+    async def main() -> None:
+        accepted = asyncio.Event()
+        begin = limiter.begin
+        monkeypatch.setattr(limiter, "begin", lambda *given: (begin(*given), accepted.set()))
+        compat.limit_handshakes(limiter)
+        async with listen("tcp://127.0.0.1", echo) as listener:
+            host, port = listener.contact_address.rpartition("/")[2].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            end = asyncio.create_task(end_of(reader))
+            await accepted.wait()
+            for _ in range(6):  # it turns six times in more than twice the deadline
+                time.sleep(0.4)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+            assert not end.done()
+            assert await end == "closed"
+            writer.close()
+
+    asyncio.run(main())
 
 
 @BOTH
