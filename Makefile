@@ -80,7 +80,6 @@ image: $(STAMP)
 	scripts/packaging.sh image
 
 oldest: $(STAMP)
-	@$(BIN)/python -m uv --version > /dev/null 2>&1 || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	scripts/packaging.sh oldest
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one: all others run
