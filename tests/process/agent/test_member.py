@@ -194,7 +194,7 @@ def test_sigterm_ends_a_member_whose_data_nobody_can_take(cluster: Ranks, head: 
 
 def test_a_member_leaves_before_its_time_limit(cluster: Ranks, head: subprocess.Popen[str]) -> None:
     env = {"SLURM_JOB_ID": "30", "SLURM_ARRAY_JOB_ID": "29", "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"}
-    member = cluster.start("member", env=env, walltime_s=24)  # of which its workers have three quarters to come, on a slow machine too
+    member = cluster.start("member", env=env, walltime_s=24)  # on a slow machine workers take long
     with cluster.client() as client:
         wait_workers(client, "29_4-0r1", "29_4-1r1")
         assert member.wait(DEADLINE_S) == 0
