@@ -25,7 +25,7 @@ from hpcgpu.cli.options import (
 from hpcgpu.cli.report import report
 from hpcgpu.cli.topo import topo
 from hpcgpu.cli.version import version
-from hpcgpu.config import doors
+from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def demo(memory_limit: str) -> None:
     },
 )
 @_DRY
-@setting_options(doors.RUN)
+@setting_options(entry_points.RUN)
 @debug_option
 @click.argument("script", **_SCRIPT)
 def run(script: tuple[str, ...], dry_run: bool, **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    given, script = given_settings(arguments), _checked(script, doors.RUN)
+    given, script = given_settings(arguments), _checked(script, entry_points.RUN)
     if not dry_run:
         start.run(given, FROM, script)
         return
@@ -115,7 +115,7 @@ def run(script: tuple[str, ...], dry_run: bool, **arguments: object) -> None:
 @click.option("--print", "only_print", is_flag=True, help="Print the command that would be run.")
 @_DRY
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
-@setting_options(doors.LAUNCH)
+@setting_options(entry_points.LAUNCH)
 @debug_option
 @click.argument("script", **_SCRIPT)
 def launch(script: tuple[str, ...], only_print: bool, dry_run: bool, document: str | None, **arguments: object) -> None:
@@ -127,7 +127,7 @@ def launch(script: tuple[str, ...], only_print: bool, dry_run: bool, document: s
         if given or script or only_print or dry_run:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
-    words = (*words_for(doors.RUN, given), *_checked(script, doors.LAUNCH))
+    words = (*words_for(entry_points.RUN, given), *_checked(script, entry_points.LAUNCH))
     if dry_run:
         from hpcgpu.deploy import dry_run as dry
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.config.doors import unused
+from hpcgpu.config.entry_points import unused
 from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import options, user_name
 
@@ -19,12 +19,12 @@ _MANY = ("texts", "lines", "environment", "numbers")
 FROM = "option --{flag}"
 
 
-def setting_options(door: str) -> Callable[[Function], Function]:
+def setting_options(entry_point: str) -> Callable[[Function], Function]:
     """Give a command an option for each setting; its arguments go through :func:`given_settings`.
 
     Those of which the command makes nothing are not in its help, and are refused where they are read.
     """
-    return _setting_options(lambda _: True, hidden=frozenset(unused(door)))
+    return _setting_options(lambda _: True, hidden=frozenset(unused(entry_point)))
 
 
 def some_setting_options(*names: str) -> Callable[[Function], Function]:
@@ -88,12 +88,12 @@ def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in there.items()}
 
 
-def words_for(door: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+def words_for(entry_point: str, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what was typed as the words of another command, without the options of which that makes nothing."""
     words: list[str] = []
     for name, value in given.items():
         flag = name.replace("_", "-")
-        if name in unused(door):
+        if name in unused(entry_point):
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")

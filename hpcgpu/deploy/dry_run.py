@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpcgpu.config import doors
+from hpcgpu.config import entry_points
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy import start, topo
 from hpcgpu.deploy.jobs.preview import said_of
@@ -44,7 +44,7 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
         As the run itself.
 
     """
-    wanted = wanted_settings.read(given, given_from, door=doors.RUN)
+    wanted = wanted_settings.read(given, given_from, entry_point=entry_points.RUN)
     if read_allocation(os.environ).rank.size > 1:
         return _preview(wanted, shlex.join(script), None)
     one = replace(wanted.settings, ranks="node")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config.doors import check_door
+from hpcgpu.config.entry_points import check_entry_point
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def read(
-    given: Mapping[str, object], given_from: str, batch: str | None = None, door: str = "", *, live: bool = False
+    given: Mapping[str, object], given_from: str, batch: str | None = None, entry_point: str = "", *, live: bool = False
 ) -> Wanted:
     """Return settings and site from keywords or flags, environment, dask configuration and site file.
 
@@ -58,8 +58,8 @@ def read(
         How messages name the place of a given value: ``"option --{flag}"``.
     batch : str, optional
         The batch system to which a job is submitted; empty for the site's. dask-jobqueue's section for it counts, too.
-    door : str
-        One of :data:`hpcgpu.config.doors.DOORS`, or any other that has a use for all options.
+    entry_point : str
+        One of :data:`hpcgpu.config.entry_points.ENTRY_POINTS`, or any other that has a use for all options.
     live : bool
         Ask the batch system for its queues and nodes: where a site's file says otherwise, they count, and it is said.
 
@@ -89,7 +89,7 @@ def read(
     )
     if in_file and live and differing:
         sites.say_differences(differing, settings, in_file)
-    check_door(door, settings, given, in_job=read_allocation(os.environ).batch != "local")
+    check_entry_point(entry_point, settings, given, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hpcgpu.config import document, doors
+from hpcgpu.config import document, entry_points
 from hpcgpu.deploy import settings
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import exit_file, launched, log, pids, process
@@ -41,7 +41,7 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
         A setting is wrong.
 
     """
-    wanted = settings.read(given, given_from, door=doors.RUN)
+    wanted = settings.read(given, given_from, entry_point=entry_points.RUN)
     argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
     process.execute(argv, {**os.environ, **process.rank_env(os.environ, preload(wanted.settings))})
 
@@ -93,7 +93,7 @@ def nodes_and_gpus(wanted: Settings) -> tuple[int, int]:
 
 def _wanted(given: Mapping[str, object], given_from: str) -> settings.Wanted:
     """Return the settings of a run in this allocation."""
-    wanted, allocation = settings.read(given, given_from, door=doors.LAUNCH), read_allocation(os.environ)
+    wanted, allocation = settings.read(given, given_from, entry_point=entry_points.LAUNCH), read_allocation(os.environ)
     check_allocation(allocation, chosen="launcher" in given)
     return replace(wanted, settings=settings.in_job(wanted.settings, wanted.site, allocation.batch))
 

@@ -12,13 +12,13 @@ import ranks
 from paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-DOORS = pytest.mark.parametrize("door", ["python", "hpcgpu run"])
+ENTRY_POINTS = pytest.mark.parametrize("entry_point", ["python", "hpcgpu run"])
 COLUMNS = ["process", "managed", "unmanaged", "recent", "spilled", "device", "host", "disk"]
 README = (EXAMPLES / "README.md").read_text()
 
 
-def run(tmp_path: Path, door: str, gpus: str, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable] if door == "python" else [str(ranks.BIN / "hpcgpu"), "run", "--gpus", gpus]
+def run(tmp_path: Path, entry_point: str, gpus: str, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable] if entry_point == "python" else [str(ranks.BIN / "hpcgpu"), "run", "--gpus", gpus]
     return subprocess.run(
         [*program, str(EXAMPLES / name), *arguments],
         capture_output=True,
@@ -29,9 +29,11 @@ def run(tmp_path: Path, door: str, gpus: str, name: str, *arguments: str) -> sub
     )
 
 
-@DOORS
-def test_schedulers_agree(tmp_path: Path, door: str) -> None:
-    done = run(tmp_path, door, "sim:2", "schedulers.py", "--size", "1000000", "--chunk", "100000", "--workers", "2")
+@ENTRY_POINTS
+def test_schedulers_agree(tmp_path: Path, entry_point: str) -> None:
+    done = run(
+        tmp_path, entry_point, "sim:2", "schedulers.py", "--size", "1000000", "--chunk", "100000", "--workers", "2"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     head, *lines, last = done.stdout.splitlines()
     assert "mean of 1,000,000 random numbers in 10 chunks" in head
@@ -49,9 +51,9 @@ def table(text: str) -> dict[str, dict[str, int]]:
     return {m[1]: dict(zip(COLUMNS, map(int, m[2].split()), strict=True)) for m in found if m}
 
 
-@DOORS
-def test_memory_types_show_what_happens(tmp_path: Path, door: str) -> None:
-    done = run(tmp_path, door, "sim:2x40MiB", "memory_types.py", "--size", "128", "--leak", "64")
+@ENTRY_POINTS
+def test_memory_types_show_what_happens(tmp_path: Path, entry_point: str) -> None:
+    done = run(tmp_path, entry_point, "sim:2x40MiB", "memory_types.py", "--size", "128", "--leak", "64")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the arrays are right" in done.stdout
     rows = table(done.stdout)

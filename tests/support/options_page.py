@@ -1,4 +1,4 @@
-"""docs/reference/options.md, made from the settings, the doors and the migration hints."""
+"""docs/reference/options.md, made from the settings, the entry points and the migration hints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from dask_jobqueue.slurm import SLURMJob
 from dask_mpi import execute, initialize
 
-from hpcgpu.config.doors import DOORS, unused
+from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.migration import DASK_CUDA, JOBQUEUE
 from hpcgpu.config.numpydoc import default_of, type_of
 from hpcgpu.model.settings import CUDF, GROUPS, RMM, options, user_name
@@ -79,7 +79,7 @@ def _entry(f: Field[Any], names: Mapping[str, set[str]]) -> Iterator[str]:
     yield f"- flag: {flags}; configuration: `hpcgpu.{flag}`; variable: `HPCGPU_{name.upper()}`"
     if meta["aliases"]:
         yield f"- also called: {_code(meta['aliases'])}"
-    if refused := [door for door in DOORS if name in unused(door)]:
+    if refused := [entry_point for entry_point in ENTRY_POINTS if name in unused(entry_point)]:
         yield f"- without effect, and so refused, at: {', '.join(refused)}"
     for package, there in names.items():
         if found := _there(package, (name, *meta["aliases"]), there):

@@ -19,7 +19,7 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu.config import doors, numpydoc
+from hpcgpu.config import entry_points, numpydoc
 from hpcgpu.deploy import compat, report
 from hpcgpu.deploy.cluster.notebook import NotebookCluster
 from hpcgpu.deploy.cluster.progress import SHORT_S, Progress
@@ -61,7 +61,7 @@ class GPUCluster(NotebookCluster, SummarisedCluster):
     """
 
     scheduler_info: Any  # distributed's
-    door: ClassVar[str] = ""  # of config.doors: which options it refuses
+    entry_point: ClassVar[str] = ""  # of config.entry_points: which options it refuses
     waits_in_queue: ClassVar[bool] = True  # people want to see for what, from the first moment
     patience: ClassVar[Patience] = Patience()
     _supports_scaling = False
@@ -70,7 +70,7 @@ class GPUCluster(NotebookCluster, SummarisedCluster):
         """Give the class a signature and a docstring with every option that it takes, for help() and completion."""
         super().__init_subclass__(**kwargs)
         own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        refused = doors.unused(cls.door)
+        refused = entry_points.unused(cls.entry_point)
         cls.__signature__ = inspect.Signature([*numpydoc.parameters(refused), *own])
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.config import doors
+from hpcgpu.config import entry_points
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.cluster import GPUCluster
@@ -112,12 +112,12 @@ class LocalGPUCluster(GPUCluster):
 
     """
 
-    door = doors.LOCAL
+    entry_point = entry_points.LOCAL
     waits_in_queue = False
 
     def _prepare(self, given: dict[str, Any]) -> LocalRun:
         ours, environ = read_local_cuda(given)
-        wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}", door=self.door)
+        wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
         return LocalRun(wanted, environ)
 
     async def _detach(self) -> None:

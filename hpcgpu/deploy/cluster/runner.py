@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from hpcgpu.config import doors, numpydoc
+from hpcgpu.config import entry_points, numpydoc
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.start import agent_argv, preload
 from hpcgpu.errors import LaunchError
@@ -48,8 +48,8 @@ class GPURunner:
 
     """
 
-    __doc__ = numpydoc.documented(__doc__ or "", without=doors.unused(doors.RUNNER))
-    __signature__ = inspect.Signature(numpydoc.parameters(doors.unused(doors.RUNNER)))
+    __doc__ = numpydoc.documented(__doc__ or "", without=entry_points.unused(entry_points.RUNNER))
+    __signature__ = inspect.Signature(numpydoc.parameters(entry_points.unused(entry_points.RUNNER)))
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401
         if SCRIPT_ADDRESS not in os.environ:
@@ -84,7 +84,7 @@ class GPURunner:
 
 
 def _become_rank(given: dict[str, Any]) -> None:
-    wanted = wanted_settings.read(given, "keyword {name} of GPURunner", door=doors.RUNNER).settings
+    wanted = wanted_settings.read(given, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
     script = tuple(sys.orig_argv[1:])
     if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
         raise LaunchError(

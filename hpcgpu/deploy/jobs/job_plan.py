@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.batch import BatchSystem, get
-from hpcgpu.config import document, doors
+from hpcgpu.config import document, entry_points
 from hpcgpu.config.sites.limits import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.errors import ConfigError
@@ -48,7 +48,7 @@ def read_job(
         A setting is wrong or missing, or no batch system was given.
 
     """
-    wanted = settings.read(given, given_from, batch or "", doors.JOBSCRIPT if script else "", live=live)
+    wanted = settings.read(given, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
     name = batch or (wanted.site.batch if wanted.site else "")
     if not name:
         raise ConfigError(

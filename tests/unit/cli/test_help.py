@@ -16,7 +16,7 @@ from hpcgpu import __version__
 from hpcgpu.cli.command import Command, example_lines
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.cli.worker import worker
-from hpcgpu.config.doors import DOORS, unused
+from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import GROUPS, options, user_name
 
@@ -34,10 +34,10 @@ def test_every_option_is_below_one_heading() -> None:
     assert sorted(grouped) == sorted(user_name(f) for f in options())
 
 
-@pytest.mark.parametrize("door", ["run", "launch"])
-def test_help_has_what_means_something_with_its_default(door: str) -> None:
-    text = " ".join(said(door, "--help").split())
-    (known,) = [name for name in DOORS if name == f"hpcgpu {door}"]
+@pytest.mark.parametrize("entry_point", ["run", "launch"])
+def test_help_has_what_means_something_with_its_default(entry_point: str) -> None:
+    text = " ".join(said(entry_point, "--help").split())
+    (known,) = [name for name in ENTRY_POINTS if name == f"hpcgpu {entry_point}"]
     for f in options():
         flag = f"--{user_name(f).replace('_', '-')}"
         assert (f"{flag} " in text or f"{flag}, " in text) == (user_name(f) not in unused(known)), flag

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import hpcgpu
-from hpcgpu.config.doors import DOORS, unused
+from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.numpydoc import TYPES, documented, parameters
 from hpcgpu.model.settings import options, user_name
 
@@ -20,7 +20,7 @@ def test_a_class_shows_every_option_that_it_takes_with_its_default(name: str) ->
     shown, doc = inspect.signature(cls).parameters, inspect.getdoc(cls)
     assert [n for n in shown if n in map(user_name, options())] == [user_name(f) for f in taken]
     assert (shown["device_memory_limit"].default, shown["env"].default) == (0.8, {})
-    assert ("nodes" in refused) == (name in DOORS)
+    assert ("nodes" in refused) == (name in ENTRY_POINTS)
     for f in taken:
         assert f"\n{user_name(f)} : " in doc
         assert f.metadata["text"] in " ".join(doc.split())

@@ -1,6 +1,6 @@
-"""Options without an effect at each door, a way to start a cluster: giving one there is an error.
+"""Options without an effect at each entry point, a way to start a cluster: giving one there is an error.
 
-File, site and environment may set any option: they are for all doors.
+File, site and environment may set any option: they are for all entry points.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ CLIENT = ("shape", "scheduler", "client_grace")
 START = ("ranks", "launcher")
 
 _ASKED = (
-    "it is asked of a batch system, and {door} asks none; sbatch, salloc and qsub have options for it, and "
+    "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
     "'hpcgpu jobscript', SLURMGPUCluster and PBSGPUCluster take it"
 )
 _REQUEST = {
     **dict.fromkeys(REQUEST, _ASKED),
-    "nodes": "{door} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for them, and "
-    "'hpcgpu jobscript', SLURMGPUCluster or PBSGPUCluster takes it",
+    "nodes": "{entry_point} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for "
+    "them, and 'hpcgpu jobscript', SLURMGPUCluster or PBSGPUCluster takes it",
     "memory": _ASKED + "; for each worker: memory_limit",
 }
-_TIME = dict.fromkeys(TIME, "{door} in no job has no time limit; 'hpcgpu jobscript' and the classes take it")
+_TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu jobscript' and the classes take it")
 _CLIENT = dict.fromkeys(
-    CLIENT, "{door} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
+    CLIENT, "{entry_point} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
 )
-_START = dict.fromkeys(START, "{door} is one rank, and starts no others; 'hpcgpu launch' takes it")
+_START = dict.fromkeys(START, "{entry_point} is one rank, and starts no others; 'hpcgpu launch' takes it")
 _PYTHON = "its ranks have the Python that runs the script; start the script by another, or take 'hpcgpu run'"
 _HERE = "this cluster is the GPUs of one machine; leave it out, or take a class of a batch system"
 
-RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = DOORS = (
+RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
     *("hpcgpu run", "hpcgpu launch", "hpcgpu jobscript with a script"),
     *("GPURunner", "LocalGPUCluster"),
 )
@@ -57,24 +57,24 @@ _UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
-def unused(door: str, *, in_job: bool = True) -> Mapping[str, str]:
-    """Return the options, under users' names, that have no effect at a door, each with what to do instead.
+def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
+    """Return the options, under users' names, that have no effect at an entry point, each with what to do instead.
 
     Parameters
     ----------
-    door : str
-        One of :data:`DOORS`; at any other door all options have an effect.
+    entry_point : str
+        One of :data:`ENTRY_POINTS`; at any other all options have an effect.
     in_job : bool
         The process runs in a job of a batch system.
 
     """
-    if door not in DOORS:
+    if entry_point not in ENTRY_POINTS:
         return {}
-    return {**_UNUSED[door], **({} if in_job or door == JOBSCRIPT else _TIME)}
+    return {**_UNUSED[entry_point], **({} if in_job or entry_point == JOBSCRIPT else _TIME)}
 
 
-def check_door(door: str, settings: Settings, given: Iterable[str], *, in_job: bool) -> None:
-    """Raise if an option was given at the door itself, differs from the default, and would have no effect.
+def check_entry_point(entry_point: str, settings: Settings, given: Iterable[str], *, in_job: bool) -> None:
+    """Raise if an option was given at the entry point itself, differs from the default, and would have no effect.
 
     Raises
     ------
@@ -82,11 +82,11 @@ def check_door(door: str, settings: Settings, given: Iterable[str], *, in_job: b
         The message says what takes the option.
 
     """
-    vain, defaults = unused(door, in_job=in_job), Settings()
+    vain, defaults = unused(entry_point, in_job=in_job), Settings()
     for name in given:
         option = BY_NAME.get(name)
         if option is None or user_name(option) not in vain:
             continue
         if getattr(settings, option.name) != getattr(defaults, option.name):
             own = user_name(option)
-            raise ConfigError(f"{settings.said(own)}: {vain[own].format(door=door)}")
+            raise ConfigError(f"{settings.said(own)}: {vain[own].format(entry_point=entry_point)}")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpcgpu.cli import commands
-from hpcgpu.config.doors import (
+from hpcgpu.config.entry_points import (
     CLIENT,
-    DOORS,
+    ENTRY_POINTS,
     JOBSCRIPT,
     LAUNCH,
     LOCAL,
@@ -19,7 +19,7 @@ from hpcgpu.config.doors import (
     RUNNER,
     START,
     TIME,
-    check_door,
+    check_entry_point,
     unused,
 )
 from hpcgpu.config.layers import read_settings
@@ -71,15 +71,17 @@ def test_each_option_is_used_by_a_run_or_has_its_place() -> None:
     assert unused("SLURMGPUCluster") == {}
 
 
-@pytest.mark.parametrize(("door", "name"), [(d, n) for d in DOORS for n in sorted(unused(d, in_job=False))])
-def test_what_would_do_nothing_is_refused_with_what_takes_it(door: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("entry_point", "name"), [(d, n) for d in ENTRY_POINTS for n in sorted(unused(d, in_job=False))]
+)
+def test_what_would_do_nothing_is_refused_with_what_takes_it(entry_point: str, name: str) -> None:
     value = value_of(name)
     settings = read_settings({name: value}, given_from="option --{flag}")
     with pytest.raises(ConfigError) as refused:
-        check_door(door, settings, {name: value}, in_job=False)
+        check_entry_point(entry_point, settings, {name: value}, in_job=False)
     assert str(refused.value).startswith(f"{name}=")
     assert f"(set by option --{name.replace('_', '-')}): " in str(refused.value)
-    # it names a door that has a use for the option
+    # it names an entry point that has a use for the option
     named = re.findall(r"'(hpcgpu \w+)'|(SLURMGPUCluster)|(class of a batch system)", str(refused.value))
     assert [d for words in named for d in words if d and name not in unused(d, in_job=False)]
 
@@ -87,11 +89,11 @@ def test_what_would_do_nothing_is_refused_with_what_takes_it(door: str, name: st
 def test_what_asks_for_nothing_and_what_stands_elsewhere_is_no_error() -> None:
     for given, environ in (({"nodes": 1, "shape": "gang"}, {}), ({}, {"HPCGPU_QUEUE": "gpu", "HPCGPU_NODES": "3"})):
         settings = read_settings(given, environ=environ)
-        check_door(RUN, settings, given, in_job=False)
+        check_entry_point(RUN, settings, given, in_job=False)
     aliased = {"partition": "gpu"}
     with pytest.raises(ConfigError, match=r"^queue='gpu' \(set by keyword partition\): it is asked of a batch"):
-        check_door(RUNNER, read_settings(aliased), aliased, in_job=True)
-    check_door(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
+        check_entry_point(RUNNER, read_settings(aliased), aliased, in_job=True)
+    check_entry_point(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
 
 
 @pytest.mark.parametrize("name", ["run", "launch", "jobscript"])

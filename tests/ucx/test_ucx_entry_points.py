@@ -1,4 +1,4 @@
-"""The doors to a cluster that speaks UCX: the command, mpirun, ``hpcgpu launch``; and what its workers are tied to."""
+"""Ways to a cluster that speaks UCX: the command, mpirun, ``hpcgpu launch``; and what its workers are tied to."""
 
 from __future__ import annotations
 
