@@ -23,6 +23,7 @@ BIN = Path(sys.executable).parent
 WORKERS = 8
 MPIRUN = [str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str(WORKERS + 1)]
 MANY, ONE = f"{WORKERS} workers, 1 + {WORKERS} ranks", f"{WORKERS} workers, one rank"
+BY_FILES = ("--launcher", "mpirun", "--rendezvous", "file")
 REGISTERED = b"Register worker addr"
 WAIT = "import time; time.sleep(600)\n"
 
@@ -74,6 +75,7 @@ def dask_mpi(*options: str) -> Cost:
 CASES: list[tuple[str, str, Callable[[], Cost]]] = [
     (MANY, "hpcgpu", lambda: ours("launch", "--launcher", "mpirun")),
     (MANY, "hpcgpu without TLS", lambda: ours("launch", "--launcher", "mpirun", "--no-security")),
+    (MANY, "hpcgpu without TLS and MPI", lambda: ours("launch", *BY_FILES, "--no-security")),
     (ONE, "hpcgpu", lambda: ours("run")),
     (ONE, "hpcgpu without TLS", lambda: ours("run", "--no-security")),
     (MANY, "dask worker nanny", dask_worker),
