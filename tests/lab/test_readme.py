@@ -13,7 +13,13 @@ from paths import ROOT
 RESULT = "largest relative difference"
 
 
-def test_the_python_door(slurm_lab: Lab) -> None:
+def of_the_lab(page: str) -> str:
+    """Return the block of Python that is marked for the lab."""
+    (code,) = [b.text for b in doc_blocks.blocks(ROOT / page) if b.how == "lab" and b.kind == "python"]
+    return code
+
+
+def test_the_python_of_the_readme(slurm_lab: Lab) -> None:
     code = next(text for kind, text in README if kind == "python")
     slurm_lab.write("readme.py", code)
     done = slurm_lab.exec(slurm_lab.login, ["python", "readme.py"], timeout=120)
@@ -30,9 +36,7 @@ def test_more_and_fewer(slurm_lab: Lab) -> None:
 
 
 def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
-    page = (ROOT / "docs/explanation/clusters.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    slurm_lab.write("life.py", code)
+    slurm_lab.write("life.py", of_the_lab("docs/explanation/clusters.md"))
     done = slurm_lab.exec(slurm_lab.login, ["python", "life.py"], timeout=150)
     assert done.stdout.splitlines()[-1] == "6", done.stderr
     assert re.search(r"^\d+_1  UP 2/2 +workers +1 ", done.stdout, re.M), done.stdout
@@ -60,9 +64,6 @@ def test_launch(slurm_lab: Lab) -> None:
 
 
 def test_the_tutorials_cluster_of_two_nodes(slurm_lab: Lab) -> None:
-    (code,) = [
-        b.text for b in doc_blocks.blocks(ROOT / "docs/tutorial/slurm-lab.md") if b.how == "lab" and b.kind == "python"
-    ]
-    slurm_lab.write("two_nodes.py", code)
+    slurm_lab.write("two_nodes.py", of_the_lab("docs/tutorial/slurm-lab.md"))
     done = slurm_lab.exec(slurm_lab.login, ["python", "two_nodes.py"], timeout=150)
     assert done.stdout.splitlines()[-1:] == ["285"], done.stderr

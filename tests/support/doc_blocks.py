@@ -1,4 +1,4 @@
-"""Blocks of code in the pages of docs/tutorial and docs/how-to, and how each is tried.
+"""Blocks of code in the pages of docs, and how each is tried.
 
 A comment before the fence says it: ``<!-- file: NAME -->`` is a file for the commands of the page,
 ``<!-- lab: NAME -->`` one that a test on the lab runs, ``<!-- checked: REASON -->`` what is read by a parser and not
@@ -23,9 +23,12 @@ from hpcgpu.config.layers import BY_NAME
 from hpcgpu.config.migration import HINTS
 
 DOCS = ROOT / "docs"
+# What those who come from another tool type is run by tests of its own; the others are notes of developers.
+_ELSEWHERE = {"coming-from", "decisions", "facts"}
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name not in _ELSEWHERE)
 # Programs of the shell, of batch systems and of this checkout that a line may begin with.
 _PROGRAMS = {"python", "sbatch", "squeue", "make", "srun", "salloc", "qsub", "mpirun", "eval", "hpcgpu", "lstopo"}
-_FENCE = re.compile(r"(?:<!-- (file|lab|checked): ([^\n]*?) -->\n)?```(\w*)\n(.*?)^```$", re.S | re.M)
+_FENCE = re.compile(r"(?:<!-- (file|lab|checked): ([^\n]*?) -->\n)?```([\w{}-]*)\n(.*?)^```$", re.S | re.M)
 
 
 @dataclass(frozen=True, slots=True)
