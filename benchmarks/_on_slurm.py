@@ -1,7 +1,8 @@
 """Run on the lab's login node by batch.py: start eight workers in the way that is named, say when, end them, say when.
 
 ``python _on_slurm.py WAY`` prints a JSON line when it has imported what people import, waits for a line on stdin,
-submits, prints another when all workers are registered, waits again, ends the cluster and prints a third.
+submits, prints another when all workers are registered, waits again, ends the cluster and prints a third. The second
+also says how long it was since Slurm had started the first job, which then opens its log.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +117,13 @@ WAYS: dict[str, Any] = {
 }
 
 
+def note_first_log(before: set[Path], seen: list[float]) -> None:
+    """Note when the first log comes that was not there before."""
+    while not set(HERE.glob("*.out")) - before:
+        time.sleep(0.005)
+    seen.append(time.monotonic())
+
+
 def main(way: str) -> None:
     HERE.mkdir(exist_ok=True)
     os.chdir(HERE)
@@ -125,9 +134,12 @@ def main(way: str) -> None:
 
     print(json.dumps({"imported": way}), flush=True)
     sys.stdin.readline()
+    seen: list[float] = []
+    threading.Thread(target=note_first_log, args=(set(HERE.glob("*.out")), seen), daemon=True).start()
     start = time.monotonic()
     with WAYS[way]():
-        print(json.dumps({"wall_s": time.monotonic() - start}), flush=True)
+        there = time.monotonic()
+        print(json.dumps({"wall_s": there - start, "from_job_start_s": there - seen[0]}), flush=True)
         sys.stdin.readline()
         end = time.monotonic()
     print(json.dumps({"close_s": time.monotonic() - end}), flush=True)
