@@ -341,7 +341,7 @@ class Rank0Leader(Leader):
             return ""
         path = self._folder / _DASHBOARD
         private.write(path, f"http://127.0.0.1:{self._scheduler.dashboard_port}/{secret}/status\n")
-        return f"; the dashboard's address: cat {path}"
+        return f"; dashboard: cat {path}"
 
     async def _run_script(self, address: str) -> int:
         found_by = await tasks.in_thread(functools.partial(self._client_env, address))

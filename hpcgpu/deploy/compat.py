@@ -21,7 +21,7 @@ from distributed.core import error_message
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
 from tornado.iostream import SSLIOStream
-from tornado.web import ErrorHandler, RedirectHandler
+from tornado.web import RedirectHandler, RequestHandler
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise.rounds import Rounds
@@ -105,7 +105,7 @@ def limit_handshakes(handshakes: Handshakes) -> None:
     tornado.tcpserver.SSLIOStream = _AcceptedStream  # type: ignore[attr-defined] # of a package with a stub
 
 
-def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None]) -> None:
+def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refused: type[RequestHandler]) -> None:
     """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
 
     A connection without such a request counts as one without a handshake. distributed's own ``http_prefix`` is no
@@ -126,7 +126,7 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None]) -> N
         nonlocal loaded
         first, slash, rest = request.path.removeprefix("/").partition("/")
         if not secret or not hmac.compare_digest(first.encode(), secret.encode()):
-            return app.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
+            return app.get_handler_delegate(request, refused)
         _Limited.handshakes.done(request.connection.stream)
         if not loaded:
             loaded = True

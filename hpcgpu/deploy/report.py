@@ -67,7 +67,7 @@ class Bindings:
     @property
     def _verdict(self) -> str:
         if wrong := self.differences:
-            return f"{len(wrong)} of {len(self.workers)} workers are not as planned"
+            return f"{len(wrong)} of {len(self.workers)} workers not as planned"
         return "read back from the kernel: all threads are where they were planned"
 
     __repr__ = __str__

@@ -154,7 +154,7 @@ def _head(gpus: Sequence[GpuFacts]) -> str:
     if wrong:
         names = ", ".join(g.name for g in wrong[:5]) + (", …" if len(wrong) > 5 else "")
         said += (
-            f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers are not as planned: "
+            f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers not as planned: "
             f"{html.escape(names)}</b>"
         )
     return f"{said}</span>"

@@ -29,7 +29,16 @@ _CHUNK_BYTES = 1 << 16
 _FIRST_LINE_S = 10.0
 _MOST_WAITING = 64
 _DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
-_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+# People come here by the link of distributed's Client, which has no secret.
+NO_SECRET = (
+    "The dashboard's address begins with a secret. It is missing here, or belongs to another cluster.\n"
+    "The owner of the cluster finds the whole address in cluster.dashboard_link (Python),\n"
+    'or in the file that the log of the run names: "dashboard: cat FILE".\n'
+)
+_NOT_FOUND = (
+    "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    f"Content-Length: {len(NO_SECRET)}\r\nConnection: close\r\n\r\n{NO_SECRET}"
+).encode()
 _NO_WAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
 
 

@@ -10,12 +10,13 @@ from tornado.web import RequestHandler
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard import pages
-from hpcgpu.deploy.network.dashboard import HANDLER, carry
+from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 
 _NO_BOKEH = (
     "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install 'hpcgpu[dashboard]'\n"
     "Without it there are tables alone: info/main/workers.html\n"
 )
+_NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=False.\n"
 
 
 def serve(scheduler: Scheduler, secret: str) -> None:
@@ -29,7 +30,7 @@ def serve(scheduler: Scheduler, secret: str) -> None:
         First part of every URL; empty: no dashboard.
 
     """
-    compat.guard_http(scheduler, secret, lambda: _load(scheduler))
+    compat.guard_http(scheduler, secret, lambda: _load(scheduler), _NoSecret if secret else _NoDashboard)
 
     async def forward(comm: Any) -> None:  # noqa: ANN401 - distributed has no types
         try:
@@ -54,11 +55,25 @@ def _load(scheduler: Scheduler) -> None:
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
 
 
-class _NoBokeh(RequestHandler):
-    """The page in place of those that cannot be made."""
+class _Said(RequestHandler):
+    """A page of plain text in place of any page, for each method of HTTP."""
 
-    def get(self) -> None:
-        """Say what to install."""
-        self.set_status(501)
+    status, text = 404, ""
+
+    def prepare(self) -> None:
+        """Answer."""
+        self.set_status(self.status)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(_NO_BOKEH)
+        self.finish(self.text)
+
+
+class _NoBokeh(_Said):
+    status, text = 501, _NO_BOKEH
+
+
+class _NoSecret(_Said):
+    text = NO_SECRET
+
+
+class _NoDashboard(_Said):
+    text = _NO_DASHBOARD

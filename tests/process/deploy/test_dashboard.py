@@ -94,6 +94,9 @@ def test_without_the_secret_there_is_nothing(cluster: LocalGPUCluster) -> None:
     answers = raw(top, f"/{secret}/statics/css/base.css", "/status")
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"404"]
     assert raw(top) == b""
+    # the port of the object and the scheduler's own say the same
+    for said in (raw(top, "/status"), answers):
+        assert said.endswith(b'the log of the run names: "dashboard: cat FILE".\n')
 
 
 def test_a_clients_links_are_the_clusters(cluster: LocalGPUCluster) -> None:
@@ -130,6 +133,9 @@ def test_there_is_no_link_without_a_dashboard(capfd: pytest.CaptureFixture[str])
     with LocalGPUCluster(gpus="sim:1x64MiB", dashboard=False) as cluster:
         assert cluster.dashboard_link == ""
         assert "dashboard: none" in cluster.explain()
+        services = cluster.scheduler_info["services"]
+        assert b"404" in (said := raw(f"http://127.0.0.1:{services['dashboard']}", "/status")).splitlines()[0]
+        assert b"started with dashboard=False" in said
     assert "dashboard" not in capfd.readouterr().err
 
 

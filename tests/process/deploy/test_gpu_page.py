@@ -88,5 +88,5 @@ def test_it_is_read_with_400_gpus() -> None:
         crowd.stdin.close()
     assert len(found["data"]["name"]) == 400
     assert found["data"]["name"][:3] == ["node000-2", "node014-1", "node032-2"]  # those that are not as planned
-    assert "3 of 400 workers are not as planned" in found["texts"]
+    assert "3 of 400 workers not as planned" in found["texts"]
     assert len(found["data"]["image"][0]) == 400

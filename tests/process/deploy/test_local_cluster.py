@@ -109,7 +109,7 @@ def test_bindings_are_read_back_for_all_threads() -> None:
             assert list(found.differences) == [name]
             assert any("threads may run on PUs" in d for d in found.differences[name])
             assert "MARK is 2, planned: 1" in found.differences[name]
-            assert "1 of 2 workers are not as planned" in str(found)
+            assert "1 of 2 workers not as planned" in str(found)
             assert "not as planned: " in found._repr_html_()
 
 

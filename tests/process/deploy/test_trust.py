@@ -157,7 +157,7 @@ def test_secrets_stand_in_private_files_only(look: dict) -> None:
 
 
 def test_the_dashboards_address_is_where_it_was_said(look: dict) -> None:
-    found = re.search(r"the dashboard's address: cat (\S+)", look["said"])
+    found = re.search(r"dashboard: cat (\S+)", look["said"])
     assert found
     assert not Path(found[1]).exists()  # gone with the run
 

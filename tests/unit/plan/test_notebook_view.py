@@ -108,7 +108,7 @@ def test_a_cluster_says_what_it_has() -> None:
 
 def test_a_difference_from_the_plan_is_seen() -> None:
     views = [WorkerView("n7-0", spec=SPEC, differences=("2 of 9 threads may run on PUs 0",))]
-    page = bindings_page(views, "1 of 1 workers are not as planned")
+    page = bindings_page(views, "1 of 1 workers not as planned")
     assert '<div class="bad">not as planned: 2 of 9 threads may run on PUs 0</div>' in page
     assert "<td class='bad'>0-3</td>" in page
 
