@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from hpcgpu.config import entry_points
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.cluster import GPUCluster
+from hpcgpu.deploy.cluster.run import Run
+from hpcgpu.deploy.cluster.seen import Seen
 from hpcgpu.deploy.cluster.session import Session
 from hpcgpu.deploy.jobs.job import Head, Job
 from hpcgpu.deploy.jobs.local import LocalJob
@@ -24,7 +26,7 @@ from hpcgpu.spill.storage.scratch import Scratch
 from hpcgpu.supervise import tasks
 
 
-class LocalRun:
+class LocalRun(Run):
     """The processes of a cluster on this machine, and their folder among temporary files.
 
     Parameters
@@ -41,9 +43,11 @@ class LocalRun:
 
     """
 
+    job: LocalJob | None = None
+
     def __init__(self, wanted: Wanted, environ: Mapping[str, str]) -> None:
-        self.wanted, self._environ = wanted, environ
-        self.job: LocalJob | None = None
+        super().__init__(wanted)
+        self._environ = environ
         self._scratch: Scratch | None = None
 
     @property
@@ -56,7 +60,7 @@ class LocalRun:
         """Return the settings with where each was set, and the command."""
         return f"{wanted_settings.explain(self.wanted.settings)}\n{self.job.script if self.job else ''}"
 
-    async def start(self, session: Session, say: Callable[[str], None]) -> Job:
+    async def start(self, session: Session, seen: Seen) -> Job:
         """Start the processes.
 
         Raises
@@ -65,7 +69,7 @@ class LocalRun:
             They cannot be started.
 
         """
-        del say
+        del seen
         folder = await session.begin(self._make_folder)
         job = self.job = await asyncio.to_thread(self._make_job, folder)  # it looks for launchers and libraries
         await job.submit()
@@ -86,6 +90,16 @@ class LocalRun:
 
     async def connected(self, session: Session) -> None:
         """Do nothing: the processes are this object's."""
+
+    def workers_changed(self) -> None:
+        """Do nothing: nobody replaces a worker but its nanny."""
+
+    def stop(self) -> None:
+        """Do nothing: nobody looks after the processes."""
+
+    def check_detachable(self) -> None:
+        """Raise ConfigError: the processes die with this one."""
+        raise ConfigError("the processes of a local cluster die with this one: it cannot be detached")
 
     async def ended(self) -> None:
         """Remove the folder."""
@@ -119,9 +133,6 @@ class LocalGPUCluster(GPUCluster):
         ours, environ = read_local_cuda(given)
         wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
         return LocalRun(wanted, environ)
-
-    async def _detach(self) -> None:
-        raise ConfigError("the processes of a local cluster die with this one: it cannot be detached")
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401
         """Refuse: there are no more GPUs."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcgpu.deploy.jobs.job_table import Present
+from hpcgpu.plan.jobs.phase import End
 from hpcgpu.plan.jobs.worker_names import read_member_name
 
 
@@ -26,6 +27,8 @@ class Seen:
         Called when more is known than before.
     say : callable
         Takes a line for the user.
+    end : callable
+        Returns how the cluster object has ended; None while it has not.
     silent : callable
         Returns the addresses of workers that have not been heard from for a while.
 
@@ -36,6 +39,7 @@ class Seen:
     searching: Callable[[], bool]
     changed: Callable[[], None]
     say: Callable[[str], None]
+    end: Callable[[], End | None]
     silent: Callable[[], Collection[str]] = frozenset
 
     def present(self, head: str, *, elastic: bool) -> dict[str, Present]:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hpcgpu.deploy.cluster.browser_link import BrowserLink
 from hpcgpu.deploy.cluster.connector import Connector
@@ -19,7 +19,6 @@ from hpcgpu.deploy.network import lease
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
 from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 from hpcgpu.deploy.network.tls import security
-from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError
 from hpcgpu.model import Patience, Settings
 from hpcgpu.supervise import tasks
@@ -43,35 +42,6 @@ class Hooks:
     found: Callable[[Any], Awaitable[None]]
     lost: Callable[[str], None]
     changed: Callable[[], object]
-
-
-class Run(Protocol):
-    """How the processes of a cluster come to be: by a batch system, or on this machine."""
-
-    wanted: Wanted
-
-    @property
-    def job(self) -> Job | None:
-        """The job that has the scheduler; None before its submission."""
-
-    @property
-    def head(self) -> Head:
-        """How that job is."""
-
-    def explain(self) -> str:
-        """Return what was planned, with where each part was set."""
-
-    async def start(self, session: Session, say: Callable[[str], None]) -> Job:
-        """Have the job; the session has the run's folder as soon as there is one."""
-
-    async def connected(self, session: Session) -> None:
-        """Go on: the session has a connection."""
-
-    async def ended(self) -> None:
-        """Remove the leftovers; the job has ended."""
-
-    async def close(self) -> None:
-        """End the processes that are this object's; called last."""
 
 
 class Session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from distributed.core import Status
@@ -21,9 +21,15 @@ class State:
     ----------
     kind : str
         Name of the cluster's class, for errors.
+    status : callable
+        Returns distributed's status of the object.
+    reason : callable
+        Returns why no task goes on, as the scheduler says it; empty when one does.
 
     Attributes
     ----------
+    kind : str
+        Name of the cluster's class.
     end : End or None
         How it ended; None while it has a scheduler or looks for one.
     end_words : str
@@ -33,8 +39,8 @@ class State:
 
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: str, status: Callable[[], Status], reason: Callable[[], str]) -> None:
+        self.kind, self._status, self._reason = kind, status, reason
         self.end: End | None = None
         self.end_words = self.trouble = ""
 
@@ -50,7 +56,7 @@ class State:
         if asynchronous and loop is None and not _in_event_loop():
             raise ConfigError(
                 f"asynchronous=True outside of an event loop: leave it out, or write 'cluster = await "
-                f"{self._kind}(asynchronous=True, ...)' in a coroutine"
+                f"{self.kind}(asynchronous=True, ...)' in a coroutine"
             )
 
     def over(self, end: End, words: str) -> None:
@@ -62,33 +68,28 @@ class State:
         there = {str(name) for name in observed}
         return there | {f"not there yet, {i}" for i in range(len(there), 0 if self.end else count)}
 
-    def text(self, status: Status, stalled: str) -> str:
-        """Return what people are told of a cluster that cannot be used now, or is of no use; empty of another.
-
-        Parameters
-        ----------
-        status : Status
-            distributed's.
-        stalled : str
-            As :meth:`stalled` returns it.
-
-        """
+    @property
+    def text(self) -> str:
+        """What people are told of a cluster that cannot be used now, or is of no use; empty of another."""
+        status = self._status()
         if self.end:
             return self.end_words
         if status == Status.created:
             return "not started: await it"
         if status == Status.running:
-            return f"not connected: {self.trouble}" if self.trouble else stalled
+            return f"not connected: {self.trouble}" if self.trouble else self.stalled
         return str(status.name)
 
-    def stalled(self, status: Status, reason: str) -> str:
-        """Return why no task goes on; empty when one does.
+    @property
+    def stalled(self) -> str:
+        """Why no task goes on; empty when one does.
 
         The status stays: distributed's loops end where it changes.
         """
-        return f"stalled: {reason}" if reason and status == Status.running and not self.trouble else ""
+        reason = "" if self.trouble or self._status() != Status.running else self._reason()
+        return f"stalled: {reason}" if reason else ""
 
-    def must_run(self, status: Status, stalled: str) -> None:
+    def must_run(self) -> None:
         """Raise unless the scheduler is there, or looked for.
 
         Raises
@@ -99,12 +100,13 @@ class State:
             It is lost or closed.
 
         """
+        status = self._status()
         if self.end or status == Status.closing:
-            raise JobError(f"this {self._kind} is {self.text(status, stalled)}")
+            raise JobError(f"this {self.kind} is {self.text}")
         if status in (Status.created, Status.starting):
             raise ConfigError(
-                f"this {self._kind} has not started yet: it is asynchronous, so write 'cluster = await "
-                f"{self._kind}(...)', or 'async with', before you use it"
+                f"this {self.kind} has not started yet: it is asynchronous, so write 'cluster = await "
+                f"{self.kind}(...)', or 'async with', before you use it"
             )
 
 

@@ -1,0 +1,93 @@
+"""A cluster object's reports: bindings, memory, and a summary of what was used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Client
+from distributed.core import Status
+
+from hpcgpu.deploy import compat, report
+from hpcgpu.deploy.cluster.parts import ComposedCluster
+from hpcgpu.plan.views.summary import Summary
+
+
+class ReportedCluster(ComposedCluster):
+    """distributed's interface to a cluster, with what people ask about GPUs."""
+
+    def bindings(self) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
+        """Return what each worker is tied to, planned and actual: read back from the kernel, for all threads.
+
+        Returns
+        -------
+        hpcgpu.deploy.report.Bindings
+            It prints as a table; an awaitable of it where the cluster is asynchronous.
+
+        """
+        self.parts.state.must_run()
+        return self.sync(self._ask, report.bindings)
+
+    def memory(self) -> Any:  # noqa: ANN401
+        """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
+
+        Returns
+        -------
+        hpcgpu.deploy.report.Memory
+            It prints as a table; an awaitable of it where the cluster is asynchronous.
+
+        """
+        self.parts.state.must_run()
+        return self.sync(self._ask, report.memory)
+
+    def trim_memory(self) -> Any:  # noqa: ANN401
+        """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes given back, by worker; an awaitable of it where the cluster is asynchronous.
+
+        """
+        self.parts.state.must_run()
+        return self.sync(self._trim)
+
+    async def _trim(self) -> Any:  # noqa: ANN401
+        with self.parts.progress.waiting("the workers give free memory back"):
+            return await self._ask(report.trim_memory)
+
+    async def _ask(self, question: Callable[[Client], Any]) -> Any:  # noqa: ANN401
+        async with Client(self, asynchronous=True, set_as_default=False) as client:
+            try:
+                return await question(client)
+            finally:
+                compat.release_loop(client)
+
+    def summary(self) -> Any:  # noqa: ANN401
+        """Return what was used: GPU hours, busy share, bytes moved and peaks by tier, restarts; and what to ask for.
+
+        It answers after :meth:`close`, too, with the figures of then.
+
+        Returns
+        -------
+        hpcgpu.plan.views.summary.Summary
+            It prints as a few lines, ``.as_dict()`` and ``.as_json()`` have the figures; an awaitable of it where the
+            cluster is asynchronous.
+
+        Raises
+        ------
+        JobError
+            There is none: the scheduler was never reached, or is lost.
+
+        """
+        asks = self.asynchronous or self._scheduler_answers
+        return self.sync(self._summary) if asks else self.parts.summary.get()
+
+    @property
+    def _scheduler_answers(self) -> bool:
+        return bool(self.status == Status.running and self.scheduler_comm is not None)
+
+    async def _summary(self) -> Summary:
+        if self._scheduler_answers:
+            await self.parts.summary.ask(self.scheduler_comm)
+        return self.parts.summary.get()
