@@ -47,7 +47,12 @@ def test_help_has_what_means_something_with_its_default(entry_point: str) -> Non
         assert (f"{flag} " in text or f"{flag}, " in text) == (user_name(f) not in unused(known)), flag
     assert "pool of the RAPIDS Memory Manager: bytes, or a fraction of the GPU's memory; 0 = none [default: 0]" in text
     assert "[default: 0.8]" in text
-    assert "--security / --no-security False turns TLS off" in text  # None: neither on nor off
+    assert "--security / --no-security encrypt every connection (TLS)" in text
+    assert not re.search(r"\b(True|False|None|\w+='|[a-z]+_[a-z_]+)\b", text.partition("Examples:")[0]), (
+        "Python in help"
+    )
+    for several in ("--env NAME=VALUE ", "--resources NAME=NUMBER ", "--nics NAME "):
+        assert re.search(rf"{several}.{{,200}}; may be repeated", text), several
     limit = next(f for f in options() if f.name == "memory_limit")
     assert f"[default: {default_of(limit)}]" in text
 
