@@ -1,32 +1,43 @@
-"""Write a manual page for each command into build/man: ``man -l build/man/hpcgpu-run.1``."""
+"""Write a manual page for each command into FOLDER/man1: ``MANPATH=build/man man hpcgpu-run``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 from click_man.core import write_man_pages
 
 from hpcgpu import __version__
-from hpcgpu.cli.command import Command, example_lines
+from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu
 
 
 def main(folder: Path) -> int:
     """Return the number of commands without a page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_man_pages("hpcgpu", hpcgpu, version=__version__, target_dir=str(folder))
+    pages = folder / "man1"
+    pages.mkdir(parents=True, exist_ok=True)
+    write_man_pages("hpcgpu", hpcgpu, version=__version__, target_dir=str(pages))
     missing = 0
-    for name, command in hpcgpu.commands.items():
-        page = folder / f"hpcgpu-{name}.1"
+    for name, command in _all("hpcgpu", hpcgpu):
+        page = pages / f"{name}.1"
         missing += not page.is_file()
-        if isinstance(command, Command) and page.is_file():
+        if isinstance(command, (Command, Group)) and page.is_file():
             lines = "\n".join(
                 line.replace("\\", "\\\\").replace("-", "\\-") for line in example_lines(command.examples)
             )
             page.write_text(f"{page.read_text()}.SH EXAMPLES\n.nf\n{lines}\n.fi\n")
-    print(f"{len(list(folder.glob('*.1')))} manual pages in {folder}")
+    print(f"{len(list(pages.glob('*.1')))} manual pages in {pages}")
     return missing
+
+
+def _all(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and those below it, each with the name of its page."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for below, each in command.commands.items():
+            yield from _all(f"{name}-{below}", each)
 
 
 if __name__ == "__main__":

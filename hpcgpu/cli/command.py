@@ -14,12 +14,24 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _ORDER = (_OWN, *GROUPS)
 
 
-class Command(click.Command):
+class _WithExamples(click.Command):
     """A command with ``examples``: lines to type, each with what it does, or empty."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str] | None = None, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self.examples = examples or {}
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Called by click."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in example_lines(self.examples):
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class Command(_WithExamples):
+    """A command with its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Called by click."""
@@ -30,16 +42,8 @@ class Command(click.Command):
                 with formatter.section(group):
                     formatter.write_dl(ours)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Called by click."""
-        super().format_epilog(ctx, formatter)
-        if self.examples:
-            with formatter.section("Examples"):
-                for line in example_lines(self.examples):
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
-
-class Group(click.Group):
+class Group(_WithExamples, click.Group):
     """Commands below headings, in the order in which they are usually needed."""
 
     command_class = Command
@@ -58,16 +62,16 @@ class Group(click.Group):
         names = self.list_commands(ctx)
         below = {name: heading for heading, ours in self.headings.items() for name in ours}
         width = max(map(len, names), default=0)
+        room = formatter.width - width - 6
         for heading in (*self.headings, "Commands"):
             rows = [
-                (f"{n:{width}}", self._short(n, formatter, width)) for n in names if below.get(n, "Commands") == heading
+                (f"{n:{width}}", self.commands[n].get_short_help_str(room))
+                for n in names
+                if below.get(n, "Commands") == heading
             ]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
-
-    def _short(self, name: str, formatter: click.HelpFormatter, width: int) -> str:
-        return self.commands[name].get_short_help_str(formatter.width - width - 6)
 
 
 def example_lines(examples: Mapping[str, str]) -> Iterator[str]:

@@ -31,9 +31,11 @@ from hpcgpu.errors import ConfigError
 if TYPE_CHECKING:
     from hpcgpu.plan.views.preview import Preview
 
-_SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
 # what comes after the script is the script's
+_SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
+_NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
 _SCRIPT_LAST = {"allow_interspersed_args": False}
+_DRY_JSON = json_option("the plan of --dry-run")
 _DRY = click.option("--dry-run", is_flag=True, help="Print the plan for this node, as hpcgpu plan does; start nothing.")
 
 
@@ -49,7 +51,13 @@ _HEADINGS = {
     cls=Group,
     headings=_HEADINGS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog='Each command has --help, with examples. Completion: eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"',
+    examples={
+        "hpcgpu demo": "four simulated GPUs",
+        "hpcgpu run my_script.py": "all GPUs of this machine",
+        "hpcgpu plan --batch slurm --nodes 2 --gpus sim:4": "look before you submit",
+    },
+    epilog="\b\nEach command has --help, with examples. Completion in bash:\n"
+    'eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"',
 )
 @click.version_option(__version__, message="hpcgpu %(version)s")
 @debug_option
@@ -67,7 +75,7 @@ def _templates(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
     return [name for name in templates.TEMPLATES if name.startswith(typed)]
 
 
-@hpcgpu.command(examples={"hpcgpu demo": ""})
+@hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
 @click.option("--memory-limit", default="700MB", show_default=True, help="Host memory of each worker.")
 def demo(memory_limit: str) -> None:
     """Run two SVDs on four simulated GPUs: no GPU, no batch system, no root."""
@@ -79,6 +87,7 @@ def demo(memory_limit: str) -> None:
 
 
 @hpcgpu.command(
+    short_help="Run a script on this machine's GPUs, or as one rank.",
     context_settings=_SCRIPT_LAST,
     examples={
         "hpcgpu run --gpus sim:4 my_script.py": "a laptop: four simulated GPUs",
@@ -87,14 +96,16 @@ def demo(memory_limit: str) -> None:
     },
 )
 @_DRY
+@_DRY_JSON
 @setting_options(entry_points.RUN)
 @debug_option
 @click.argument("script", **_SCRIPT)
-def run(script: tuple[str, ...], dry_run: bool, **arguments: object) -> None:
+def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
     given, script = given_settings(arguments), _checked(script, entry_points.RUN)
+    _check_json(as_json, dry_run)
     if not dry_run:
         start.run(given, FROM, script)
         return
@@ -102,10 +113,11 @@ def run(script: tuple[str, ...], dry_run: bool, **arguments: object) -> None:
     from hpcgpu.launch.environment import read_allocation
 
     if not read_allocation(os.environ).rank.rank:  # of several ranks one says it
-        _show(dry.run(given, FROM, script))
+        _show(dry.run(given, FROM, script), as_json)
 
 
 @hpcgpu.command(
+    short_help="Run a script on the GPUs of this allocation.",
     context_settings=_SCRIPT_LAST,
     examples={
         "hpcgpu launch my_script.py": "in an allocation: salloc, qsub -I",
@@ -114,24 +126,33 @@ def run(script: tuple[str, ...], dry_run: bool, **arguments: object) -> None:
 )
 @click.option("--print", "only_print", is_flag=True, help="Print the command that would be run.")
 @_DRY
+@_DRY_JSON
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
 @setting_options(entry_points.LAUNCH)
 @debug_option
 @click.argument("script", **_SCRIPT)
-def launch(script: tuple[str, ...], only_print: bool, dry_run: bool, document: str | None, **arguments: object) -> None:
+def launch(
+    script: tuple[str, ...],
+    only_print: bool,
+    dry_run: bool,
+    as_json: bool,
+    document: str | None,
+    **arguments: object,
+) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
     given = given_settings(arguments)
     if document is not None:
-        if given or script or only_print or dry_run:
+        if given or script or only_print or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
+    _check_json(as_json, dry_run)
     words = (*words_for(entry_points.RUN, given), *_checked(script, entry_points.LAUNCH))
     if dry_run:
         from hpcgpu.deploy import dry_run as dry
 
-        _show(dry.launch(given, FROM, words))
+        _show(dry.launch(given, FROM, words), as_json)
     elif only_print:
         click.echo(start.launch_line(given, FROM, words)[1])
     else:
@@ -139,6 +160,7 @@ def launch(script: tuple[str, ...], only_print: bool, dry_run: bool, document: s
 
 
 @hpcgpu.command(
+    short_help="Print the job script that would be submitted.",
     context_settings=_SCRIPT_LAST,
     examples={
         "hpcgpu jobscript --batch slurm --nodes 2 --gpus-per-node 4 my_script.py > job.sh": "",
@@ -148,7 +170,7 @@ def launch(script: tuple[str, ...], only_print: bool, dry_run: bool, document: s
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
 @setting_options("hpcgpu jobscript")
 @debug_option
-@click.argument("script", **_SCRIPT)
+@click.argument("script", **_NO_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Print the job script that would be submitted for SCRIPT, or for a cluster object without one."""
     from hpcgpu.deploy.jobs.job_plan import read_job
@@ -159,6 +181,7 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 
 
 @hpcgpu.command(
+    short_help="Show a job before it is submitted.",
     context_settings=_SCRIPT_LAST,
     examples={
         "hpcgpu plan --site perlmutter --gpus 8 --account m0000": "a machine that is known",
@@ -175,7 +198,7 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 @click.option("--diff", "other", metavar="FILE", help="Say what differs from the plan that --json has written to FILE.")
 @setting_options("hpcgpu plan")
 @debug_option
-@click.argument("script", **_SCRIPT)
+@click.argument("script", **_NO_SCRIPT)
 def plan(  # noqa: PLR0913 - each is an option
     script: tuple[str, ...],
     batch: str | None,
@@ -191,7 +214,6 @@ def plan(  # noqa: PLR0913 - each is an option
     """
     from hpcgpu.deploy.jobs import preview
     from hpcgpu.deploy.topo import named, read_machine
-    from hpcgpu.plan.views.preview import described
 
     if script:
         _checked(script, "hpcgpu plan")
@@ -201,14 +223,12 @@ def plan(  # noqa: PLR0913 - each is an option
         differing = preview.compare(other, found)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
         return int(bool(differing))
-    if as_json:
-        click.echo(json.dumps(described(found), indent=2))
-    else:
-        _show(found)
+    _show(found, as_json)
     return 0
 
 
 @hpcgpu.command(
+    short_help="Print a job template, to be changed and submitted.",
     examples={
         "hpcgpu template": "what there is",
         "hpcgpu template slurm.sbatch > job.sh": "",
@@ -233,9 +253,17 @@ def template(name: str | None, folder: bool, as_json: bool) -> None:
         click.echo(templates.text_of(name) if name else templates.listed(), nl=False)
 
 
-def _show(plan: Preview) -> None:
-    from hpcgpu.plan.views.preview import render
+def _check_json(as_json: bool, dry_run: bool) -> None:
+    if as_json and not dry_run:
+        raise ConfigError("--json is for --dry-run: what runs prints the script's own output; give both, or neither")
 
+
+def _show(plan: Preview, as_json: bool) -> None:
+    from hpcgpu.plan.views.preview import described, render
+
+    if as_json:
+        click.echo(json.dumps(described(plan), indent=2))
+        return
     click.echo(render(plan, shutil.get_terminal_size((0, 0)).columns), nl=False)
 
 

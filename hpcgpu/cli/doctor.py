@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Say what keeps workers away, or makes them slow.",
     cls=Command,
     examples={
         "hpcgpu doctor": "this login node",

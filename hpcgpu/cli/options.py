@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from hpcgpu.config.entry_points import unused
+from hpcgpu.config.layers import BY_NAME
 from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import options, user_name
 
 Function = Callable[..., Any]
-_MANY = ("texts", "lines", "environment", "numbers")
+# Kinds of options that may be repeated, and how each value is written.
+MANY: Mapping[str, str] = MappingProxyType(
+    {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
+)
+_OPTION_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 # Where a setting of the command line comes from, in plans and errors.
 FROM = "option --{flag}"
 
@@ -44,16 +51,32 @@ def _setting_options(
 
 
 def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function]:
-    name, kind, text = user_name(field), field.metadata["kind"], f"{field.metadata['text']}{_default(field)}"
-    names = [f"--{n.replace('_', '-')}" for n in (name, *field.metadata["aliases"])]
+    name, kind = user_name(field), field.metadata["kind"]
+    text = f"{_in_flags(field.metadata['text'])}{_example(field)}{_default(field)}"
+    names = [flag(n) for n in (name, *field.metadata["aliases"])]
     if kind == "flag":
         return click.option(f"{names[0]}/--no-{names[0][2:]}", name, default=None, help=text, hidden=hidden)
-    choices, many = field.metadata["choices"], kind in _MANY
-    shown = "|".join(choices) or "VALUE"
+    choices, many = field.metadata["choices"], kind in MANY
+    shown = "|".join(choices) or MANY.get(kind, "VALUE")
     complete = _sites if name == "site" else _starting(choices)
     return click.option(
         *names, name, default=None, multiple=many, metavar=shown, help=text, hidden=hidden, shell_complete=complete
     )
+
+
+def _example(field: Field[Any]) -> str:
+    such = f", such as {field.metadata['example']}" if field.metadata["example"] else ""
+    return f"{such}; may be repeated" if field.metadata["kind"] in MANY else such
+
+
+def _in_flags(text: str) -> str:
+    """Return an option's text with other options as they are typed here."""
+    return _OPTION_NAME.sub(lambda name: flag(name[0]) if name[0] in BY_NAME else name[0], text)
+
+
+def flag(name: str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _default(field: Field[Any]) -> str:
@@ -92,13 +115,12 @@ def words_for(entry_point: str, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what was typed as the words of another command, without the options of which that makes nothing."""
     words: list[str] = []
     for name, value in given.items():
-        flag = name.replace("_", "-")
         if name in unused(entry_point):
             continue
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            words.append(flag(name) if value else flag(f"no_{name}"))
         else:
-            words += [word for each in (value if isinstance(value, list) else [value]) for word in (f"--{flag}", each)]
+            words += [word for each in (value if isinstance(value, list) else [value]) for word in (flag(name), each)]
     return tuple(words)
 
 

@@ -24,7 +24,11 @@ _COLUMNS = (
 _WIDE = 1000
 
 
-@click.command(cls=Command, examples={"hpcgpu ps": "", "hpcgpu ps --json | jq '.[].name'": "for a script"})
+@click.command(
+    short_help="List your clusters on batch systems.",
+    cls=Command,
+    examples={"hpcgpu ps": "", "hpcgpu ps --json | jq '.[].name'": "for a script"},
+)
 @json_option("clusters")
 @debug_option
 def ps(as_json: bool) -> None:
@@ -53,7 +57,9 @@ def ps(as_json: bool) -> None:
 
 
 @click.command(
-    cls=Command, examples={"hpcgpu logs hpcgpu -f": "by name, as it grows", "hpcgpu logs 4711": "by a job's id"}
+    short_help="Print the end of a cluster's log.",
+    cls=Command,
+    examples={"hpcgpu logs hpcgpu -f": "by name, as it grows", "hpcgpu logs 4711": "by a job's id"},
 )
 @click.argument("name")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
@@ -79,7 +85,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
         click.echo(f"nothing in {log} yet; {said}", err=True)
 
 
-@click.command(cls=Command, examples={"hpcgpu stop 4711": ""})
+@click.command(short_help="End a cluster, whoever holds it.", cls=Command, examples={"hpcgpu stop 4711": ""})
 @click.argument("name")
 @debug_option
 def stop(name: str) -> None:

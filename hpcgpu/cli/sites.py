@@ -20,12 +20,26 @@ if TYPE_CHECKING:
     from hpcgpu.model.site_facts import Tags
 
 
-@click.group(cls=Group, name="site")
+@click.group(
+    short_help="Show, check and draft what is known of machines.",
+    cls=Group,
+    name="site",
+    examples={
+        "hpcgpu site list": "",
+        "hpcgpu site show perlmutter": "",
+        "hpcgpu site new > mine.yaml": "on a login node of another machine",
+        "hpcgpu plan --site ./mine.yaml --gpus 8": "its use",
+    },
+)
 def site() -> None:
     """Show, check and draft what is known of machines: batch system, queues with limits, nodes, network."""
 
 
-@site.command(name="list")
+@site.command(
+    short_help="List the machines that are known.",
+    name="list",
+    examples={"hpcgpu site list": "", "hpcgpu site list --json | jq keys": "for a script"},
+)
 @json_option("the machines")
 @debug_option
 def list_(as_json: bool) -> None:
@@ -55,7 +69,10 @@ def list_(as_json: bool) -> None:
             click.echo(f"{name:{width}}  {one['batch']:5}  {one['title']}{gpus_text}")
 
 
-@site.command()
+@site.command(
+    short_help="Print what is known of a machine, with sources.",
+    examples={"hpcgpu site show polaris": "", "hpcgpu site show ./mine.yaml --json": "a file of yours"},
+)
 @json_option("what is known")
 @click.argument("name")
 @debug_option
@@ -71,21 +88,32 @@ def show(name: str, as_json: bool) -> None:
         click.echo(line)
 
 
-@site.command()
+@site.command(
+    short_help="Say what is wrong with a site file.",
+    examples={"hpcgpu site check mine.yaml": "", "hpcgpu site check mine.yaml --json": "for a script"},
+)
+@json_option("what the file is")
 @click.argument("file")
 @debug_option
-def check(file: str) -> None:
+def check(file: str, as_json: bool) -> None:
     """Say what is wrong with site file FILE: keys, values, rules that contradict each other; with its line."""
     from hpcgpu.deploy import sites
 
     found = sites.read(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
     without = [where for where, tags in found.blocks() if not tags]
+    if as_json:
+        facts = {"name": found.name, "batch": found.batch, "queues": [queue.name for queue in found.queues]}
+        click.echo(json.dumps({**facts, "without_source": without}, indent=2))
+        return
     click.echo(f"{file} is a site file: {found.name}, {found.batch}, {len(found.queues)} queues")
     if without:
         click.echo(f"without a source, so that no error can name one: {', '.join(without)}")
 
 
-@site.command()
+@site.command(
+    short_help="Print a draft for this machine.",
+    examples={"hpcgpu site new > mine.yaml": "", "hpcgpu site new --name mine --batch slurm > mine.yaml": ""},
+)
 @click.option("--name", default="", help="Name of the site; found if not given.")
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the one that is here if not given.")
 @debug_option

@@ -16,6 +16,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError
 
 
 @click.command(
+    short_help="Show GPUs, and what each one's worker is tied to.",
     cls=Command,
     examples={
         "hpcgpu topo --gpus sim:4": "simulated GPUs on this machine",

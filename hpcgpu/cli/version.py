@@ -11,7 +11,11 @@ from hpcgpu.cli.command import Command
 from hpcgpu.cli.options import debug_option, json_option
 
 
-@click.command(cls=Command, examples={"hpcgpu version": "", "hpcgpu version --json": "for a script"})
+@click.command(
+    short_help="Show versions, also of what workers must share.",
+    cls=Command,
+    examples={"hpcgpu version": "", "hpcgpu version --json": "for a script"},
+)
 @json_option("the versions")
 @debug_option
 def version(as_json: bool) -> None:

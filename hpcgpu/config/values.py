@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,9 @@ from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.units import format_bytes, meant, parse_duration_s
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A value without '=', a comma, and what looks like another variable: not KMP_AFFINITY=verbose,granularity=fine, nor
+# GODEBUG=a=1,B=2.
+_TWO_VARIABLES = re.compile(r"(\s*[A-Za-z_][A-Za-z0-9_]*\s*)=([^=]*?),(\s*[A-Z_][A-Z0-9_]*=.*)")
 _SMALLEST_NODE_BYTES = 1 << 20  # as a node's memory; no Python starts in less
 CORES = ("all", "local")
 NIC_RULES = ("balanced", "nearest", "ucx")
@@ -79,9 +82,8 @@ def _cores(option: Field[Any], value: object) -> str | int:
 
 def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
     """Read a rule, or names of ports. A text with commas is a list."""
-    if isinstance(value, str) and not value.strip().startswith("["):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    names = _texts(option, value)
+    texts = _texts(option, value)
+    names = tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
     if len(names) == 1 and names[0] in NIC_RULES:
         return names[0]
     if not names or (rules := sorted(set(names) & set(NIC_RULES))):
@@ -183,28 +185,46 @@ def _flag(option: Field[Any], value: object) -> bool:
     return read_flag(value)
 
 
-def _pairs(value: object, allowed: str) -> Mapping[Any, Any]:
-    """Return a mapping, also from ``NAME=VALUE`` texts."""
+def _pairs(value: object, allowed: str, split: Callable[[str], Iterable[str]]) -> Mapping[Any, Any]:
+    """Return a mapping, also from texts, each in JSON, or of what ``split`` makes ``NAME=VALUE``."""
     entries = _parts(value)
     if isinstance(entries, Mapping):
         return entries
     if not isinstance(entries, Iterable) or isinstance(entries, (str, bytes)):
         raise ConfigError(f"{value!r} is not a mapping; {allowed}")
-    pairs = [e.partition("=") if isinstance(e, str) else (e, "", "") for e in entries]
-    if wrong := [str(p[0]) for p in pairs if not p[1]]:
-        raise ConfigError(f"{wrong[0]!r} has no '='; {allowed}")
-    return {name.strip(): text for name, _, text in pairs}
+    found: dict[Any, Any] = {}
+    for entry in entries:
+        if isinstance(plain := _parts(entry), Mapping):
+            found |= plain
+            continue
+        for text in split(entry) if isinstance(entry, str) else [str(entry)]:
+            name, equals, given = text.partition("=")
+            if not equals:
+                raise ConfigError(f"{text!r} has no '='; {allowed}")
+            found[name.strip()] = given
+    return found
+
+
+def _by_commas(text: str) -> Iterator[str]:
+    yield from filter(None, re.split(r"[,\s]+", text))
+
+
+def _one_variable(text: str) -> Iterator[str]:
+    """Yield the text itself: the value of a variable may have commas."""
+    if two := _TWO_VARIABLES.fullmatch(text):
+        name, value, second = two.groups()
+        as_json = json.dumps({name.strip(): f"{value},{second}"})
+        raise ConfigError(
+            f"{text!r} looks like two variables; give each by itself: '{name}={value}' and '{second.strip()}'; if it "
+            f"is one with such a value: {as_json}"
+        )
+    yield text
 
 
 def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
-    allowed = "allowed: {'GPU': 1}, or as text GPU=1,MEM=2e9"
-    if isinstance(value, str) and not value.strip().startswith("{"):
-        value = [value]
-    if isinstance(value, list):
-        value = [part for text in value for part in (re.split(r"[,\s]+", text) if isinstance(text, str) else [text])]
-        value = [part for part in value if part != ""]
+    allowed = "allowed: {'GPU': 1}, or as text GPU=1, each by itself or with commas"
     found: dict[str, float] = {}
-    for name, given in _pairs(value, allowed).items():
+    for name, given in _pairs(value, allowed, _by_commas).items():
         number = plain_number(given)
         if not isinstance(name, str) or number is None or number < 0:
             raise ConfigError(f"{name!r}: {given!r} is not a number from 0; {allowed}")
@@ -214,7 +234,8 @@ def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
 
 def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for name, given in _pairs(value, "allowed: {'NAME': 'value'}, or as text NAME=value").items():
+    allowed = "allowed: {'NAME': 'value'}, or as text NAME=value, each by itself"
+    for name, given in _pairs(value, allowed, _one_variable).items():
         if not isinstance(name, str) or not VARIABLE.fullmatch(name):
             raise ConfigError(f"{name!r} is no name of a variable; allowed: letters, digits and _, no digit first")
         text = str(given) if isinstance(given, (int, float)) and not isinstance(given, bool) else given

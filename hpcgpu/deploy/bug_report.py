@@ -10,18 +10,22 @@ import os
 import platform
 import pwd
 import re
+import shlex
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpcgpu import __version__
+from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy import topo
 from hpcgpu.deploy.jobs import logs, record, runs
 from hpcgpu.deploy.jobs.record import Run
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import libhwloc, nvml, private, probes
+from hpcgpu.host import run as programs
+from hpcgpu.model import JobStatus, Result
 from hpcgpu.plan.views.scrub import Scrubber
 
 _LINES = 5000  # of each log, from its end
@@ -31,16 +35,21 @@ _ACCOUNTS = ("SLURM_JOB_ACCOUNT", "SBATCH_ACCOUNT", "SALLOC_ACCOUNT", "PBS_ACCOU
 _PATHS = ("HOME", "SCRATCH", "WORK", "PROJECT", "TMPDIR", "PWD", "VIRTUAL_ENV", "CONDA_PREFIX")
 # Lines about a node begin with its name, as host.log.say_of writes them.
 _ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
+_SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of Slurm
+_SHOWN = 15  # as many characters of a name qstat shows
 _README = """\
 What `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, home and other own paths, addresses,
 UUIDs and serial numbers are replaced by neutral words, the same in all files; keys and environments are not in it.
 Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
 
 - versions.json: hpcgpu, Python, packages, kernel, driver
-- topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it, and as a file of
-  tests/data/topology it is a test. topology.txt in its place says why there is none.
+- topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it. topology.txt in its
+  place says why there is none.
 - plan.json, plan.txt: what `hpcgpu topo` says of it
 - record.json, jobs.json, job-N.log: of the run that was named: all its settings, its jobs' states and logs' ends
+- batch.txt: what the batch system answered, from which jobs.json was read
+
+The folder is a test as it is: in tests/data/reports hpcgpu's own parsers read all of it, and the same must come out.
 """
 
 
@@ -68,9 +77,13 @@ def write(name: str | None, output: str | None) -> Path:
         raise ConfigError(
             f"{folder} cannot be made: {e.strerror}; give a folder that is not there yet: --output DIR"
         ) from e
-    states = asyncio.run(_states(run)) if run else {}
+    answers = asyncio.run(_answers(run)) if run else ()
+    states = read_states(run.record.system, runs.ids(run.record), answers) if run else {}
     files = {**_of_machine(), **(_of_run(run, states) if run else {})}
+    if answers:
+        files["batch.txt"] = _recorded(answers)
     nodes = {node for text in files.values() for node in _ABOUT_NODE.findall(text)}
+    nodes |= {node for answer in answers for node in _SEVERAL_NODES.findall(answer.stdout)}
     scrubber = Scrubber(_words(run, states, nodes))
     for file, text in files.items():
         (folder / file).write_text(scrubber.scrub(text))
@@ -105,16 +118,43 @@ def _driver() -> dict[str, str]:
     return {"nvidia_driver": nvml.driver()}
 
 
-async def _states(run: Run) -> dict[str, Any]:
-    """Return the jobs' states, by id; or why there are none."""
-    try:
-        (seen,) = await runs.look_at([run])
-    except HpcGpuError as e:
-        return {"trouble": str(e)}
-    return {
-        job: {name: getattr(status, name) for name in ("state", "native", "reason", "exit_code", "trouble", "hosts")}
-        for job, status in seen.states.items()
-    }
+async def _answers(run: Run) -> tuple[Result, ...]:
+    """Return what the batch system says of the jobs: of those that it lists, and of those that have ended."""
+    ids = runs.ids(run.record)
+    asked = (run.record.system.status, run.record.system.history)
+    return tuple([await programs.run(ask(ids)) for ask in asked]) if ids else ()
+
+
+def read_states(system: BatchSystem, ids: Sequence[str], answers: Iterable[Result]) -> dict[str, Any]:
+    """Return the jobs' states as plain data, by id; or why there are none."""
+    found: dict[str, Any] = {}
+    troubles = []
+    for answer in answers:
+        try:
+            listed = system.read_status(answer, ids)
+        except SubmitError as e:
+            troubles.append(str(e))
+            continue
+        found |= {job: _plain(status) for job, status in listed.items() if job in ids and job not in found}
+    return found or {"trouble": "; ".join(troubles) or "no job is known"}
+
+
+def _plain(status: JobStatus) -> dict[str, Any]:
+    names = ("native", "reason", "exit_code", "trouble", "hosts")
+    return {"state": status.state.value, **{name: getattr(status, name) for name in names}}
+
+
+def _recorded(answers: Iterable[Result]) -> str:
+    """Return answers in the form of the recordings in tests/data/batch."""
+    return "".join(
+        f"$ {shlex.join(a.argv)}\n[user host] [exit {a.returncode}]\n--- stdout\n{_whole_lines(a.stdout)}--- stderr\n"
+        f"{_whole_lines(a.stderr)}===\n"
+        for a in answers
+    )
+
+
+def _whole_lines(text: str) -> str:
+    return f"{text}\n" if text and not text.endswith("\n") else text
 
 
 def _of_run(run: Run, states: Mapping[str, Any]) -> dict[str, str]:
@@ -146,6 +186,8 @@ def _words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> 
         words["account"] += [account] if account else []
         words["path"] += [str(run.folder.parent.parent)]
         words["host"] += [run.record.client.host, *_hosts(states.values())]
+        words["host"] += [server for job in run.record.jobs if (server := job.id.partition(".")[2])]  # of PBS
+        words["user"] += [name[:_SHOWN] for name in words["user"] if len(name) > _SHOWN]
         words["secret"] += list(_secrets(run.folder))
     words["path"] = [path for path in words["path"] if path not in ("/", "/root", "/tmp", "/home")]  # noqa: S108
     return words

@@ -186,10 +186,27 @@ class Settings:
     trust_local_directory: bool = option(
         False, "flag", "take local_directory also where others can change a folder above it, and so run code as you"
     )
-    protocol: str | None = option(None, "choice", "tls unless said otherwise", choices=("tcp", "tls", "ucx"))
-    security: bool | None = option(None, "flag", "False turns TLS off")
+    protocol: str | None = option(
+        None,
+        "choice",
+        "how processes talk: 'tls' is encrypted TCP, and the default; 'tcp' is plain; 'ucx' takes the network's own "
+        "way, also from GPU to GPU (distributed-ucxx), and is not encrypted",
+        choices=("tcp", "tls", "ucx"),
+    )
+    security: bool | None = option(
+        None,
+        "flag",
+        "encrypt every connection (TLS), and let in only who has the cluster's certificate; on, unless protocol is "
+        "'tcp' or 'ucx'",
+    )
     interface: str | None = option(None, "text", "network interface of scheduler and workers")
-    rendezvous: str = option("mpi", "choice", "how the ranks meet", choices=("mpi", "file"))
+    rendezvous: str = option(
+        "mpi",
+        "choice",
+        "how the ranks meet: by 'mpi', or without MPI by a private 'file' on a file system that they share; with ucx "
+        "as the protocol by 'file'",
+        choices=("mpi", "file"),
+    )
     launcher: str | None = option(
         None, "text", "what starts the ranks: srun, mpirun, fork, or a command of your own; found if unset"
     )
@@ -211,7 +228,9 @@ class Settings:
         "what gives the workers host memory: the C library, or jemalloc where it is installed",
         choices=("system", "jemalloc"),
     )
-    env: Mapping[str, str] = option(MappingProxyType({}), "environment", "environment of the workers")
+    env: Mapping[str, str] = option(
+        MappingProxyType({}), "environment", "variables of the workers; commas belong to a value"
+    )
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

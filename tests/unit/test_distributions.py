@@ -137,3 +137,20 @@ def test_the_apptainer_definition_installs_as_the_image_of_the_demo_does() -> No
     for line in sections["test"].split("\n"):
         if line.strip():
             commands.check(line)
+
+
+@pytest.mark.parametrize("wheels", [["0.1.0"], ["0.9.0", "0.10.0"]])
+def test_the_apptainer_definition_takes_the_newest_of_several_wheels(wheels: list[str], tmp_path: Path) -> None:
+    """``pip wheel -w dist`` leaves the wheels of earlier versions where they are."""
+    definition = (ROOT / "packaging/apptainer/hpcgpu.def").read_text()
+    [post] = re.findall(r"^%post\n(.*?)(?=^%)", definition, re.S | re.M)
+    install = [line for line in post.splitlines() if "whl" in line or "pip install" in line]
+    for version in wheels:
+        (tmp_path / f"hpcgpu-{version}-py3-none-any.whl").touch()
+    (tmp_path / "another-2.0-py3-none-any.whl").touch()
+    said = tmp_path / "said"
+    pip = f'pip() {{ printf "%s\\n" "$@" > {said}; }}\n'
+    script = pip + "\n".join(install).replace("/opt/venv/bin/pip", "pip").replace("/opt/dist", str(tmp_path))
+    subprocess.run(["sh", "-eu"], input=script, text=True, check=True, timeout=30)
+    newest = tmp_path / f"hpcgpu-{wheels[-1]}-py3-none-any.whl"
+    assert said.read_text().splitlines()[-1] == f"{newest}[mpi-runtime,dashboard]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -78,6 +79,40 @@ def test_the_documentation_has_every_public_name() -> None:
     text = (ROOT / "docs/reference/api.md").read_text()
     shown = re.findall(r"^\.\. auto\w+:: (?:hpcgpu\.)?(\w+)$", text, re.MULTILINE)
     assert set(shown) == set(hpcgpu.__all__) - {"__version__"}
+
+
+_HOOKS = {"batch", "entry_point", "waits_in_queue", "patience", "sync"}  # of the cluster classes among themselves
+_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "pack", "pack_each", "unpack", "to_host"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "internal"),
+    [
+        ("hpcgpu", "SLURMGPUCluster", _HOOKS),
+        ("hpcgpu", "GPURunner", set()),
+        ("hpcgpu.sim", "SimGpu", _FOR_STORES),
+        ("hpcgpu.sim", "SimArray", set()),
+    ],
+)
+def test_the_documentation_has_every_public_member(module: str, name: str, internal: set[str]) -> None:
+    """Of the classes that users make: methods and properties by ``:members:``, the others in their docstrings."""
+    text = (ROOT / "docs/reference/api.md").read_text()
+    block = re.search(rf"^\.\. autoclass:: (?:{re.escape(module)}\.)?{name}\n((?: +.*\n)*)", text, re.MULTILINE)
+    assert block
+    made = getattr(importlib.import_module(module), name)
+    own = [vars(c) for c in made.__mro__ if c.__module__.startswith("hpcgpu.")]
+    public = {n for members in own for n in members if not n.startswith("_")} - internal
+    shown = re.search(r":members:((?: .*\n)+)", block[1])
+    assert public == set(re.findall(r"\w+", shown[1] if shown else ""))
+
+
+def test_the_counters_of_a_simulated_gpu_are_documented() -> None:
+    """Attributes that an object gets when it is made stand in its class's docstring, which the page shows."""
+    sim = importlib.import_module("hpcgpu.sim")
+    counters = {name for name in vars(sim.SimGpu(1 << 20)) if not name.startswith("_")}
+    assert {"peak_bytes", "h2d_copies", "d2h_bytes"} <= counters
+    assert counters <= set(re.findall(r"\w+", inspect.getdoc(sim.SimGpu) or ""))
+    assert ".. autofunction:: hpcgpu.sim.dask.register\n" in (ROOT / "docs/reference/api.md").read_text()
 
 
 def test_nothing_is_cited_that_is_not_in_the_repository() -> None:

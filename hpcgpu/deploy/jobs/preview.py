@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import run as programs
 from hpcgpu.model import Command, HostMemory, JobSpec, Settings, Site, Topology
+from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.site_node import topology_of
@@ -116,11 +118,22 @@ def compare(path: str, found: Preview) -> tuple[str, ...]:
 
 
 def _said(name: str, value: Any) -> str:  # noqa: ANN401 - of any option
+    """Return a value as people write it on a command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return shlex.join(f"{key}={_said('', each)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return shlex.join(value)
+    if isinstance(value, Limit):
+        return format_bytes(value.given) if value and isinstance(value.given, int) else str(value.given)
     if isinstance(value, int) and name.endswith("_bytes"):
         return format_bytes(value)
     if isinstance(value, int) and name.endswith("_s"):
         return format_duration(value)
-    return value if isinstance(value, str) else repr(value)
+    if isinstance(value, float):
+        return f"{value:g}{' s' if name.endswith('_s') else ''}"
+    return str(value)
 
 
 def _machine(settings: Settings, site: Site | None, machine: Described | None) -> tuple[Topology | None, str]:

@@ -146,12 +146,20 @@ def _machine(plan: Plan) -> str:
     packages, there = len({n.package for n in topology.numa_nodes}), [g for g in topology.gpus if g.can_run]
     ports = Ports(topology, plan.nics)
     counts = [
-        counted(len(there), "GPU"),
+        *_gpu_counts(len(there), len({s.gpu for s in plan.specs if s.simulated})),
         f"{counted(len(topology.cores), 'core')} with {counted(sum(map(len, topology.cores)), 'PU')}",
         f"{counted(len(topology.numa_nodes), 'NUMA node')} on {counted(packages, 'package')}",
         f"{len(ports.usable)} of {counted(len(ports.all), 'port')} to use" if ports.all else "no network port",
     ]
     return f"{', '.join(filter(None, (plan.host, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
+
+
+def _gpu_counts(there: int, simulated: int) -> Iterator[str]:
+    """Yield the GPUs that the machine has, and those that the plan adds."""
+    if there or not simulated:
+        yield counted(there, "GPU")
+    if simulated:
+        yield counted(simulated, "simulated GPU")
 
 
 def _notes(plan: Plan) -> Iterator[str]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import click
 import commands
 import pytest
 import ranks
 from click.testing import CliRunner
+from paths import ROOT
 
 from hpcgpu import __version__
-from hpcgpu.cli.command import Command, example_lines
+from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.cli.worker import worker
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.numpydoc import default_of
+from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import GROUPS, options, user_name
 
 ALL = commands.commands()
@@ -43,9 +47,51 @@ def test_help_has_what_means_something_with_its_default(entry_point: str) -> Non
         assert (f"{flag} " in text or f"{flag}, " in text) == (user_name(f) not in unused(known)), flag
     assert "pool of the RAPIDS Memory Manager: bytes, or a fraction of the GPU's memory; 0 = none [default: 0]" in text
     assert "[default: 0.8]" in text
-    assert "--security / --no-security False turns TLS off" in text  # None: neither on nor off
+    assert "--security / --no-security encrypt every connection (TLS)" in text
+    assert not re.search(r"\b(True|False|None|\w+='|[a-z]+_[a-z_]+)\b", text.partition("Examples:")[0]), (
+        "Python in help"
+    )
+    for several in ("--env NAME=VALUE ", "--resources NAME=NUMBER ", "--nics NAME "):
+        assert re.search(rf"{several}.{{,200}}; may be repeated", text), several
     limit = next(f for f in options() if f.name == "memory_limit")
     assert f"[default: {default_of(limit)}]" in text
+
+
+GROUPED = {"hpcgpu": hpcgpu, "hpcgpu site": hpcgpu.commands["site"]}
+
+
+@pytest.mark.parametrize("typed", GROUPED)
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_a_list_of_commands_fits_a_terminal_and_cuts_no_summary(
+    typed: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = said(*typed.split()[1:], "--help")
+    assert "..." not in text.partition("\n\n")[2]  # after the usage line
+    group = GROUPED[typed]
+    assert isinstance(group, click.Group)
+    for name, command in group.commands.items():
+        summary = command.short_help or ""
+        assert 0 < len(summary) <= 55, name
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE), name
+
+
+def test_the_line_for_completion_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert '\n  eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"\n' in said("--help")
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("run", "SCRIPT [ARGUMENTS]..."),
+        ("launch", "SCRIPT [ARGUMENTS]..."),
+        ("plan", "[SCRIPT [ARGUMENTS]...]"),
+        ("jobscript", "[SCRIPT [ARGUMENTS]...]"),
+    ],
+)
+def test_usage_shows_where_a_script_may_be_left_out(command: str, usage: str) -> None:
+    assert f"Usage: hpcgpu {command} [OPTIONS] {usage}\n" in said(command, "--help")
 
 
 def test_the_worker_has_headings_and_examples_too() -> None:
@@ -65,10 +111,11 @@ def test_commands_stand_below_headings() -> None:
     assert "\nCommands:" not in text, "a command is below no heading"
 
 
-@pytest.mark.parametrize("typed", [name for name, command in ALL.items() if isinstance(command, Command)])
-def test_examples_are_lines_that_may_be_typed(typed: str) -> None:
-    command = ALL[typed]
-    assert isinstance(command, Command)
+@pytest.mark.parametrize("typed", [*GROUPED, *ALL])
+def test_every_command_has_examples_that_may_be_typed(typed: str) -> None:
+    command = {**GROUPED, **ALL}[typed]
+    assert isinstance(command, (Command, Group))
+    assert command.examples
     shown = said(*typed.split()[1:], "--help")
     for line, printed in zip(command.examples, example_lines(command.examples), strict=True):
         commands.check(line)
@@ -89,12 +136,32 @@ FACTS = {
     "hpcgpu ps": list,
     "hpcgpu site list": dict,
     "hpcgpu site show polaris": dict,
+    "hpcgpu site check site_configs/polaris.yaml": dict,
+    "hpcgpu run --gpus sim:2 --dry-run examples/svd.py": dict,
+    "hpcgpu launch --launcher mpirun --gpus sim:2 --dry-run examples/svd.py": dict,
+    "hpcgpu report --output REPORT": dict,
 }
 
 
 @pytest.mark.parametrize("typed", FACTS)
-def test_facts_are_json(typed: str) -> None:
-    assert isinstance(json.loads(said(*typed.split()[1:], "--json")), FACTS[typed])
+def test_facts_are_json(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    entry_point, *words = typed.replace("REPORT", str(tmp_path / "report")).split()[1:]
+    script = words.pop() if words[-1:] == ["examples/svd.py"] else None
+    typed_words = [entry_point, *words, "--json", *filter(None, [script])]  # what comes after a script is the script's
+    assert isinstance(json.loads(said(*typed_words)), FACTS[typed])
+
+
+def test_a_command_without_json_prints_no_facts() -> None:
+    """Texts to be changed and submitted, a log, what a script prints, and what was done."""
+    without = {name for name, command in ALL.items() if not any(p.name == "as_json" for p in command.params)}
+    texts = {"hpcgpu jobscript", "hpcgpu site new", "hpcgpu logs"}
+    assert without == {*texts, "hpcgpu demo", "hpcgpu stop"}
+
+
+def test_what_runs_is_no_json() -> None:
+    with pytest.raises(ConfigError, match="--json is for --dry-run"):
+        said("run", "--json", "--gpus", "sim:2", str(ROOT / "examples/svd.py"))
 
 
 def test_versions_name_what_workers_share() -> None:

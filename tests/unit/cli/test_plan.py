@@ -45,6 +45,29 @@ def test_a_known_site_is_enough() -> None:
     assert "worker-3  0000:13:00.0 A100-SXM4-40GB  0     8: 0-7 " in text
 
 
+def test_settings_are_printed_as_people_write_them() -> None:
+    several = ("--env", "UCX_TLS=rc,cuda", "--env", "A=1", "--resources", "GPU=1", "--nics", "mlx5_0,mlx5_1")
+    directives = ("--job-extra-directives", "--constraint=gpu", "--job-extra-directives", "-C x")
+    sizes = ("--memory", "64GiB", "--walltime", "90m", "--drain", "30", "--device-memory-limit", "0.5")
+    words = (*several, *directives, *sizes, "--jit-unspill", "--cores", "2")
+    lines = [line.partition("    (")[0].strip() for line in invoke(*FORGE, *words).output.splitlines()]
+    for line in (
+        "env = UCX_TLS=rc,cuda A=1",
+        "resources = GPU=1",
+        "nics = mlx5_0 mlx5_1",
+        "job_extra_directives = --constraint=gpu '-C x'",
+        "memory = 64.0 GiB",
+        "walltime = 01:30:00",
+        "drain = 30 s",
+        "device_memory_limit = 0.5",
+        "jit_unspill = true",
+        "cores = 2",
+    ):
+        assert line in lines
+    settings = lines[lines.index("settings:") : lines.index("request:")]
+    assert not [line for line in settings if any(word in line for word in ("mappingproxy", "{", "True", "('"))]
+
+
 def test_a_file_tells_what_a_node_is_like() -> None:
     (machine,) = TOPOLOGIES.glob("epyc-corona.xml")
     assert "as " + str(machine) + " describes it" in invoke(*FORGE, "--gpus", "sim:4", "--from", str(machine)).output

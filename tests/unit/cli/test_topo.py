@@ -127,6 +127,16 @@ def test_this_machine_without_gpus_says_what_to_type() -> None:
     assert len(json.loads(said("--json", HPCGPU_GPUS="sim:3"))["workers"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("machine", "gpus"),
+    [("epyc-corona.xml", "4 simulated GPUs"), ("turin-4gpu-nvml.xml", "4 GPUs, 4 simulated GPUs")],
+)
+def test_the_first_line_counts_the_gpus_of_the_table(machine: str, gpus: str) -> None:
+    text = said("--from", str(TOPOLOGIES / machine), "--gpus", "sim:4", "--workers", "8")
+    assert text.partition(": ")[2].startswith(f"{gpus}, ")
+    assert "0 GPUs" not in text
+
+
 def test_nodes_that_differ(tmp_path: Path) -> None:
     """A port that is dead on one node, names that were given in another order."""
     other = tmp_path / "other.json"

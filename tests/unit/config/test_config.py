@@ -137,6 +137,38 @@ def test_lists_from_the_environment() -> None:
     assert (found.env, found.resources, found.dashboard) == ({"A": "1"}, {"GPU": 1.0, "MEM": 2e9}, False)
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "read"),
+    [
+        ("env", ["A=1", "B=2"], {"A": "1", "B": "2"}),
+        ("resources", ["A=1", "B=2"], {"A": 1.0, "B": 2.0}),
+        ("resources", "A=1,B=2", {"A": 1.0, "B": 2.0}),  # as dask worker has it
+        ("nics", ["mlx5_0", "mlx5_1:2"], ("mlx5_0", "mlx5_1:2")),
+        ("nics", ["mlx5_0,mlx5_1:2"], ("mlx5_0", "mlx5_1:2")),
+        ("rmm_allocator_external_lib_list", ["cupy", "torch"], ("cupy", "torch")),
+        ("job_extra_directives", ["--a=1,2", "-b"], ("--a=1,2", "-b")),
+        ("env", ['{"A": "b,C=d"}', "B=2"], {"A": "b,C=d", "B": "2"}),
+        ("resources", ['{"A": 1}'], {"A": 1.0}),
+    ],
+)
+def test_several_values_are_given_one_by_one(option: str, given: object, read: object) -> None:
+    """As a flag that is repeated; commas part only what has none itself."""
+    assert getattr(read_settings({option: given}), option) == read
+
+
+@pytest.mark.parametrize("value", ["rc,cuda", "verbose,granularity=fine", "a=1,B=2", "x, y", "mlx5_0:1,mlx5_1:1"])
+def test_the_value_of_a_variable_may_have_commas(value: str) -> None:
+    assert read_settings({"env": [f"A={value}"]}).env == {"A": value}
+
+
+@pytest.mark.parametrize("text", ["A=b,C=d", "A=b, C=d", "A=,C=d,E=f"])
+def test_what_looks_like_two_variables_is_no_value(text: str) -> None:
+    said = fails({"env": [text]})
+    assert f"{text!r} looks like two variables; give each by itself: 'A=" in said
+    as_json = said[said.index("{") : said.index("}") + 1]
+    assert read_settings({"env": as_json}).env == {"A": text.removeprefix("A=")}
+
+
 GOOD = [
     ("nodes", "4", 4),
     ("memory", "5GB", 5 * 10**9),

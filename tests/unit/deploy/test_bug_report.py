@@ -5,19 +5,25 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from paths import BATCH, DATA, TOPOLOGIES
+from recordings import records
 
+from hpcgpu.batch import get
 from hpcgpu.config import document
 from hpcgpu.deploy import bug_report
 from hpcgpu.deploy.jobs import record
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob
 from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model import Result, RunDocument, Settings
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
 LOG = f"""hpcgpu: gpunode07: no port for 2 workers
@@ -70,6 +76,79 @@ def test_a_report_of_a_run(run: list[str], tmp_path: Path) -> None:
     first, *_, last = texts["job-0.log"].splitlines()
     node = first.split(": ")[1]
     assert last.startswith(f"worker {node}-0 in ")  # one name has one neutral word
+
+
+ANSWERS = list(records(BATCH / "slurm" / "22.05.8" / "05-alive.txt"))[:2]
+REPORTS = sorted(DATA.glob("reports/*/README.md"))
+
+
+def of_machine(plan: dict[str, Any]) -> dict[str, Any]:
+    """The part of a plan that follows from a topology: not what NVML, a cgroup and addresses say of the day."""
+    names = ("name", "cpuset", "shared_cores", "nics")
+    return {
+        "workers": [{**{n: w[n] for n in names}, "gpu": w["gpu"] and w["gpu"]["pci"]} for w in plan["workers"]],
+        "nics": plan["nics"],
+        "numa_nodes": plan["machine"]["numa_nodes"],
+        "idle": plan["idle_cpuset"],
+    }
+
+
+def check_whole(folder: Path) -> None:
+    """Read all of a report that hpcgpu has parsers for, and compare it with what the report says of it."""
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    if "topology.xml" in texts:
+        said = json.loads(texts["plan.json"])
+        selection = Selection(file=str(folder / "topology.xml"), cpuset=said["allowed_cpuset"])
+        assert of_machine(plan(selection, {}, "here").described()) == of_machine(said)
+    if "record.json" in texts:
+        run = json.loads(texts["record.json"])
+        read = document.read(json.dumps(run["document"]))
+        assert read.settings.job_name == run["name"]
+        answers = [
+            Result(tuple(shlex.split(r.command)), r.returncode, r.stdout, r.stderr)
+            for r in records(folder / "batch.txt")
+        ]
+        ids = [job["id"] for job in run["jobs"]]
+        states = bug_report.read_states(get(run["batch"], **run["dialect"]), ids, answers)
+        assert json.loads(json.dumps(states)).keys() == json.loads(texts["jobs.json"]).keys()
+        for job, state in json.loads(texts["jobs.json"]).items():
+            assert {**states[job], "hosts": ()} == {**state, "hosts": ()}  # node[1-4] is one neutral word
+        assert {f"job-{i}.log" for i in range(len(ids))} <= texts.keys()
+
+
+@pytest.fixture
+def whole(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The report of a run on a recorded machine, in a batch system that gives recorded answers."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for answer in ANSWERS:
+        name = answer.command.split()[0]
+        (programs / f"{name}.txt").write_text(answer.stdout)
+        (programs / name).write_text(f"#!/bin/sh\ncat {programs / name}.txt\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("HWLOC_XMLFILE", str(TOPOLOGIES / "drm-4gpu.xml"))
+    return bug_report.write("mine", str(tmp_path / "report"))
+
+
+@pytest.mark.parametrize("report", [None, *REPORTS], ids=lambda path: path.parent.name if path else "made here")
+def test_a_whole_report_is_read_by_our_own_parsers(whole: Path, report: Path | None) -> None:
+    """``hpcgpu report`` of a machine or run that went wrong is put into tests/data/reports as it is."""
+    check_whole(report.parent if report else whole)
+
+
+def test_what_a_report_says_of_jobs_is_what_the_batch_system_said(whole: Path) -> None:
+    assert json.loads((whole / "jobs.json").read_text())["12"]["state"] == "pending"
+    answers = (whole / "batch.txt").read_text()
+    assert "12|PENDING|0|N/A||Resources|" in answers
+    assert "node[1-4]" not in answers
+
+
+def test_a_report_that_contradicts_itself_is_no_test(whole: Path) -> None:
+    states = whole / "jobs.json"
+    states.write_text(states.read_text().replace('"pending"', '"running"'))
+    with pytest.raises(AssertionError):
+        check_whole(whole)
 
 
 def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
