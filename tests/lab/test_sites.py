@@ -84,7 +84,7 @@ def test_a_file_that_says_more_than_the_machine_is_named_and_the_machine_counts(
 
 
 def test_from_pip_install_to_a_cluster_by_the_readme(slurm_lab: Lab, draft: str) -> None:
-    """What its reader types who knows the machine's name, with the lab's for perlmutter's; the lab has no accounts."""
+    """What its reader types who knows the machine's name, with the lab's for delta's; the lab has no accounts."""
     try:
         packages = slurm_lab.packages_of(".venv", "hatchling")
     except LabUnavailable as error:
@@ -93,7 +93,7 @@ def test_from_pip_install_to_a_cluster_by_the_readme(slurm_lab: Lab, draft: str)
     install = shlex.join(line("pip install ")).replace("[mpi-runtime]", "")  # "where your site has an MPI"
     pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     _typed(slurm_lab, install, folder=CHECKOUT, **pip)
-    shown = [text.replace("perlmutter", "lab").replace("--account m0000 ", "") for text in LINES]
+    shown = [text.replace("delta", "lab").replace("--account m0000 ", "") for text in LINES]
     assert any(said.startswith("lab ") for said in _typed(slurm_lab, "hpcgpu site list").splitlines())
     plan = _typed(slurm_lab, next(text for text in shown if text.startswith("hpcgpu plan --site")))
     assert "  9 ranks and 8 workers; rank 0 has the scheduler" in plan.splitlines()

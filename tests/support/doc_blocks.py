@@ -2,7 +2,7 @@
 
 A comment before the fence says it: ``<!-- file: NAME -->`` is a file for the commands of the page,
 ``<!-- lab: NAME -->`` one that a test on the lab runs, ``<!-- checked: REASON -->`` what is read by a parser and not
-run. All others are run.
+run. All others are run. People do not see comments: the text before a block names its file, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import commands
 from paths import ROOT
 
@@ -28,22 +29,62 @@ _ELSEWHERE = {"coming-from", "decisions", "facts"}
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name not in _ELSEWHERE)
 # Programs of the shell, of batch systems and of this checkout that a line may begin with.
 _PROGRAMS = {"python", "sbatch", "squeue", "make", "srun", "salloc", "qsub", "mpirun", "eval", "hpcgpu", "lstopo"}
+_PROGRAMS |= {"git", "cd", "python3", ".", "pip", "grep", "cat"}
+# Lines that begin so are typed, not read: they need a fence with a language.
+_TYPED = re.compile(r"^(?:\$ )?(?:hpcgpu|python3?|pip|make|sbatch|qsub|srun|mpirun) .*", re.M)
+_FENCES = re.compile(r"^```.*?^```$", re.S | re.M)
+_FILE = re.compile(r"[\w-]+\.\w+")
 _FENCE = re.compile(r"(?:<!-- (file|lab|checked): ([^\n]*?) -->\n)?```([\w{}-]*)\n(.*?)^```$", re.S | re.M)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: ``how`` it is tried (``run`` if nothing is said), the rest of that comment, its language and text."""
+    """A block: ``how`` it is tried (``run`` if nothing is said), the rest of that comment, its language and text.
+
+    ``before`` is the text that people see between the block before and this one.
+    """
 
     how: str
     word: str
     kind: str
     text: str
+    before: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file in which people save it; empty: in none."""
+        return self.word if self.how in ("file", "lab") and _FILE.fullmatch(self.word) else ""
 
 
 def blocks(page: Path) -> tuple[Block, ...]:
     """Return the blocks of a page."""
-    return tuple(Block(how or "run", word, kind, text) for how, word, kind, text in _FENCE.findall(page.read_text()))
+    found, text, end = [], page.read_text(), 0
+    for fence in _FENCE.finditer(text):
+        how, word, kind, code = fence.groups(default="")
+        found.append(Block(how or "run", word, kind, code, text[end : fence.start()]))
+        end = fence.end()
+    return tuple(found)
+
+
+def typed(block: Block) -> list[str]:
+    """Return the lines of a block without a language that are commands."""
+    return _TYPED.findall(block.text) if block.kind in ("", "text") else []
+
+
+def mentions(text: str) -> tuple[str, ...]:
+    """Return what stands between backticks in the text of a page and begins with ``hpcgpu`` and another word."""
+    return tuple(" ".join(code.split()) for code in re.findall(r"`(hpcgpu\s[^`]+)`", _FENCES.sub("", text)))
+
+
+def check_mention(line: str) -> None:
+    """Raise for a command or option that there is not; what it needs besides may be left out."""
+    try:
+        commands.check(line)
+    except click.MissingParameter:
+        pass
+    except click.BadOptionUsage as error:
+        if "requires an argument" not in error.message:
+            raise
 
 
 def lines(block: Block) -> Iterator[str]:
@@ -60,7 +101,7 @@ def check(block: Block) -> None:
             words = [w for w in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=.*", w)]
             if words[0] not in _PROGRAMS:
                 raise ValueError(f"nothing tries {line!r}")
-            if "hpcgpu" in words:
+            if "hpcgpu" in words and words[0] not in ("git", "cd"):  # the folder of a clone
                 commands.check(line)
     else:
         _check_python(block.text)
