@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.batch_run import BatchRun
-from hpcgpu.deploy.cluster.cluster import GPUCluster
+from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
 from hpcgpu.deploy.cluster.scaler import JobAdaptive, bounds, check_scale, workers_with
 from hpcgpu.deploy.jobs import record, runs
 from hpcgpu.deploy.jobs.rows import Jobs
@@ -50,7 +50,7 @@ class BatchGPUCluster(GPUCluster):
             raise ConfigError(f"{name_or_jobid} is a run of {found.record.batch}; {cls.__name__} is for {cls.batch}")
         wanted = Wanted(found.record.run.settings, None)
         run = BatchRun(cls.batch, wanted, cls.patience, attached=found, takes_over=shutdown_on_close)
-        return cls.of_run(run, keeps_job=True, asynchronous=asynchronous)
+        return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
 
     def _prepare(self, given: dict[str, Any]) -> BatchRun:
         wanted = wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from dask.utils import parse_timedelta
 from distributed.core import Status
@@ -34,6 +34,8 @@ from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.plan.views.notebook import Explanation
 from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise.rounds import reason_of
+
+Kind = TypeVar("Kind", bound="GPUCluster")
 
 
 class GPUCluster(NotebookCluster, ReportedCluster):
@@ -77,26 +79,6 @@ class GPUCluster(NotebookCluster, ReportedCluster):
     def __init__(self, *, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any) -> None:  # noqa: ANN401
         self._make(self._prepare(given), asynchronous=asynchronous, loop=loop, quiet=quiet)
         self._begin()
-
-    @classmethod
-    def of_run(cls, run: Run, *, keeps_job: bool, asynchronous: bool) -> Self:
-        """Return the object of a run that is made already; called by ``attach``.
-
-        Parameters
-        ----------
-        run : Run
-            The run.
-        keeps_job : bool
-            The job goes on when the object closes.
-        asynchronous : bool
-            As of the class.
-
-        """
-        cluster = cls.__new__(cls)
-        cluster._make(run, asynchronous=asynchronous)
-        cluster.parts.session.keeps_job = keeps_job
-        cluster._begin()
-        return cluster
 
     @abstractmethod
     def _prepare(self, given: dict[str, Any]) -> Run:
@@ -463,3 +445,25 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         if self.parts.session.keeps_job and not state.end:
             goes_on = self.parts.run.goes_on(type(self).__name__)
         return goes_on or (f"closed; it was {state.end_words}" if state.end is End.LOST else "closed")
+
+
+def object_of(kind: type[Kind], run: Run, *, keeps_job: bool, asynchronous: bool) -> Kind:
+    """Return the cluster object of a run that is made already, and start it; ``attach`` calls this.
+
+    Parameters
+    ----------
+    kind : type of GPUCluster
+        The class of the object.
+    run : Run
+        The run.
+    keeps_job : bool
+        The job goes on when the object closes.
+    asynchronous : bool
+        As of the class.
+
+    """
+    cluster = kind.__new__(kind)
+    cluster._make(run, asynchronous=asynchronous)
+    cluster.parts.session.keeps_job = keeps_job
+    cluster._begin()
+    return cluster
