@@ -9,9 +9,12 @@ import sys
 from typing import Any, Protocol
 
 from hpcgpu.host import log
+from hpcgpu.plan.jobs.phase import READY, Phase
 
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"
+_GOOD, _ON_ITS_WAY, _BAD = "green", "yellow", "red"
+_COLOURS = {Phase.UP: _GOOD, **dict.fromkeys((Phase.GONE, Phase.UNKNOWN, Phase.STUCK), _BAD)}
 _LINE = (
     '<div style="font-family: var(--jp-code-font-family, monospace); font-size: 13px; white-space: pre-wrap">{}</div>'
 )
@@ -89,9 +92,9 @@ class Terminal:
         console = Console(file=out, force_terminal=True, width=max(columns - 1, 20), highlight=False, stderr=True)
         line = Text(text, no_wrap=True, overflow="ellipsis", end="")
         line.highlight_regex(r"^hpcgpu:", "bold")
-        line.highlight_regex(r"\b(READY|UP)\b", "green")
-        line.highlight_regex(r"\b(PENDING|SUBMITTED|STARTING|SUSPENDED|DRAINING)\b", "yellow")
-        line.highlight_regex(r"\b(GONE|UNKNOWN|WILL NOT START)\b", "red")
+        line.highlight_regex(rf"\b{READY}\b", _GOOD)
+        for phase in Phase:
+            line.highlight_regex(rf"\b{phase.value}\b", _COLOURS.get(phase, _ON_ITS_WAY))
         console.print(line, end="")
         return out.getvalue()
 

@@ -15,7 +15,7 @@ from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import script_words
+from hpcgpu.plan.jobs.phase import SILENT_WORDS, script_words
 from hpcgpu.supervise import tasks
 
 _NOT_YET = RecordedJob(id="", log="")
@@ -193,7 +193,7 @@ class BatchJob:
                 if loop.time() >= end_s:
                     there, code = await asyncio.to_thread(self.recorded.left)
                     if there and not asking.done():
-                        raise SubmitError(f"{script_words(code)}; the batch system does not answer")
+                        raise SubmitError(f"{script_words(code)}; {SILENT_WORDS}")
             return asking.result()
         finally:
             if asking.cancel():

@@ -10,8 +10,9 @@ from datetime import datetime
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import SILENT_WORDS
 
-_SILENT = JobStatus(JobState.UNKNOWN, "", "the batch system does not answer")
+_SILENT = JobStatus(JobState.UNKNOWN, "", SILENT_WORDS)
 # As many as people look at; a cluster of weeks has thousands.
 _GONE = 5
 

@@ -12,7 +12,16 @@ from hpcgpu.deploy.jobs.record import Gone
 from hpcgpu.deploy.jobs.runs import RunStatus
 from hpcgpu.errors import ConfigError
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import End, JobView, Phase, describe, describe_after, describe_gone, describe_unreached
+from hpcgpu.plan.jobs.phase import (
+    End,
+    JobView,
+    Phase,
+    describe,
+    describe_after,
+    describe_gone,
+    describe_scheduler,
+    describe_unreached,
+)
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 from hpcgpu.plan.jobs.worker_names import count_by_job
 from hpcgpu.plan.views import notebook
@@ -98,7 +107,7 @@ def head_row(facts: JobFacts, nodes: int, log: str, end: End | None) -> JobRow:
     if facts.expected:
         return _row(facts, "scheduler, workers", nodes, log, end)
     row = _row(facts, "scheduler", 0, log, end)
-    return row if end else replace(row, view=JobView(facts.id, Phase.UP, "UP"))
+    return row if end else replace(row, view=describe_scheduler(facts.id))
 
 
 def member_row(facts: JobFacts, log: str, end: End | None) -> JobRow:

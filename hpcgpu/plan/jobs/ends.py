@@ -54,7 +54,7 @@ def why_missing(job: JobFacts, since_s: float, now_s: float) -> str:
 
     """
     if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > _MISSING_S:
-        return missing_words(job.id, _MISSING_S)
+        return missing_words(_MISSING_S, f"job {job.id}")
     return ""
 
 

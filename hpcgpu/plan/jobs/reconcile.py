@@ -9,7 +9,7 @@ from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import words
+from hpcgpu.plan.jobs.phase import alone_words, gone_words, missing_words, words
 from hpcgpu.plan.jobs.polling import poll_in_s
 
 _NEVER_S = float("-inf")
@@ -177,15 +177,15 @@ def _classify(facts: Facts, policy: Policy) -> _Classified:
     out = _Classified()
     for job in facts.jobs:
         if job.status and job.state is JobState.ENDED:
-            out.gone.append((job, words(job.status) or "ended"))
+            out.gone.append((job, gone_words(job.status)))
         elif not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
-            out.missing.append((job, f"not listed any more since {policy.missing_limit_s:g} s"))
+            out.missing.append((job, missing_words(policy.missing_limit_s)))
         elif job.leaving:
             out.leaving.append(job)
         elif job.status and job.state is JobState.STUCK and not job.workers:
             out.ghosts.append((job, words(job.status)))
         elif job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
-            out.ghosts.append((job, f"ran for {policy.start_limit_s:g} s without a worker"))
+            out.ghosts.append((job, alone_words(policy.start_limit_s)))
         elif (why := _in_trouble(facts, policy, job)) and not job.heard:
             out.ghosts.append((job, why))
         elif facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s:

@@ -84,7 +84,7 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "one that is not listed is waited for": (facts(1, job("1").listed(None, NOW_S - 59)), {}),
     "one that is not listed for long is gone": (
         facts(1, job("1").listed(None, NOW_S - 60)),
-        {"submit": 1, "cancel": ("1",), "forget": (("1", "not listed any more since 60 s"),)},
+        {"submit": 1, "cancel": ("1",), "forget": (("1", "the batch system has not listed it for 60 s"),)},
     ),
     "one that was not listed long ago may be there: nobody has answered since": (
         facts(1, job("1").listed(None, NOW_S - 600), answered_s=NOW_S - 600),
@@ -360,9 +360,9 @@ UNLISTED = up("7", fixed=True).registered(0, NOW_S - 100).listed(None, NOW_S - 4
 @pytest.mark.parametrize(
     ("known", "since_s", "why"),
     [
-        (UNLISTED, NOW_S - 90, "the batch system has not known job 7 for 30 s"),
+        (UNLISTED, NOW_S - 90, "the batch system has not listed job 7 for 30 s"),
         (UNLISTED, NOW_S - 20, ""),  # what was answered before the search counts for nothing
-        (UNLISTED.listed(None, NOW_S - 1), NOW_S - 90, "the batch system has not known job 7 for 30 s"),
+        (UNLISTED.listed(None, NOW_S - 1), NOW_S - 90, "the batch system has not listed job 7 for 30 s"),
         (UNLISTED.listed(RUNNING, NOW_S - 2).listed(None, NOW_S - 1), NOW_S - 90, ""),
         (UNLISTED.listed(STRANGE, NOW_S), NOW_S - 90, ""),
     ],
