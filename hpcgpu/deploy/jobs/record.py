@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -121,16 +121,39 @@ class Record:
 
     @property
     def run(self) -> RunDocument:
-        """The run document."""
+        """The run document, parsed at each call; a :class:`Run` has it for good.
+
+        Raises
+        ------
+        ConfigError
+            Another version of hpcgpu has written it.
+
+        """
         return document.read(self.document)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's folder, and what is written down there."""
+    """A run's folder, and the content of its record.
+
+    Attributes
+    ----------
+    document : RunDocument
+        That of the record, parsed.
+
+    Raises
+    ------
+    ConfigError
+        Another version of hpcgpu has written the document.
+
+    """
 
     folder: Path
     record: Record
+    document: RunDocument = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "document", self.record.run)
 
 
 def home() -> Path:
@@ -186,10 +209,8 @@ def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
     found = []
     for folder in home.iterdir() if home.is_dir() else ():
         try:
-            one = read(folder)
-            document.read(one.document)  # another version's is found here, and not in the middle of a table
-            found.append(Run(folder, one))
-        except ConfigError as e:
+            found.append(Run(folder, read(folder)))
+        except ConfigError as e:  # here, and not in the middle of a table
             say(f"{folder}: {e}")
         except FileNotFoundError:  # one that is being made or removed, or see sweep()
             continue

@@ -142,7 +142,7 @@ def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> J
 
 def views_of(seen: RunStatus) -> tuple[JobView, ...]:
     """Return what people see of the jobs of a run that may be another process's."""
-    record, settings = seen.run.record, seen.run.record.run.settings
+    record, settings = seen.run.record, seen.run.document.settings
     kinds = {job.id: job.kind for job in record.jobs}
     members = [job_id for job_id, kind in kinds.items() if kind == "member"]
     head = next((job_id for job_id, kind in kinds.items() if kind == "head"), "")

@@ -164,7 +164,7 @@ def _client(run: Run) -> str:
     if client.host == socket.gethostname() and pids.start_time(client.pid) == client.start_time:
         return "alive"
     # of another host, or attached: it gives signs of life
-    return "alive" if is_held(run.folder, run.record.run.settings.client_grace_s) else "dead"
+    return "alive" if is_held(run.folder, run.document.settings.client_grace_s) else "dead"
 
 
 async def abandon(folder: Path) -> None:
@@ -173,15 +173,15 @@ async def abandon(folder: Path) -> None:
     Pending jobs are cancelled at once. Running jobs end by their lease. They are left alone as long as another client,
     attached to the run, renews it.
     """
-    record = await _cancel_pending(folder)
-    grace_s = record.run.settings.client_grace_s
+    run = Run(folder, await _cancel_pending(folder))
+    grace_s = run.document.settings.client_grace_s
     now = asyncio.get_running_loop().time
     end_s = now() + grace_s + _BY_ITSELF_S
 
     async def is_over() -> bool | None:
         """Tell whether no job is left, or none is let be any more; False: the run is to go on without a client."""
         nonlocal end_s
-        if not await still_there(record):
+        if not await still_there(run.record):
             return True
         if await asyncio.to_thread(is_detached, folder):
             return False
@@ -190,7 +190,7 @@ async def abandon(folder: Path) -> None:
         return True if now() > end_s else None
 
     if await tasks.until(is_over, _ASK_S):
-        await finish(Run(folder, record))
+        await finish(run)
 
 
 async def _cancel_pending(folder: Path) -> Record:
