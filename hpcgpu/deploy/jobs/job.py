@@ -9,6 +9,7 @@ from typing import Protocol
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import batch_client
 from hpcgpu.deploy.jobs.batch_client import ask
+from hpcgpu.deploy.jobs.job_plan import make_log_folder
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import SubmitError
@@ -64,6 +65,35 @@ class Head(Protocol):
 
     async def news(self) -> JobFacts:
         """Have the batch system asked, and return the facts then; raises as :meth:`check`."""
+
+
+async def submit_guarded(
+    job: Job, log_directory: str | None, write_down: Callable[[], None], start_guard: Callable[[], None]
+) -> None:
+    """Submit the first job of a run, with a record and a guard that are there before the job is.
+
+    Parameters
+    ----------
+    job : Job
+        To be submitted.
+    log_directory : str or None
+        The folder for its output, if it is to be in one.
+    write_down : callable
+        Brings the run's record up to date; called in a thread, before the submission and after it.
+    start_guard : callable
+        Called in a thread, as soon as there is a record.
+
+    Raises
+    ------
+    SubmitError
+        The batch system refused, in its own words.
+
+    """
+    await tasks.in_thread(write_down)
+    await tasks.in_thread(lambda: make_log_folder(log_directory))
+    await tasks.in_thread(start_guard)
+    await job.submit()
+    await tasks.in_thread(write_down)
 
 
 class BatchJob:

@@ -20,7 +20,7 @@ from hpcgpu.config import document
 from hpcgpu.errors import ConfigError, HpcGpuError, ParseError
 from hpcgpu.host import pids, private
 from hpcgpu.host.home import own_folder
-from hpcgpu.model import JobState, JobStatus, RunDocument
+from hpcgpu.model import JobState, JobStatus, RunDocument, Site
 
 _RECORD = "record"
 # A client writes it within seconds, and a file server's clock may be some minutes behind.
@@ -113,6 +113,31 @@ class Record:
     jobs: tuple[RecordedJob, ...] = ()
     gone: tuple[Gone, ...] = ()
     submitting: bool = False
+
+    @classmethod
+    def begin(cls, run: RunDocument, batch: str, site: Site | None) -> Record:
+        """Return the record of a run of this process that is about to be submitted.
+
+        Parameters
+        ----------
+        run : RunDocument
+            The run.
+        batch : str
+            Name of the batch system.
+        site : Site or None
+            Where it runs.
+
+        """
+        return cls(
+            name=run.settings.job_name,
+            batch=batch,
+            dialect=site.spoken if site else {},
+            document=document.render(run),
+            shape=run.settings.shape,
+            client=Process.here(),
+            created=now(),
+            submitting=True,
+        )
 
     @property
     def system(self) -> BatchSystem:

@@ -78,6 +78,11 @@ def over_words(job_id: str, status: JobStatus) -> str:
     return f"job {job_id} has ended: {status.native or 'gone'}{reason}{code}"
 
 
+def ending_words(job_id: str, status: JobStatus) -> str:
+    """Return that a job is on its way out."""
+    return f"job {job_id} is ending ({status.trouble})"
+
+
 def late_words(job_id: str, status: JobStatus, code: int | None, limit_s: float) -> str:
     """Return, for errors, that a job's script has ended so long ago, whatever the batch system says."""
     still = f"though the batch system still has it in state {status.native}"
