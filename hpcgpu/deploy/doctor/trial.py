@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import exchange, login, node
 from hpcgpu.deploy.doctor.leftovers import home
-from hpcgpu.deploy.jobs import batch_client, guard, logs
+from hpcgpu.deploy.jobs import batch_client, ending, guard, logs
 from hpcgpu.deploy.jobs import record as records
 from hpcgpu.deploy.jobs.job import BatchJob, submit_guarded
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
@@ -148,7 +148,7 @@ class _Trial:
         if not job.id:
             await job.end()  # its submission may have been accepted all the same
         elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
-            await batch_client.close(self._system, [job.id], _CANCEL_S, self._say)
+            await ending.close(self._system, [job.recorded], _CANCEL_S, self._say)
 
     async def _have_answered(self) -> bool | None:
         """Tell whether all nodes have answered; False: the job has ended; None: they may answer yet."""

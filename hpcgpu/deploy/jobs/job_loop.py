@@ -18,7 +18,7 @@ from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs.ends import why_over
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.polling import poll_in_s
-from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import NO_DEMAND, Actions, Demand, Facts, Policy, reconcile
 from hpcgpu.supervise import tasks
 
 
@@ -174,7 +174,7 @@ class JobLoop:
         """
         row = self.table.head
         assert row
-        there, code = await asyncio.to_thread(row.recorded.left)
+        there, code = await asyncio.to_thread(row.recorded.script_end)
         if self.table.left(there, code, self.alarm.now_s()):
             self.alarm.ring()
         facts = self.head
@@ -207,8 +207,19 @@ class JobLoop:
         if self.head and self.head.state is not JobState.RUNNING:
             self._hurry()  # a lost node is to be named, and later nobody may know on which nodes it ran
 
-    def decide(self, facts: Facts) -> Actions:
-        """Return what to do now, and look again when it is time to."""
+    def decide(self, present: Mapping[str, Present], now_s: float, demand: Demand = NO_DEMAND) -> Actions:
+        """Take the workers that are registered, return what to do now, and look again when it is time to."""
+        self.table.registered(present, now_s)
+        facts = Facts(
+            now_s=now_s,
+            jobs=self.table.jobs,
+            asked_s=self.asked_s,
+            answered_s=self.answered_s,
+            wanted=demand.wanted,
+            adapting=demand.adapting,
+            held_back_until_s=demand.held_back_until_s,
+            failures=demand.failures,
+        )
         actions = reconcile(facts, self.policy)
         self.alarm.set_in(actions.next_s, actions.wake_s)
         return actions
@@ -276,9 +287,6 @@ class JobLoop:
     async def _act(self) -> None:
         if self.actor:
             await self.actor.act()
-            return
-        now_s = self.alarm.now_s()
-        self.table.registered(self.hooks.present(), now_s)
-        known = Facts(now_s=now_s, wanted=0, jobs=self.table.jobs, asked_s=self.asked_s, answered_s=self.answered_s)
-        self.decide(known)
-        self.hooks.changed()
+        else:
+            self.decide(self.hooks.present(), self.alarm.now_s())
+            self.hooks.changed()

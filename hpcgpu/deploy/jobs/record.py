@@ -52,7 +52,7 @@ class RecordedJob:
                 return replace(status, exit_code=int(Path(self.exit_file).read_text()))
         return status
 
-    def left(self) -> tuple[bool, int | None]:
+    def script_end(self) -> tuple[bool, int | None]:
         """Tell whether its script has left its exit code, and which; a requeued one takes it away again."""
         if not self.exit_file or not Path(self.exit_file).is_file():
             return False, None

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import record as records
-from hpcgpu.deploy.jobs.batch_client import ask, cancel, end, look
+from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
+from hpcgpu.deploy.jobs.ending import end
 from hpcgpu.deploy.jobs.job_plan import mark_of
 from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
@@ -58,7 +59,7 @@ class RunStatus:
     @property
     def is_over(self) -> bool:
         """True when all of its jobs have ended, and no client waits for them."""
-        return self.client != "alive" and not left(self.run.record, self.states)
+        return self.client != "alive" and not not_ended(self.run.record, self.states)
 
 
 def find(home: Path, wanted: str) -> Run:
@@ -99,14 +100,14 @@ def ids(record: Record) -> list[str]:
     return [job.id for job in record.jobs if job.id]
 
 
-def left(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
+def not_ended(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
     """Return the jobs of a run that have not ended."""
     return [one for one in ids(record) if one in states and states[one].state is not JobState.ENDED]
 
 
 async def still_there(record: Record) -> list[str]:
     """Ask for the jobs of a run; return those that have not ended."""
-    return left(record, await _states(record.system, ids(record)))
+    return not_ended(record, await _states(record.system, ids(record)))
 
 
 async def see(home: Path) -> tuple[RunStatus, ...]:

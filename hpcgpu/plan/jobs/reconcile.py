@@ -12,7 +12,7 @@ from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.phase import alone_words, gone_words, missing_words, words
 from hpcgpu.plan.jobs.polling import poll_in_s
 
-_NEVER_S = float("-inf")
+NEVER_S = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +58,16 @@ class Policy:
         return min(self.drain_s, (self.walltime_s or 0) / 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All facts that a decision depends on.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The jobs that are to come and go.
 
     Attributes
     ----------
     wanted : int
         How many jobs are wanted.
-    submitting : int
-        Jobs of submissions in progress, which have no id yet.
     adapting : bool
         ``wanted`` comes from ``adapt``, which changes it often; otherwise a user has set it.
-    asked_s, answered_s : float or None
-        When the batch system was last polled for all these jobs, and when it last answered.
     held_back_until_s : float
         No submission before this time: the last one was refused for now.
     failures : Failures
@@ -79,15 +75,33 @@ class Facts:
 
     """
 
+    wanted: int = 0
+    adapting: bool = False
+    held_back_until_s: float = NEVER_S
+    failures: Failures = field(default_factory=Failures)
+
+
+NO_DEMAND = Demand()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts(Demand):
+    """All facts that a decision depends on.
+
+    Attributes
+    ----------
+    submitting : int
+        Jobs of submissions in progress, which have no id yet.
+    asked_s, answered_s : float or None
+        When the batch system was last polled for all these jobs, and when it last answered.
+
+    """
+
     now_s: float
-    wanted: int
     jobs: tuple[JobFacts, ...] = ()
     submitting: int = 0
-    adapting: bool = False
     asked_s: float | None = None
     answered_s: float | None = None
-    held_back_until_s: float = _NEVER_S
-    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
