@@ -11,6 +11,7 @@ from datetime import date, datetime
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.units import counted
 
 # The word for a cluster that has its workers; all others are phases of jobs.
 READY = "READY"
@@ -210,12 +211,12 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
 
     """
     if workers >= wanted:
-        where = f" on {_counted(nodes, 'node')}" if nodes and workers else ""
-        return f"{READY} {_counted(workers, 'worker')}{where}"
+        where = f" on {counted(nodes, 'node')}" if nodes and workers else ""
+        return f"{READY} {counted(workers, 'worker')}{where}"
     shown = _shown(views)
     if len(shown) == 1 and shown[0].phase is not Phase.UP:
         return shown[0].text
-    return f"{_parts(shown)}; {workers} of {_counted(wanted, 'worker')}"
+    return f"{_parts(shown)}; {workers} of {counted(wanted, 'worker')}"
 
 
 def phases_line(views: Sequence[JobView]) -> str:
@@ -253,7 +254,3 @@ def _part(phase: Phase, views: Sequence[JobView]) -> str:
     # A time without a date is today, and is sooner.
     starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
     return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
