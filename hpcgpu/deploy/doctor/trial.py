@@ -107,7 +107,7 @@ class _Trial:
         self._ending_s: float | None = None
 
     async def facts(self) -> TrialFacts:
-        """Submit the job, and return what was seen of it when it is over, or has said all."""
+        """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
         await tasks.in_thread(functools.partial(lease.touch, self._folder))
         alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
         try:
@@ -227,7 +227,7 @@ class _Trial:
 
 
 def _short(settings: Settings, folder: Path) -> Settings:
-    """Return the settings of the short job: what it asks for of each node is what users ask for."""
+    """Return the settings of the short job. It asks for the same of each node as the user's job."""
     nodes = _NODES if settings.where("nodes") == "default" else min(settings.nodes, _NODES)
     return replace(
         settings,

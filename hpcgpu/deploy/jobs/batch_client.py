@@ -158,7 +158,7 @@ async def on_lost_nodes(
     heard : collection of str
         Jobs whose workers say that all is well.
     ran_on : mapping of str to sequence of str
-        Nodes of earlier answers: of a job that is to start again Slurm names none, or those that it has not lost.
+        Nodes of earlier answers: for a requeued job Slurm names no node, or only the nodes that it has not lost.
 
     """
     ended = {i for i, s in listed.items() if s.state is JobState.ENDED}

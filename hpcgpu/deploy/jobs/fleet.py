@@ -248,7 +248,7 @@ class Fleet:
         self._table.follow(*await asyncio.to_thread(self._hooks.written_down), self._alarm.now_s())
 
     async def _write_down(self) -> None:
-        """Have the jobs written down; where that fails (a full disk), nothing else is done before it is."""
+        """Write the record. If that fails (a full disk), nothing else is done until it succeeds."""
         self._unwritten = True
         await self._hooks.write()
         self._unwritten = False

@@ -146,7 +146,7 @@ class JobLoop:
 
         """
         self._head_spec = spec
-        self.table.lead(head, expected, self.alarm.now_s())
+        self.table.add_head(head, expected, self.alarm.now_s())
         self.start()
 
     def start(self) -> None:
@@ -202,10 +202,10 @@ class JobLoop:
         return await self.check()
 
     def ready(self) -> None:
-        """Take the workers of a cluster that has just started: it has had them, whatever becomes of them."""
+        """Register the present workers: the head has been full once, whatever becomes of them."""
         self.table.registered(self.hooks.present(), self.alarm.now_s())
         if self.head and self.head.state is not JobState.RUNNING:
-            self._hurry()  # a lost node is to be named, and later nobody may know on which nodes it ran
+            self._hurry()  # for its nodes: a later answer may not name a lost one
 
     def decide(self, present: Mapping[str, Present], now_s: float, demand: Demand = NO_DEMAND) -> Actions:
         """Take the workers that are registered, return what to do now, and look again when it is time to."""
@@ -280,7 +280,7 @@ class JobLoop:
         for spec, of_spec in ((self._head_spec, of_head), (self.actor.spec if self.actor else None, of_members)):
             if spec:
                 listed |= await proven(self.system, spec, of_spec)
-        heard = [job.id for job in self.table.jobs if job.heard and not job.fixed]
+        heard = [job.id for job in self.table.jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(self.system, listed, heard, {job.id: job.hosts for job in self.table.jobs})
         return await asyncio.to_thread(self.table.with_exit_codes, listed)
 

@@ -70,7 +70,7 @@ class JobTable:
     @property
     def head(self) -> Row | None:
         """The job with the scheduler, where that is a job."""
-        return next((row for row in tuple(self._rows.values()) if row.facts.fixed), None)
+        return next((row for row in tuple(self._rows.values()) if row.facts.is_head), None)
 
     @property
     def ids(self) -> list[str]:
@@ -85,7 +85,7 @@ class JobTable:
     @property
     def members(self) -> tuple[Row, ...]:
         """The jobs of one moment that come and go."""
-        return tuple(row for row in tuple(self._rows.values()) if not row.facts.fixed)
+        return tuple(row for row in tuple(self._rows.values()) if not row.facts.is_head)
 
     @property
     def jobs(self) -> tuple[JobFacts, ...]:
@@ -97,10 +97,10 @@ class JobTable:
         """The record of each member."""
         return tuple(member.recorded for member in self.members)
 
-    def lead(self, recorded: RecordedJob, expected: int, now_s: float) -> None:
+    def add_head(self, recorded: RecordedJob, expected: int, now_s: float) -> None:
         """Take the job with the scheduler, which is never replaced, and its number of workers."""
         self._rows[recorded.id] = Row(
-            recorded, JobFacts(id=recorded.id, submitted_s=now_s, expected=expected, fixed=True)
+            recorded, JobFacts(id=recorded.id, submitted_s=now_s, expected=expected, is_head=True)
         )
 
     def add(self, recorded: Sequence[RecordedJob], now_s: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcgpu.deploy.jobs.record import Run
 from hpcgpu.errors import JobError
+from hpcgpu.supervise import tasks
 
 _TAIL_LINES = 30
 _LOOK_S = 0.5
@@ -72,18 +73,19 @@ async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) 
     """Hand out the additions to the log, until the run's jobs have ended."""
     from hpcgpu.deploy.jobs.runs import still_there  # which no cluster object needs
 
-    loop = asyncio.get_running_loop()
-    asked, over = loop.time(), False
-    while True:
+    now_s = asyncio.get_running_loop().time
+    asked_s, over = now_s(), False
+
+    async def hand_out() -> bool | None:
+        nonlocal offset, asked_s, over
+        if now_s() - asked_s >= _ASK_S:  # first: what is added after the answer is read below
+            over, asked_s = not await still_there(run.record), now_s()
         while part := await asyncio.to_thread(_read, log, offset):
             offset += len(part)
             echo(part.decode(errors="replace"))
-        if over:
-            return
-        if loop.time() - asked >= _ASK_S:
-            over, asked = not await still_there(run.record), loop.time()
-        else:
-            await asyncio.sleep(_LOOK_S)
+        return over or None
+
+    await tasks.until(hand_out, _LOOK_S)
 
 
 def _read(log: Path, offset: int) -> bytes:

@@ -139,7 +139,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
 
 
 def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
-    """Return the workers of a node: of all of it, since which part a job gets is not known before it has it."""
+    """Return the workers of a whole node: the job's own part is unknown before it starts."""
     count = gpus_per_node(settings)
     if settings.gpus:
         gpus = simulated_gpus(topology, count, 1 << 30, "node")

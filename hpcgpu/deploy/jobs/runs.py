@@ -180,7 +180,7 @@ async def abandon(folder: Path) -> None:
     end_s = now() + grace_s + _BY_ITSELF_S
 
     async def is_over() -> bool | None:
-        """Tell whether no job is left, or none is let be any more; False: the run is to go on without a client."""
+        """Return True when no job is there or the grace is over; False when the run goes on without a client."""
         nonlocal end_s
         if not await still_there(run.record):
             return True
@@ -196,19 +196,22 @@ async def abandon(folder: Path) -> None:
 
 async def _cancel_pending(folder: Path) -> Record:
     """Cancel pending jobs, also those whose ids were lost; return the record with all jobs that were found."""
-    record, loop = await asyncio.to_thread(records.read, folder), asyncio.get_running_loop()
-    system, end = record.system, loop.time() + (_SUBMITTING_S if record.submitting else 0.0)
-    while True:
+    record, now_s = await asyncio.to_thread(records.read, folder), asyncio.get_running_loop().time
+    system, end_s = record.system, now_s() + (_SUBMITTING_S if record.submitting else 0.0)
+
+    async def once() -> Record | None:
+        nonlocal record
+        with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
+            record = await asyncio.to_thread(records.read, folder)
         known = ids(record)
         lost = await _answered(functools.partial(look, system, record.name, mark_of(folder), known))
         states = await _states(system, [*known, *lost])
         if pending := [one for one, status in states.items() if status.state in WAITING]:
             await _cancel(system, pending)
-        if lost or loop.time() > end:
-            return replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
-        await asyncio.sleep(_LOOK_S)
-        with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
-            record = await asyncio.to_thread(records.read, folder)
+        found = tuple(RecordedJob(id=one, log="") for one in lost)
+        return replace(record, jobs=(*record.jobs, *found)) if lost or now_s() > end_s else None
+
+    return await tasks.until(once, _LOOK_S)
 
 
 async def stop(run: Run) -> None:
@@ -243,7 +246,7 @@ async def finish(run: Run) -> None:
 
     """
     there, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
-    while why and why.transient:  # a batch system that is away is waited for
+    while why and why.transient:  # a batch system that is away is waited for: each round takes its time by itself
         there, why = await end(run.record.system, there, _ENDING_S, warn)
     if there:
         what = f"were cancelled {_ENDING_S:g} s ago, but are still there{f': {why}' if why else ''}"

@@ -160,8 +160,8 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     without workers go first, the youngest before others, then those with the least time left. The job with the
     scheduler is none of these: it is only polled, until it is over.
     """
-    heads = [j for j in facts.jobs if j.fixed and not why_over(j, facts.now_s, policy.late_limit_s)]
-    facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.fixed))
+    heads = [j for j in facts.jobs if j.is_head and not why_over(j, facts.now_s, policy.late_limit_s)]
+    facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.is_head))
     jobs = _classify(facts, policy)
     failures = facts.failures.after(facts.jobs, (*jobs.gone, *jobs.missing, *jobs.ghosts), facts.now_s)
     give_up = failures.give_up(policy.breaker)
@@ -179,7 +179,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
         cancel=tuple(j.id for j in cancelled),
         retire=tuple(j.id for j in retire),
         forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
-        lost=tuple(j.id for j in there if not j.fixed and j.workers and not j.heard and j.state in WAITING),
+        lost=tuple(j.id for j in there if not j.is_head and j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
         next_s=poll_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
