@@ -1,4 +1,4 @@
-"""Where people see one line that changes: a terminal, a notebook; elsewhere each change is a line."""
+"""One line that changes, in a terminal or a notebook; elsewhere each change is a line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Surface(Protocol):
 
 
 def surface() -> Surface:
-    """Return what people look at."""
+    """Return the surface that people look at."""
     if shell := _kernels_shell():
         return Notebook(shell)
     return Terminal() if log.is_terminal() else Lines()
@@ -60,7 +60,7 @@ class Lines:
 
 
 class Terminal:
-    """A terminal: the line changes in place, and is cut where the terminal ends."""
+    """A terminal: the line changes in place, and is cut at the terminal's edge."""
 
     ticks = True
 
@@ -84,7 +84,7 @@ class Terminal:
         self._open = False
 
     def _styled(self, text: str) -> str:
-        """Return the text on one line, with colours where the terminal has some and the user wants them."""
+        """Return the text on one line, with colours if the terminal has some and the user wants them."""
         from rich.console import Console
         from rich.text import Text
 

@@ -40,20 +40,20 @@ _GRACE_S = 10.0  # a doctor that is silent for so long has been killed
 _LOOK_S, _ASK_S = 0.5, 2.0
 _CANCEL_S = 20.0
 # PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
-# (OpenPBS 23.06.06). What nodes have written is there within this time.
+# (OpenPBS 23.06.06). Files of nodes are there within this time.
 _WRITTEN_S = 10.0
 _OUTPUT_LINES = 12
 
 
 class Outcome(NamedTuple):
-    """What the trial has found; ``facts`` is None where there was no job."""
+    """The findings of the trial; ``facts`` is None if there was no job."""
 
     findings: tuple[Finding, ...]
     facts: TrialFacts | None = None
 
 
 def run(job: PlannedJob, say: Callable[[str], None]) -> Outcome:
-    """Submit a job of two nodes, wait for it, and return what its nodes have found.
+    """Submit a job of two nodes, wait for it, and return its findings.
 
     Ctrl-C cancels it; when this process is killed, its guard does.
 
@@ -138,7 +138,7 @@ class _Trial:
         self._guard = guard.start(self._folder, self._record.client)
 
     def _say_new(self, text: str) -> None:
-        """Say what the plan of the job has not said before."""
+        """Say a text, unless the plan of the job has said it before."""
         if not text.endswith(self._system.notes(self._spec)):
             self._say(text)
 
@@ -240,7 +240,7 @@ def _short(settings: Settings, folder: Path) -> Settings:
 
 
 def _output(log: Path) -> str:
-    """Return the last lines of the job's output; empty where there is none."""
+    """Return the last lines of the job's output; empty if there is none."""
     try:
         text, _ = logs.last(log, _OUTPUT_LINES)
     except OSError:

@@ -101,7 +101,7 @@ def _numbers(job_id: str) -> list[int]:
 
 
 async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
-    """Return what is known of jobs: one question for all, and more only for those that it does not list."""
+    """Return the statuses of jobs: one question for all, and more only for jobs that the answer does not list."""
     found: dict[str, JobStatus] = {}
     missing = list(ids)
     while missing:
@@ -109,7 +109,7 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
         if not (new := {job_id: listed[job_id] for job_id in missing if job_id in listed}):
             break
         found |= new
-        # OpenPBS of 2026-04 lists no job after one that it does not know: what is missing may be alive
+        # OpenPBS of 2026-04 lists no job after one that it does not know: a missing one may be alive
         missing = [job_id for job_id in missing if job_id not in found]
     if missing:
         try:

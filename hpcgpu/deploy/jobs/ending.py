@@ -22,7 +22,7 @@ _POLL_S = 0.25
 # A cancel is carried out within the batch system's KillWait, and one that failed for a reason may be accepted later.
 _AGAIN_S = 15.0
 _BY_ITSELF_POLL_S = 0.5
-# While slurmctld is away squeue says so after 40 s (22.05.8), and where SlurmctldTimeout is longer not within 60 s.
+# If slurmctld is away squeue says so after 40 s (22.05.8), and not within 60 s if SlurmctldTimeout is longer.
 _SILENCE_S = 3.0
 
 

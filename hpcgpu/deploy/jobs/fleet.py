@@ -87,7 +87,7 @@ class Fleet:
         return self._submitter.unanswered
 
     async def take(self, wanted: int | None, *, controls: bool) -> None:
-        """Go on from what is written down, as the one that acts or not.
+        """Go on from the record, as the object that acts or not.
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ class Job(Protocol):
 
     @property
     def script(self) -> str:
-        """What starts it, as text; empty for a job of another process."""
+        """Its script or command, as text; empty for a job of another process."""
 
     @property
     def id(self) -> str:

@@ -55,7 +55,7 @@ class ClusterHooks:
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def write(self) -> None:
-        """Have the jobs written down: one time after the other, each with what is known then."""
+        """Have the jobs written down: one write after the other, each with the facts of its time."""
         async with self._writing:
             await tasks.in_thread(self.write_down)
 
@@ -128,7 +128,7 @@ class JobLoop:
 
     @property
     def head(self) -> JobFacts | None:
-        """The job with the scheduler, where that is a job."""
+        """The facts about the job with the scheduler; None if the scheduler is on this machine."""
         row = self.table.head
         return row.facts if row else None
 
@@ -253,7 +253,7 @@ class JobLoop:
                 self._said = str(e)
                 self.hooks.say(self._said)
         except Exception:
-            self.alarm.ring()  # the next look does at once what this one has not done
+            self.alarm.ring()  # the next look comes at once, and does the rest
             raise
 
     async def _ask(self) -> None:

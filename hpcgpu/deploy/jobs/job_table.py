@@ -24,7 +24,7 @@ class Present:
     Attributes
     ----------
     addresses : tuple of str
-        Where they are.
+        Their addresses.
     restarts : int
         How often their job was started again, as their names say.
     silent : bool
@@ -69,7 +69,7 @@ class JobTable:
 
     @property
     def head(self) -> Row | None:
-        """The job with the scheduler, where that is a job."""
+        """The job with the scheduler; None if the scheduler is on this machine."""
         return next((row for row in tuple(self._rows.values()) if row.facts.is_head), None)
 
     @property

@@ -32,7 +32,7 @@ class LocalJob:
     Parameters
     ----------
     launch : Launch
-        What starts the ranks.
+        The command that starts the ranks.
     environ : mapping of str to str
         Variables that the ranks get besides those of this process.
     folder : Path

@@ -125,7 +125,7 @@ class Record:
         batch : str
             Name of the batch system.
         site : Site or None
-            Where it runs.
+            Its site, if it is a known one.
 
         """
         return cls(
@@ -192,12 +192,12 @@ def write(folder: Path, record: Record) -> None:
 
 
 def read(folder: Path) -> Record:
-    """Return what is written down.
+    """Return the record in a run's folder.
 
     Raises
     ------
     OSError
-        Nothing is.
+        There is none.
     ParseError
         Another version of hpcgpu, or another program, wrote it. The message has the path to the wrong value.
 

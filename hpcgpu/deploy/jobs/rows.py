@@ -36,7 +36,7 @@ class JobRow:
     view : JobView
         Its id and phase, in words.
     has : str
-        What it is for: ``scheduler and workers``, ``scheduler``, ``workers``.
+        Its purpose: ``scheduler and workers``, ``scheduler``, ``workers``.
     nodes : int
         How many.
     log : str

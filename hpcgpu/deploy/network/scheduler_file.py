@@ -27,7 +27,7 @@ class SchedulerFile:
     Attributes
     ----------
     restart_count : int
-        Which life of the job it is: a requeued job keeps its id.
+        Number of the job's life: a requeued job keeps its id.
     nonce : str
         The submitting object has written it to the folder: the file of another run has another one.
 

@@ -1,4 +1,4 @@
-"""What people see of jobs: a phase and a few words for each job, and one line for all jobs."""
+"""Jobs in words for people: a phase and a few words for each job, and one line for all jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do so that as many jobs run as are wanted: facts in, actions out, no clock."""
+"""The actions by which as many jobs run as are wanted: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Facts(Demand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """What to do. No job is in two of these, except that an unlisted job is cancelled and forgotten.
+    """The next actions. No job is in two of these, except that an unlisted job is cancelled and forgotten.
 
     Attributes
     ----------

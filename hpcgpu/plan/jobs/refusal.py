@@ -12,7 +12,7 @@ TIMED_OUT, NOT_THERE = 124, 127
 
 
 class Step(enum.Enum):
-    """What comes next.
+    """The next step.
 
     ``PAUSE``: wait, then look for the jobs if the refusal is unsure. ``SUBMIT``: submit once more. All others raise the
     refusal: ``RAISE`` as it is, ``NAME_CLUSTER`` with where jobs are submitted, ``NAME_LACK`` with what is missing.
