@@ -53,6 +53,11 @@ def format_bytes(size: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return ``1 core``, ``2 cores``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def parse_duration_s(value: float | str) -> int:
     """Return seconds: ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number of seconds.
 

@@ -127,8 +127,9 @@ def _status(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
     starts = moment(fields.get("estimated.start_time", "")) if state is JobState.PENDING else ""
     instead = advice(comment) if state is JobState.STUCK else ""
     on = hosts(fields) if state is JobState.RUNNING else ()
-    trouble = "in state E" if native == "E" else ""  # for long where its output cannot be written
-    return JobStatus(state, native, comment, code, starts, instead, tuple(dict.fromkeys(on)), trouble)
+    leaves = native == "E"  # for long where its output cannot be written
+    trouble = f"in state {native}" if leaves else ""
+    return JobStatus(state, native, comment, code, starts, instead, tuple(dict.fromkeys(on)), trouble, leaves)
 
 
 def _whole(job_id: str) -> str:

@@ -81,6 +81,7 @@ def _status(native: str, code: str, starts: str, nodes: str, reason: str, *, liv
         advice(reason) if state is JobState.PENDING else "",
         node_names(nodes) if placed else (),
         trouble,
+        leaves,
     )
 
 

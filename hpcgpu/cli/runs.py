@@ -16,7 +16,7 @@ from hpcgpu.units import format_duration
 if TYPE_CHECKING:
     from hpcgpu.deploy.jobs.runs import RunStatus
 
-# Which of them may take several lines in a narrow window.
+# The columns; True: may take several lines in a narrow window.
 _COLUMNS = (
     *(("name", False), ("shape", False), ("jobs", True), ("state", True)),
     *(("workers", False), ("client", False), ("age", False)),
@@ -52,7 +52,7 @@ def ps(as_json: bool) -> None:
     table = Table(*(Column(name, no_wrap=not wraps) for name, wraps in _COLUMNS), box=None, pad_edge=False)
     for one in there:
         table.add_row(*map(Text, _row(one)))
-    # what goes into a pipe or a file keeps each cluster on one line
+    # in a pipe or a file each cluster is one line
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
@@ -119,7 +119,7 @@ def _row(seen: RunStatus) -> tuple[str, ...]:
 
 
 def _described(seen: RunStatus) -> dict[str, Any]:
-    """Return a cluster as plain data; ``workers`` is null where its scheduler cannot be reached from here."""
+    """Return a cluster as plain data; ``workers`` is null if its scheduler cannot be reached from here."""
     from hpcgpu.deploy.jobs.rows import views_of
 
     run = seen.run.record

@@ -16,9 +16,9 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Layout
 from hpcgpu.plan.binding.whole_node import plan_whole_node
-from hpcgpu.plan.views.explain import counted
 from hpcgpu.plan.views.overview import Plan
 from hpcgpu.plan.views.preview import Preview, layout_of
+from hpcgpu.units import counted
 
 
 def launch(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> Preview:

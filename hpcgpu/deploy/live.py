@@ -1,4 +1,4 @@
-"""Where people see one line that changes: a terminal, a notebook; elsewhere each change is a line."""
+"""One line that changes, in a terminal or a notebook; elsewhere each change is a line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sys
 from typing import Any, Protocol
 
 from hpcgpu.host import log
+from hpcgpu.plan.jobs.phase import READY, Phase
 
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"
+_GOOD, _ON_ITS_WAY, _BAD = "green", "yellow", "red"
+_COLOURS = {Phase.UP: _GOOD, **dict.fromkeys((Phase.GONE, Phase.UNKNOWN, Phase.STUCK), _BAD)}
 _LINE = (
     '<div style="font-family: var(--jp-code-font-family, monospace); font-size: 13px; white-space: pre-wrap">{}</div>'
 )
@@ -33,7 +36,7 @@ class Surface(Protocol):
 
 
 def surface() -> Surface:
-    """Return what people look at."""
+    """Return the surface that people look at."""
     if shell := _kernels_shell():
         return Notebook(shell)
     return Terminal() if log.is_terminal() else Lines()
@@ -57,7 +60,7 @@ class Lines:
 
 
 class Terminal:
-    """A terminal: the line changes in place, and is cut where the terminal ends."""
+    """A terminal: the line changes in place, and is cut at the terminal's edge."""
 
     ticks = True
 
@@ -81,7 +84,7 @@ class Terminal:
         self._open = False
 
     def _styled(self, text: str) -> str:
-        """Return the text on one line, with colours where the terminal has some and the user wants them."""
+        """Return the text on one line, with colours if the terminal has some and the user wants them."""
         from rich.console import Console
         from rich.text import Text
 
@@ -89,9 +92,9 @@ class Terminal:
         console = Console(file=out, force_terminal=True, width=max(columns - 1, 20), highlight=False, stderr=True)
         line = Text(text, no_wrap=True, overflow="ellipsis", end="")
         line.highlight_regex(r"^hpcgpu:", "bold")
-        line.highlight_regex(r"\b(READY|UP)\b", "green")
-        line.highlight_regex(r"\b(PENDING|SUBMITTED|STARTING|SUSPENDED|DRAINING)\b", "yellow")
-        line.highlight_regex(r"\b(GONE|UNKNOWN|WILL NOT START)\b", "red")
+        line.highlight_regex(rf"\b{READY}\b", _GOOD)
+        for phase in Phase:
+            line.highlight_regex(rf"\b{phase.value}\b", _COLOURS.get(phase, _ON_ITS_WAY))
         console.print(line, end="")
         return out.getvalue()
 

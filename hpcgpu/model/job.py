@@ -41,7 +41,7 @@ class JobStatus:
     what to ask for instead if a job waits for more than it may have, or than there is: ``fewer nodes=``. ``hosts`` are
     the nodes of a running job, or of a job that ended with a node, as far as the batch system tells them. ``trouble``
     is what is wrong with one of them, ``node2 is down``, also for a job that waits to be requeued on others, or says
-    that a job is ending, ``in state COMPLETING``.
+    that a job is ending, ``in state COMPLETING``. ``is_ending``: the job runs, but is on its way out.
     """
 
     state: JobState
@@ -52,6 +52,7 @@ class JobStatus:
     advice: str = ""
     hosts: tuple[str, ...] = ()
     trouble: str = ""
+    is_ending: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

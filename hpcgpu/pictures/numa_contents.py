@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.views.explain import MAKERS, counted, port_name
-from hpcgpu.units import format_bytes
+from hpcgpu.plan.views.explain import MAKERS, port_name
+from hpcgpu.units import counted, format_bytes
 
 _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
 

@@ -1,1 +1,1 @@
-"""The doctor: what is looked at on a login node, and by a short job on its nodes."""
+"""The doctor: its looks at a login node, and, by a short job, at nodes."""

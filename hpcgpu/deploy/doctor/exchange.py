@@ -1,4 +1,4 @@
-"""What login node and nodes of the doctor's job write for each other, in a private folder in the shared home."""
+"""Files of the login node and of the doctor's nodes for each other, in a private folder in the shared home."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTENS, _NODE = "listens-", "node-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the nodes are to do; ``token`` is a secret of the trial, ``run`` a run document."""
+    """The nodes' task; ``token`` is a secret of the trial, ``run`` a run document."""
 
     token: str
     nodes: int
@@ -42,17 +42,17 @@ def write(folder: Path, name: str, value: object) -> None:
 
 
 def write_listening(folder: Path, value: Listening) -> None:
-    """Write where this node listens."""
+    """Write the addresses at which this node listens."""
     write(folder, f"{_LISTENS}{value.host}", value)
 
 
 def write_node(folder: Path, value: NodeFacts) -> None:
-    """Write what this node has seen."""
+    """Write the facts of this node."""
     write(folder, f"{_NODE}{value.host}", value)
 
 
 def read_order(folder: Path) -> Order:
-    """Return what is to be done.
+    """Return the nodes' task.
 
     Raises
     ------
@@ -73,12 +73,12 @@ def read_listening(folder: Path) -> tuple[Listening, ...]:
 
 
 def read_nodes(folder: Path) -> tuple[NodeFacts, ...]:
-    """Return what the nodes have seen."""
+    """Return the facts of the nodes that have answered."""
     found = sorted(folder.glob(f"{_NODE}*"))
     return tuple(msgspec.json.decode(private.read(path), type=NodeFacts) for path in found)
 
 
 def read_launcher(folder: Path) -> Launcher | None:
-    """Return what starts the ranks; None: the job has not come so far."""
+    """Return the launcher of the ranks; None: the job has not come so far."""
     path = folder / LAUNCHER
     return msgspec.json.decode(private.read(path), type=Launcher) if path.exists() else None

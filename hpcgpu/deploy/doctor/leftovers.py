@@ -1,4 +1,4 @@
-"""What doctors have left that were killed together with their guards, as by a reboot: jobs, folders in the home."""
+"""Jobs and folders of doctors that were killed together with their guards, as by a reboot."""
 
 from __future__ import annotations
 

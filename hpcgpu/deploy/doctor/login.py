@@ -1,4 +1,4 @@
-"""The doctor on a login node: what is looked at there, and what it finds."""
+"""The doctor on a login node: its looks, and its findings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None, *, mus
 
 
 def facts(asked: Asked) -> LoginFacts:
-    """Look at this machine; nothing is submitted. What takes longer than a few seconds is not looked at."""
+    """Look at this machine; nothing is submitted. Nothing that takes longer than a few seconds is looked at."""
     job = asked.job
     home = Path.home()
     scratch = (job.wanted.settings.local_directory if job else None) or os.environ.get("SCRATCH")
@@ -94,7 +94,7 @@ def python() -> Python:
 
 
 def folder(path: Path, write_bytes: int = _WRITE_BYTES) -> Folder:
-    """Return what a folder is like, after some bytes have been written there and removed."""
+    """Write some bytes into a folder, remove them, and return the facts about the folder."""
     return replace(Folder(**probes.folder(path, write_bytes)), **_kind(path))
 
 

@@ -1,4 +1,4 @@
-"""What the doctor sees of a node of its job."""
+"""The doctor's looks at a node of its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor in a job: nodes look at themselves, listen, connect to each other, and write what they see."""
+"""The doctor in a job: nodes look at themselves, listen, connect to each other, and write their facts."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LINES = 4
 
 
 def look(settings: Settings) -> Launcher:
-    """Return the command that starts ranks in this job, and what came of it when it did."""
+    """Start ranks in this job; return the command and its result."""
     try:
         launch = start.ranks_launch(settings)
     except HpcGpuError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import shutil
@@ -15,23 +16,23 @@ from typing import NamedTuple
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import exchange, login, node
 from hpcgpu.deploy.doctor.leftovers import home
-from hpcgpu.deploy.jobs import batch_client, guard
+from hpcgpu.deploy.jobs import batch_client, ending, guard, logs
 from hpcgpu.deploy.jobs import record as records
-from hpcgpu.deploy.jobs.job import BatchJob
+from hpcgpu.deploy.jobs.job import BatchJob, submit_guarded
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
-from hpcgpu.deploy.jobs.record import Process, Record
+from hpcgpu.deploy.jobs.record import Record
 from hpcgpu.deploy.network import lease
 from hpcgpu.deploy.network.tls import Certificate
 from hpcgpu.errors import SubmitError
 from hpcgpu.host import private
 from hpcgpu.host import run as programs
-from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
+from hpcgpu.model import JobState, JobStatus, RunDocument, Settings, Started
 from hpcgpu.plan.doctor.facts import Link, TrialFacts
 from hpcgpu.plan.doctor.finding import Finding, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import describe_unreached, over_words
+from hpcgpu.plan.jobs.phase import describe_unreached, ending_words, missing_words, over_words
 from hpcgpu.supervise import tasks
 
 _NODES, _WALLTIME_S = 2, 300
@@ -39,20 +40,20 @@ _GRACE_S = 10.0  # a doctor that is silent for so long has been killed
 _LOOK_S, _ASK_S = 0.5, 2.0
 _CANCEL_S = 20.0
 # PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
-# (OpenPBS 23.06.06). What nodes have written is there within this time.
-_ENDING, _WRITTEN_S = "in state", 10.0
+# (OpenPBS 23.06.06). Files of nodes are there within this time.
+_WRITTEN_S = 10.0
 _OUTPUT_LINES = 12
 
 
 class Outcome(NamedTuple):
-    """What the trial has found; ``facts`` is None where there was no job."""
+    """The findings of the trial; ``facts`` is None if there was no job."""
 
     findings: tuple[Finding, ...]
     facts: TrialFacts | None = None
 
 
 def run(job: PlannedJob, say: Callable[[str], None]) -> Outcome:
-    """Submit a job of two nodes, wait for it, and return what its nodes have found.
+    """Submit a job of two nodes, wait for it, and return its findings.
 
     Ctrl-C cancels it; when this process is killed, its guard does.
 
@@ -97,78 +98,73 @@ class _Trial:
         exchange.write(folder, exchange.ORDER, self._order)
         made = Certificate.make()
         private.write(folder / exchange.CERTIFICATE, f"{made.cert_pem}{made.key_pem}")
-        site = job.wanted.site
-        self._record = Record(
-            name=self._spec.name,
-            batch=job.batch,
-            dialect=site.spoken if site else {},
-            document=run_,
-            client=Process.here(),
-            created=records.now(),
-            submitting=True,
-        )
-        self._said = ""
+        self._record = Record.begin(document_, job.batch, job.wanted.site)
+        self._job = BatchJob(self._system, self._say_new, spec=self._spec)
+        self._guard: Started | None = None
+        self._said, self._ask_at_s = "", 0.0
         self._links: tuple[Link, ...] | None = None
         self._status: JobStatus | None = None
         self._ending_s: float | None = None
 
     async def facts(self) -> TrialFacts:
-        """Submit the job, and return what was seen of it when it is over, or has said all."""
-        job = BatchJob(self._system, self._say_new, spec=self._spec)
-        lease.touch(self._folder)
-        records.write(self._folder, self._record)
-        guarding = guard.start(self._folder, self._record.client)
+        """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
+        await tasks.in_thread(functools.partial(lease.touch, self._folder))
         alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
         try:
-            return await self._facts_of(job)
+            return await self._facts()
         finally:
             alive.cancel()
-            programs.end(guarding)
+            if self._guard:
+                await tasks.in_thread(functools.partial(programs.end, self._guard))
 
-    async def _facts_of(self, job: BatchJob) -> TrialFacts:
+    async def _facts(self) -> TrialFacts:
+        job = self._job
         try:
-            await job.submit()
-            self._record = replace(self._record, jobs=(job.recorded,), submitting=False)
-            await tasks.in_thread(lambda: records.write(self._folder, self._record))
-            answered = await self._wait(job.id)
-            found = await tasks.in_thread(lambda: self._seen(job))
+            await submit_guarded(job, self._settings.log_directory, self._write_down, self._start_guard)
+            answered = await tasks.until(self._have_answered, _LOOK_S)
+            found = await tasks.in_thread(self._seen)
         except BaseException:
-            await self._cancel(job)
+            await self._cancel()
             raise
-        await (job.end() if answered else self._cancel(job))
+        await (job.end() if answered else self._cancel())
         return found
 
+    def _write_down(self) -> None:
+        if self._job.id:
+            self._record = replace(self._record, jobs=(self._job.recorded,), submitting=False)
+        records.write(self._folder, self._record)
+
+    def _start_guard(self) -> None:
+        self._guard = guard.start(self._folder, self._record.client)
+
     def _say_new(self, text: str) -> None:
-        """Say what the plan of the job has not said before."""
+        """Say a text, unless the plan of the job has said it before."""
         if not text.endswith(self._system.notes(self._spec)):
             self._say(text)
 
-    async def _cancel(self, job: BatchJob) -> None:
+    async def _cancel(self) -> None:
         """Cancel the job, pending or running, unless it is over."""
+        job = self._job
         if not job.id:
             await job.end()  # its submission may have been accepted all the same
         elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
-            await batch_client.close(self._system, [job.id], _CANCEL_S, self._say)
+            await ending.close(self._system, [job.recorded], _CANCEL_S, self._say)
 
-    async def _wait(self, job_id: str) -> bool:
-        """Wait until the job has ended, or all nodes have answered: True."""
-        now = asyncio.get_running_loop().time
-        ask_s = now()
-        while True:
-            if now() >= ask_s:
-                await self._ask(job_id)
-                ask_s = now() + _ASK_S
-            over = self._is_over(now())
-            if await tasks.in_thread(self._look):
-                return True
-            if over:
-                return False
-            await asyncio.sleep(_LOOK_S)
+    async def _have_answered(self) -> bool | None:
+        """Tell whether all nodes have answered; False: the job has ended; None: they may answer yet."""
+        now_s = asyncio.get_running_loop().time
+        if now_s() >= self._ask_at_s:
+            await self._ask(self._job.id)
+            self._ask_at_s = now_s() + _ASK_S
+        over = self._is_over(now_s())
+        if await tasks.in_thread(self._look):
+            return True
+        return False if over else None
 
     def _is_over(self, now_s: float) -> bool:
         """Tell whether nothing will come of the job any more; one that is ending may be so for minutes."""
         status = self._status
-        if status is None or not status.trouble.startswith(_ENDING):
+        if status is None or not status.is_ending:
             self._ending_s = None
         elif self._ending_s is None:
             self._ending_s = now_s
@@ -204,12 +200,13 @@ class _Trial:
 
     def _ended(self, job_id: str) -> str:
         if self._status is None:
-            return "the batch system does not list the job"
+            return missing_words(job=f"job {job_id}")
         if self._ending_s is not None:
-            return f"job {job_id} is ending ({self._status.trouble})"
+            return ending_words(job_id, self._status)
         return over_words(job_id, self._status)
 
-    def _seen(self, job: BatchJob) -> TrialFacts:
+    def _seen(self) -> TrialFacts:
+        job = self._job
         nodes = exchange.read_nodes(self._folder)
         all_there = len(nodes) >= self._spec.nodes
         unknown = {"launcher": "the job has not come so far", "links": "the nodes did not listen"}
@@ -230,7 +227,7 @@ class _Trial:
 
 
 def _short(settings: Settings, folder: Path) -> Settings:
-    """Return the settings of the short job: what it asks for of each node is what users ask for."""
+    """Return the settings of the short job. It asks for the same of each node as the user's job."""
     nodes = _NODES if settings.where("nodes") == "default" else min(settings.nodes, _NODES)
     return replace(
         settings,
@@ -243,8 +240,9 @@ def _short(settings: Settings, folder: Path) -> Settings:
 
 
 def _output(log: Path) -> str:
-    """Return the last lines of the job's output; empty where there is none."""
+    """Return the last lines of the job's output; empty if there is none."""
     try:
-        return " / ".join(log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:])
+        text, _ = logs.last(log, _OUTPUT_LINES)
     except OSError:
         return ""
+    return " / ".join(text.splitlines())

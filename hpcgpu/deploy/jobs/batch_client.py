@@ -1,4 +1,4 @@
-"""The batch system's client: submit jobs, ask about them, cancel them, and see to it that they end."""
+"""The batch system's client: submit jobs, ask about them, cancel them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from hpcgpu.host.run import run
 from hpcgpu.launch.environment import of_this_job
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.offer import shortfalls
+from hpcgpu.plan.jobs.refusal import Step, after_pause, after_refusal
 
-_TIMED_OUT, _NOT_THERE = 124, 127
 _ELSEWHERE = "jobs are submitted from a login node of a cluster; on this machine alone it is LocalGPUCluster"
-_POLL_S = 0.25
-# A cancel is carried out within the batch system's KillWait, and one that failed for a reason may be accepted later.
-_AGAIN_S = 15.0
 
 
 async def submit(
@@ -48,23 +45,21 @@ async def submit(
         try:
             return system.elements(system.read_submit(result), spec.count)
         except SubmitError as e:
-            if result.returncode == _NOT_THERE:
-                raise SubmitError(f"{str(e).strip()}; {_ELSEWHERE}", evidence=e.evidence) from e
-            if e.over_limit:
-                raise
-            if not e.transient:  # of a resource that it does not have, a batch system says no more than that
-                words = "\n".join((f"{e}\nIt was asked for {requested(script)}", *await beyond(system, spec)))
-                raise SubmitError(words, evidence=e.evidence, unsure=e.unsure) from None
             refusal = e
-        found: tuple[str, ...] | None = None
-        while found is None and pauses_s:
+        step = after_refusal(refusal, result.returncode, len(pauses_s))
+        while step is Step.PAUSE:
             tell(f"{refusal}; looking again in {pauses_s[0]:g} s")
             await asyncio.sleep(pauses_s.pop(0))
             found = await _accepted(system, spec, known) if refusal.unsure else ()
-        if found:
-            return found
-        # after a time-out the job may still come: a second one would be one too many
-        if not pauses_s or result.returncode == _TIMED_OUT:
+            if found:
+                return found
+            step = after_pause(found, result.returncode, len(pauses_s))
+        if step is Step.NAME_CLUSTER:
+            raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
+        if step is Step.NAME_LACK:
+            words = "\n".join((f"{refusal}\nIt was asked for {requested(script)}", *await beyond(system, spec)))
+            raise SubmitError(words, evidence=refusal.evidence, unsure=refusal.unsure)
+        if step is Step.RAISE:
             raise refusal
 
 
@@ -106,7 +101,7 @@ def _numbers(job_id: str) -> list[int]:
 
 
 async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
-    """Return what is known of jobs: one question for all, and more only for those that it does not list."""
+    """Return the statuses of jobs: one question for all, and more only for jobs that the answer does not list."""
     found: dict[str, JobStatus] = {}
     missing = list(ids)
     while missing:
@@ -114,7 +109,7 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
         if not (new := {job_id: listed[job_id] for job_id in missing if job_id in listed}):
             break
         found |= new
-        # OpenPBS of 2026-04 lists no job after one that it does not know: what is missing may be alive
+        # OpenPBS of 2026-04 lists no job after one that it does not know: a missing one may be alive
         missing = [job_id for job_id in missing if job_id not in found]
     if missing:
         try:
@@ -163,7 +158,7 @@ async def on_lost_nodes(
     heard : collection of str
         Jobs whose workers say that all is well.
     ran_on : mapping of str to sequence of str
-        Nodes of earlier answers: of a job that is to start again Slurm names none, or those that it has not lost.
+        Nodes of earlier answers: for a requeued job Slurm names no node, or only the nodes that it has not lost.
 
     """
     ended = {i for i, s in listed.items() if s.state is JobState.ENDED}
@@ -208,70 +203,3 @@ async def _refusal(system: BatchSystem, command: Command) -> SubmitError | None:
     except SubmitError as e:
         return e
     return None
-
-
-async def end(
-    system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]
-) -> tuple[list[str], SubmitError | None]:
-    """Cancel jobs, again if need be, until the batch system says that all have ended.
-
-    Parameters
-    ----------
-    system : BatchSystem
-        Has them.
-    ids : sequence of str
-        Those that have ended are not cancelled.
-    limit_s : float
-        No longer than that.
-    tell : callable
-        Takes a line for the user: a refusal of the batch system.
-
-    Returns
-    -------
-    list of str
-        The jobs that are still there.
-    SubmitError or None
-        Why, as far as the batch system does not do it: it may be slow only.
-
-    """
-    now = asyncio.get_running_loop().time
-    left, refused, said = list(ids), None, ""
-    again_s, end_s = now(), now() + limit_s
-    while True:
-        try:
-            listed = await ask(system, left) if left else {}
-            left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
-            if left and now() >= again_s:
-                refused, again_s = None, now() + _AGAIN_S
-                await cancel(system, left)
-        except SubmitError as e:
-            refused = e
-            if e.transient:
-                again_s = now()
-            if str(e) != said:
-                tell(said := str(e))
-        if not left or now() > end_s:
-            return left, refused if left else None
-        await asyncio.sleep(_POLL_S)
-
-
-async def close(system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]) -> None:
-    """Have jobs end as :func:`end` does. A job that takes long to end is only said.
-
-    Raises
-    ------
-    SubmitError
-        Jobs could not be cancelled, and may still be there; all others have been cancelled.
-
-    """
-    left, why = await end(system, ids, limit_s, tell)
-    jobs = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
-    if why:
-        raise SubmitError(
-            f"{jobs} may still be there: {why}. The run's guard, a process here, goes on trying when this process has "
-            f"ended, or 'hpcgpu stop {left[0]}' does",
-            evidence=why.evidence,
-            transient=why.transient,
-        )
-    if left:
-        tell(f"cancelled, but still there after {limit_s:g} s: {jobs}")

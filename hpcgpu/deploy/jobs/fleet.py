@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hpcgpu.deploy.jobs import batch_client
+from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import cancel
 from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.deploy.jobs.job_table import Present, Row
@@ -17,12 +17,11 @@ from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec
 from hpcgpu.plan.jobs.ends import Failures
-from hpcgpu.plan.jobs.reconcile import Actions, Facts
+from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Demand
 from hpcgpu.supervise import tasks
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
-_NEVER_S = float("-inf")
 
 
 class Fleet:
@@ -58,7 +57,7 @@ class Fleet:
         self.error: HpcGpuError | None = None
         self._adapting = self._unwritten = False
         self._failures = Failures()
-        self._held_back_until_s = _NEVER_S
+        self._held_back_until_s = NEVER_S
         self._acting = asyncio.Lock()
         self._requests = SchedulerRequests(jobs.hooks.say)
 
@@ -88,7 +87,7 @@ class Fleet:
         return self._submitter.unanswered
 
     async def take(self, wanted: int | None, *, controls: bool) -> None:
-        """Go on from what is written down, as the one that acts or not.
+        """Go on from the record, as the object that acts or not.
 
         Parameters
         ----------
@@ -123,7 +122,7 @@ class Fleet:
         """
         self.wanted, self._adapting = jobs, adapting
         if not adapting:
-            self.error, self._failures, self._held_back_until_s = None, Failures(), _NEVER_S
+            self.error, self._failures, self._held_back_until_s = None, Failures(), NEVER_S
         try:
             await self.act()
         except SubmitError as e:
@@ -159,8 +158,7 @@ class Fleet:
             try:
                 await self._add(await self._submitter.lost(self._table.known))
             finally:
-                ids = [member.facts.id for member in self.members]
-                await batch_client.close(self._system, ids, _END_S, self._hooks.say)
+                await ending.close(self._system, self.recorded, _END_S, self._hooks.say)
 
     def refused(self, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of one's own passes when jobs that are there have ended."""
@@ -184,8 +182,9 @@ class Fleet:
                 await self._add([self._submitter.record(job_id) for job_id in self._table.unknown(present)])
             else:
                 await self._follow()
-            self._table.registered(present, now_s)
-            actions = self._loop.decide(self._facts(now_s))
+            held_back_until_s = float("inf") if self.error else self._held_back_until_s
+            demand = Demand(self.wanted, self._adapting, held_back_until_s, self._failures)
+            actions = self._loop.decide(present, now_s, demand)
             if not self.controls:
                 self._hooks.changed()
                 return
@@ -214,18 +213,6 @@ class Fleet:
                 raise
             self._hooks.say(str(e))
         self._table.cancelled(job_ids, self._alarm.now_s())
-
-    def _facts(self, now_s: float) -> Facts:
-        return Facts(
-            now_s=now_s,
-            wanted=self.wanted,
-            jobs=self._table.jobs,
-            adapting=self._adapting,
-            asked_s=self._loop.asked_s,
-            answered_s=self._loop.answered_s,
-            held_back_until_s=float("inf") if self.error else self._held_back_until_s,
-            failures=self._failures,
-        )
 
     def _retire(self, job_id: str, present: Mapping[str, Present]) -> None:
         self._table.retired(job_id, self._alarm.now_s())
@@ -261,7 +248,7 @@ class Fleet:
         self._table.follow(*await asyncio.to_thread(self._hooks.written_down), self._alarm.now_s())
 
     async def _write_down(self) -> None:
-        """Have the jobs written down; where that fails (a full disk), nothing else is done before it is."""
+        """Write the record. If that fails (a full disk), nothing else is done until it succeeds."""
         self._unwritten = True
         await self._hooks.write()
         self._unwritten = False

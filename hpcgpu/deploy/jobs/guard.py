@@ -47,7 +47,7 @@ async def _abandon(folder: Path) -> None:
         try:
             await abandon(folder)
         except FileNotFoundError:
-            if folder.exists():
+            if await tasks.in_thread(folder.exists):
                 raise
         return True  # or somebody has stopped the run, and removed its folder
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import batch_client
-from hpcgpu.deploy.jobs.batch_client import ask
+from hpcgpu.deploy.jobs import ending
+from hpcgpu.deploy.jobs.job_plan import make_log_folder
 from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import SubmitError
-from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
-from hpcgpu.model.job import WAITING
+from hpcgpu.model import JobSpec, Patience
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import script_words
 from hpcgpu.supervise import tasks
 
 _NOT_YET = RecordedJob(id="", log="")
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
 _CANCEL_S = 20.0
-_POLL_S = 0.5
-# While slurmctld is away squeue says so after 40 s (22.05.8), and where SlurmctldTimeout is longer not within 60 s.
-_SILENCE_S = 3.0
 
 
 class Job(Protocol):
@@ -32,7 +26,7 @@ class Job(Protocol):
 
     @property
     def script(self) -> str:
-        """What starts it, as text; empty for a job of another process."""
+        """Its script or command, as text; empty for a job of another process."""
 
     @property
     def id(self) -> str:
@@ -64,6 +58,35 @@ class Head(Protocol):
 
     async def news(self) -> JobFacts:
         """Have the batch system asked, and return the facts then; raises as :meth:`check`."""
+
+
+async def submit_guarded(
+    job: Job, log_directory: str | None, write_down: Callable[[], None], start_guard: Callable[[], None]
+) -> None:
+    """Submit the first job of a run, with a record and a guard that are there before the job is.
+
+    Parameters
+    ----------
+    job : Job
+        To be submitted.
+    log_directory : str or None
+        The folder for its output, if it is to be in one.
+    write_down : callable
+        Brings the run's record up to date; called in a thread, before the submission and after it.
+    start_guard : callable
+        Called in a thread, as soon as there is a record.
+
+    Raises
+    ------
+    SubmitError
+        The batch system refused, in its own words.
+
+    """
+    await tasks.in_thread(write_down)
+    await tasks.in_thread(lambda: make_log_folder(log_directory))
+    await tasks.in_thread(start_guard)
+    await job.submit()
+    await tasks.in_thread(write_down)
 
 
 class BatchJob:
@@ -136,13 +159,8 @@ class BatchJob:
 
         """
         await self._find_lost()
-        if not self.id or await self._ends_by_itself():
-            return
-        try:
-            await batch_client.close(self._system, [self.id], _CANCEL_S, self._tell)
-        except SubmitError:
-            if not await self._seems_over():  # its script has ended, whatever the batch system will say of it
-                raise
+        if self.id:
+            await ending.close(self._system, [self.recorded], _CANCEL_S, self._tell, grace_s=_END_S)
 
     async def _find_lost(self) -> None:
         unsure = self._submitter.unsure if self._submitter else None
@@ -158,51 +176,6 @@ class BatchJob:
                 evidence=unsure.evidence,
                 transient=True,
             ) from e
-
-    async def _ends_by_itself(self) -> bool:
-        try:
-            return await tasks.until(self._has_ended, _POLL_S, _END_S)
-        except TimeoutError:
-            return False
-
-    async def _has_ended(self) -> bool | None:
-        """Tell whether it has ended: False if it waits, and will not end by itself; None if it may end soon."""
-        try:
-            status = (await self._answer()).get(self.id)
-        except SubmitError as e:
-            self._tell(str(e))
-            return True if await self._seems_over() else None  # whatever the batch system will say of it
-        if status is None or status.state is JobState.ENDED:
-            return True
-        return False if status.state in WAITING else None
-
-    async def _answer(self) -> dict[str, JobStatus]:
-        """Ask about it; a batch system that is silent is not waited for once the job's script has ended.
-
-        Raises
-        ------
-        SubmitError
-            It said that it cannot answer, or nothing.
-
-        """
-        loop = asyncio.get_running_loop()
-        asking, end_s = asyncio.create_task(ask(self._system, [self.id])), loop.time() + _SILENCE_S
-        try:
-            while not asking.done():
-                await asyncio.wait([asking], timeout=_POLL_S)
-                if loop.time() >= end_s:
-                    there, code = await asyncio.to_thread(self.recorded.left)
-                    if there and not asking.done():
-                        raise SubmitError(f"{script_words(code)}; the batch system does not answer")
-            return asking.result()
-        finally:
-            if asking.cancel():
-                await asyncio.wait([asking])
-
-    async def _seems_over(self) -> bool:
-        """Tell whether its script has left its exit code."""
-        there, _ = await asyncio.to_thread(self.recorded.left)
-        return there
 
     def _tell(self, what: str) -> None:
         if what != self._said:

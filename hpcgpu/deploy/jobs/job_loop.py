@@ -18,7 +18,7 @@ from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs.ends import why_over
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.polling import poll_in_s
-from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import NO_DEMAND, Actions, Demand, Facts, Policy, reconcile
 from hpcgpu.supervise import tasks
 
 
@@ -55,7 +55,7 @@ class ClusterHooks:
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def write(self) -> None:
-        """Have the jobs written down: one time after the other, each with what is known then."""
+        """Have the jobs written down: one write after the other, each with the facts of its time."""
         async with self._writing:
             await tasks.in_thread(self.write_down)
 
@@ -128,7 +128,7 @@ class JobLoop:
 
     @property
     def head(self) -> JobFacts | None:
-        """The job with the scheduler, where that is a job."""
+        """The facts about the job with the scheduler; None if the scheduler is on this machine."""
         row = self.table.head
         return row.facts if row else None
 
@@ -146,7 +146,7 @@ class JobLoop:
 
         """
         self._head_spec = spec
-        self.table.lead(head, expected, self.alarm.now_s())
+        self.table.add_head(head, expected, self.alarm.now_s())
         self.start()
 
     def start(self) -> None:
@@ -174,7 +174,7 @@ class JobLoop:
         """
         row = self.table.head
         assert row
-        there, code = await asyncio.to_thread(row.recorded.left)
+        there, code = await asyncio.to_thread(row.recorded.script_end)
         if self.table.left(there, code, self.alarm.now_s()):
             self.alarm.ring()
         facts = self.head
@@ -202,13 +202,24 @@ class JobLoop:
         return await self.check()
 
     def ready(self) -> None:
-        """Take the workers of a cluster that has just started: it has had them, whatever becomes of them."""
+        """Register the present workers: the head has been full once, whatever becomes of them."""
         self.table.registered(self.hooks.present(), self.alarm.now_s())
         if self.head and self.head.state is not JobState.RUNNING:
-            self._hurry()  # a lost node is to be named, and later nobody may know on which nodes it ran
+            self._hurry()  # for its nodes: a later answer may not name a lost one
 
-    def decide(self, facts: Facts) -> Actions:
-        """Return what to do now, and look again when it is time to."""
+    def decide(self, present: Mapping[str, Present], now_s: float, demand: Demand = NO_DEMAND) -> Actions:
+        """Take the workers that are registered, return what to do now, and look again when it is time to."""
+        self.table.registered(present, now_s)
+        facts = Facts(
+            now_s=now_s,
+            jobs=self.table.jobs,
+            asked_s=self.asked_s,
+            answered_s=self.answered_s,
+            wanted=demand.wanted,
+            adapting=demand.adapting,
+            held_back_until_s=demand.held_back_until_s,
+            failures=demand.failures,
+        )
         actions = reconcile(facts, self.policy)
         self.alarm.set_in(actions.next_s, actions.wake_s)
         return actions
@@ -242,7 +253,7 @@ class JobLoop:
                 self._said = str(e)
                 self.hooks.say(self._said)
         except Exception:
-            self.alarm.ring()  # the next look does at once what this one has not done
+            self.alarm.ring()  # the next look comes at once, and does the rest
             raise
 
     async def _ask(self) -> None:
@@ -269,16 +280,13 @@ class JobLoop:
         for spec, of_spec in ((self._head_spec, of_head), (self.actor.spec if self.actor else None, of_members)):
             if spec:
                 listed |= await proven(self.system, spec, of_spec)
-        heard = [job.id for job in self.table.jobs if job.heard and not job.fixed]
+        heard = [job.id for job in self.table.jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(self.system, listed, heard, {job.id: job.hosts for job in self.table.jobs})
         return await asyncio.to_thread(self.table.with_exit_codes, listed)
 
     async def _act(self) -> None:
         if self.actor:
             await self.actor.act()
-            return
-        now_s = self.alarm.now_s()
-        self.table.registered(self.hooks.present(), now_s)
-        known = Facts(now_s=now_s, wanted=0, jobs=self.table.jobs, asked_s=self.asked_s, answered_s=self.answered_s)
-        self.decide(known)
-        self.hooks.changed()
+        else:
+            self.decide(self.hooks.present(), self.alarm.now_s())
+            self.hooks.changed()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PlannedJob(NamedTuple):
-    """A job that is not submitted: what is wanted, the request, its script, and the batch system for both."""
+    """A job that is not submitted: the settings, the request, its script, and the batch system for both."""
 
     wanted: settings.Wanted
     spec: JobSpec
@@ -75,13 +75,13 @@ def plan_job(
     Parameters
     ----------
     run : RunDocument
-        What the job is for.
+        The run that the job is for.
     site : Site or None
-        Where it runs.
+        Its site, if it is a known one.
     batch : str
         Name of the batch system.
     words : tuple of str
-        What ``hpcgpu`` does in the job; empty: it launches the run.
+        Arguments of ``hpcgpu`` in the job; empty: it launches the run.
 
     Raises
     ------

@@ -10,8 +10,9 @@ from datetime import datetime
 from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.phase import SILENT_WORDS
 
-_SILENT = JobStatus(JobState.UNKNOWN, "", "the batch system does not answer")
+_SILENT = JobStatus(JobState.UNKNOWN, "", SILENT_WORDS)
 # As many as people look at; a cluster of weeks has thousands.
 _GONE = 5
 
@@ -23,7 +24,7 @@ class Present:
     Attributes
     ----------
     addresses : tuple of str
-        Where they are.
+        Their addresses.
     restarts : int
         How often their job was started again, as their names say.
     silent : bool
@@ -68,8 +69,8 @@ class JobTable:
 
     @property
     def head(self) -> Row | None:
-        """The job with the scheduler, where that is a job."""
-        return next((row for row in tuple(self._rows.values()) if row.facts.fixed), None)
+        """The job with the scheduler; None if the scheduler is on this machine."""
+        return next((row for row in tuple(self._rows.values()) if row.facts.is_head), None)
 
     @property
     def ids(self) -> list[str]:
@@ -84,7 +85,7 @@ class JobTable:
     @property
     def members(self) -> tuple[Row, ...]:
         """The jobs of one moment that come and go."""
-        return tuple(row for row in tuple(self._rows.values()) if not row.facts.fixed)
+        return tuple(row for row in tuple(self._rows.values()) if not row.facts.is_head)
 
     @property
     def jobs(self) -> tuple[JobFacts, ...]:
@@ -96,10 +97,10 @@ class JobTable:
         """The record of each member."""
         return tuple(member.recorded for member in self.members)
 
-    def lead(self, recorded: RecordedJob, expected: int, now_s: float) -> None:
+    def add_head(self, recorded: RecordedJob, expected: int, now_s: float) -> None:
         """Take the job with the scheduler, which is never replaced, and its number of workers."""
         self._rows[recorded.id] = Row(
-            recorded, JobFacts(id=recorded.id, submitted_s=now_s, expected=expected, fixed=True)
+            recorded, JobFacts(id=recorded.id, submitted_s=now_s, expected=expected, is_head=True)
         )
 
     def add(self, recorded: Sequence[RecordedJob], now_s: float) -> None:

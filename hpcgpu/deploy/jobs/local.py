@@ -32,7 +32,7 @@ class LocalJob:
     Parameters
     ----------
     launch : Launch
-        What starts the ranks.
+        The command that starts the ranks.
     environ : mapping of str to str
         Variables that the ranks get besides those of this process.
     folder : Path
@@ -71,7 +71,7 @@ class LocalJob:
         status = JobStatus(JobState.RUNNING, "running")
         if self._process and self._process.returncode is not None:
             status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
-        return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, fixed=True)
+        return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, is_head=True)
 
     async def submit(self) -> None:
         """Start the ranks.

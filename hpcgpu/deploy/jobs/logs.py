@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcgpu.deploy.jobs.record import Run
 from hpcgpu.errors import JobError
+from hpcgpu.supervise import tasks
 
 _TAIL_LINES = 30
 _LOOK_S = 0.5
@@ -17,7 +18,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 def log_of(run: Run, wanted: str) -> Path:
-    """Return the log of the job that was asked for, or of the run's first job where the run was.
+    """Return the log of the job that was asked for; that of the run's first job if the run was asked for.
 
     Raises
     ------
@@ -35,7 +36,7 @@ def log_of(run: Run, wanted: str) -> Path:
 
 
 def tail(log: Path, *, kept: bool = True) -> str:
-    """Return the end of a log for an error, with its path where the log is ``kept`` when the error is read."""
+    """Return the end of a log for an error. If the log is ``kept`` until the error is read, its path is named."""
     name = f"its log {log}" if kept else "its log (log_directory= keeps it)"
     try:
         lines = log.read_text(errors="replace").splitlines()
@@ -53,7 +54,7 @@ def tail(log: Path, *, kept: bool = True) -> str:
 
 
 def last(log: Path, lines: int) -> tuple[str, int]:
-    """Return the last lines and where they end in the file; nothing of a log that is not there yet."""
+    """Return the last lines and where they end in the file; nothing if there is no log yet."""
     try:
         with log.open("rb") as f:
             end = f.seek(0, os.SEEK_END)
@@ -72,22 +73,23 @@ async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) 
     """Hand out the additions to the log, until the run's jobs have ended."""
     from hpcgpu.deploy.jobs.runs import still_there  # which no cluster object needs
 
-    loop = asyncio.get_running_loop()
-    asked, over = loop.time(), False
-    while True:
+    now_s = asyncio.get_running_loop().time
+    asked_s, over = now_s(), False
+
+    async def hand_out() -> bool | None:
+        nonlocal offset, asked_s, over
+        if now_s() - asked_s >= _ASK_S:  # first: lines that come after the answer are read below
+            over, asked_s = not await still_there(run.record), now_s()
         while part := await asyncio.to_thread(_read, log, offset):
             offset += len(part)
             echo(part.decode(errors="replace"))
-        if over:
-            return
-        if loop.time() - asked >= _ASK_S:
-            over, asked = not await still_there(run.record), loop.time()
-        else:
-            await asyncio.sleep(_LOOK_S)
+        return over or None
+
+    await tasks.until(hand_out, _LOOK_S)
 
 
 def _read(log: Path, offset: int) -> bytes:
-    """Return the next part of the log; nothing at its end, or where it is not there yet."""
+    """Return the next part of the log; nothing at its end, or if there is no log yet."""
     try:
         with log.open("rb") as f:
             f.seek(offset)

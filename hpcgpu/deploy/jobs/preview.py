@@ -1,4 +1,4 @@
-"""The plan of a job before it is submitted, from what is known here: nothing is asked for, no GPU is needed."""
+"""The plan of a job before it is submitted, from the facts of this machine: nothing is submitted, no GPU is needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNKNOWN = "nobody says what the nodes are like: give --from FILE (lstopo --of x
 
 
 class Described(NamedTuple):
-    """What a node is like, and the file that says so."""
+    """The description of a node, and its file."""
 
     topology: Topology
     file: str
@@ -58,7 +58,7 @@ def plan(
     batch : str, optional
         The batch system; the site's if not given.
     machine : Described, optional
-        What a node is like; the site's documented nodes if not given.
+        The description of a node; the site's documented nodes if not given.
     ask : bool
         Ask the batch system for its queues and nodes, and when the job would start, where that needs no submission.
 
@@ -137,7 +137,7 @@ def _said(name: str, value: Any) -> str:  # noqa: ANN401 - of any option
 
 
 def _machine(settings: Settings, site: Site | None, machine: Described | None) -> tuple[Topology | None, str]:
-    """Return a node of the job, and who says what it is like."""
+    """Return a node of the job, and the source of its description."""
     if machine is not None:
         return machine.topology, f"as {machine.file} describes it"
     node = site.node(settings.queue) if site else None
@@ -152,7 +152,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
 
 
 def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
-    """Return the workers of a node: of all of it, since which part a job gets is not known before it has it."""
+    """Return the workers of a whole node: the job's own part is unknown before it starts."""
     count = gpus_per_node(settings)
     if settings.gpus:
         gpus = simulated_gpus(topology, count, 1 << 30, "node")

@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hpcgpu.config import document
 from hpcgpu.errors import ConfigError, HpcGpuError, ParseError
 from hpcgpu.host import pids, private
 from hpcgpu.host.home import own_folder
-from hpcgpu.model import JobState, JobStatus, RunDocument
+from hpcgpu.model import JobState, JobStatus, RunDocument, Site
 
 _RECORD = "record"
 # A client writes it within seconds, and a file server's clock may be some minutes behind.
@@ -52,7 +52,7 @@ class RecordedJob:
                 return replace(status, exit_code=int(Path(self.exit_file).read_text()))
         return status
 
-    def left(self) -> tuple[bool, int | None]:
+    def script_end(self) -> tuple[bool, int | None]:
         """Tell whether its script has left its exit code, and which; a requeued one takes it away again."""
         if not self.exit_file or not Path(self.exit_file).is_file():
             return False, None
@@ -114,6 +114,31 @@ class Record:
     gone: tuple[Gone, ...] = ()
     submitting: bool = False
 
+    @classmethod
+    def begin(cls, run: RunDocument, batch: str, site: Site | None) -> Record:
+        """Return the record of a run of this process that is about to be submitted.
+
+        Parameters
+        ----------
+        run : RunDocument
+            The run.
+        batch : str
+            Name of the batch system.
+        site : Site or None
+            Its site, if it is a known one.
+
+        """
+        return cls(
+            name=run.settings.job_name,
+            batch=batch,
+            dialect=site.spoken if site else {},
+            document=document.render(run),
+            shape=run.settings.shape,
+            client=Process.here(),
+            created=now(),
+            submitting=True,
+        )
+
     @property
     def system(self) -> BatchSystem:
         """The batch system, spoken to as then."""
@@ -121,16 +146,39 @@ class Record:
 
     @property
     def run(self) -> RunDocument:
-        """The run document."""
+        """The run document, parsed at each call; a :class:`Run` has it for good.
+
+        Raises
+        ------
+        ConfigError
+            Another version of hpcgpu has written it.
+
+        """
         return document.read(self.document)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's folder, and what is written down there."""
+    """A run's folder, and the content of its record.
+
+    Attributes
+    ----------
+    document : RunDocument
+        That of the record, parsed.
+
+    Raises
+    ------
+    ConfigError
+        Another version of hpcgpu has written the document.
+
+    """
 
     folder: Path
     record: Record
+    document: RunDocument = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "document", self.record.run)
 
 
 def home() -> Path:
@@ -144,12 +192,12 @@ def write(folder: Path, record: Record) -> None:
 
 
 def read(folder: Path) -> Record:
-    """Return what is written down.
+    """Return the record in a run's folder.
 
     Raises
     ------
     OSError
-        Nothing is.
+        There is none.
     ParseError
         Another version of hpcgpu, or another program, wrote it. The message has the path to the wrong value.
 
@@ -186,10 +234,8 @@ def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
     found = []
     for folder in home.iterdir() if home.is_dir() else ():
         try:
-            one = read(folder)
-            document.read(one.document)  # another version's is found here, and not in the middle of a table
-            found.append(Run(folder, one))
-        except ConfigError as e:
+            found.append(Run(folder, read(folder)))
+        except ConfigError as e:  # here, and not in the middle of a table
             say(f"{folder}: {e}")
         except FileNotFoundError:  # one that is being made or removed, or see sweep()
             continue

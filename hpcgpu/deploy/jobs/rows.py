@@ -12,7 +12,16 @@ from hpcgpu.deploy.jobs.record import Gone
 from hpcgpu.deploy.jobs.runs import RunStatus
 from hpcgpu.errors import ConfigError
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import End, JobView, Phase, describe, describe_after, describe_gone, describe_unreached
+from hpcgpu.plan.jobs.phase import (
+    End,
+    JobView,
+    Phase,
+    describe,
+    describe_after,
+    describe_gone,
+    describe_scheduler,
+    describe_unreached,
+)
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 from hpcgpu.plan.jobs.worker_names import count_by_job
 from hpcgpu.plan.views import notebook
@@ -27,7 +36,7 @@ class JobRow:
     view : JobView
         Its id and phase, in words.
     has : str
-        What it is for: ``scheduler and workers``, ``scheduler``, ``workers``.
+        Its purpose: ``scheduler and workers``, ``scheduler``, ``workers``.
     nodes : int
         How many.
     log : str
@@ -98,7 +107,7 @@ def head_row(facts: JobFacts, nodes: int, log: str, end: End | None) -> JobRow:
     if facts.expected:
         return _row(facts, "scheduler, workers", nodes, log, end)
     row = _row(facts, "scheduler", 0, log, end)
-    return row if end else replace(row, view=JobView(facts.id, Phase.UP, "UP"))
+    return row if end else replace(row, view=describe_scheduler(facts.id))
 
 
 def member_row(facts: JobFacts, log: str, end: End | None) -> JobRow:
@@ -133,7 +142,7 @@ def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> J
 
 def views_of(seen: RunStatus) -> tuple[JobView, ...]:
     """Return what people see of the jobs of a run that may be another process's."""
-    record, settings = seen.run.record, seen.run.record.run.settings
+    record, settings = seen.run.record, seen.run.document.settings
     kinds = {job.id: job.kind for job in record.jobs}
     members = [job_id for job_id, kind in kinds.items() if kind == "member"]
     head = next((job_id for job_id, kind in kinds.items() if kind == "head"), "")

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import record as records
-from hpcgpu.deploy.jobs.batch_client import ask, cancel, end, look
+from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
+from hpcgpu.deploy.jobs.ending import end
 from hpcgpu.deploy.jobs.job_plan import mark_of
 from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
@@ -58,7 +59,7 @@ class RunStatus:
     @property
     def is_over(self) -> bool:
         """True when all of its jobs have ended, and no client waits for them."""
-        return self.client != "alive" and not left(self.run.record, self.states)
+        return self.client != "alive" and not not_ended(self.run.record, self.states)
 
 
 def find(home: Path, wanted: str) -> Run:
@@ -99,14 +100,14 @@ def ids(record: Record) -> list[str]:
     return [job.id for job in record.jobs if job.id]
 
 
-def left(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
+def not_ended(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
     """Return the jobs of a run that have not ended."""
     return [one for one in ids(record) if one in states and states[one].state is not JobState.ENDED]
 
 
 async def still_there(record: Record) -> list[str]:
     """Ask for the jobs of a run; return those that have not ended."""
-    return left(record, await _states(record.system, ids(record)))
+    return not_ended(record, await _states(record.system, ids(record)))
 
 
 async def see(home: Path) -> tuple[RunStatus, ...]:
@@ -164,7 +165,7 @@ def _client(run: Run) -> str:
     if client.host == socket.gethostname() and pids.start_time(client.pid) == client.start_time:
         return "alive"
     # of another host, or attached: it gives signs of life
-    return "alive" if is_held(run.folder, run.record.run.settings.client_grace_s) else "dead"
+    return "alive" if is_held(run.folder, run.document.settings.client_grace_s) else "dead"
 
 
 async def abandon(folder: Path) -> None:
@@ -173,15 +174,15 @@ async def abandon(folder: Path) -> None:
     Pending jobs are cancelled at once. Running jobs end by their lease. They are left alone as long as another client,
     attached to the run, renews it.
     """
-    record = await _cancel_pending(folder)
-    grace_s = record.run.settings.client_grace_s
+    run = Run(folder, await _cancel_pending(folder))
+    grace_s = run.document.settings.client_grace_s
     now = asyncio.get_running_loop().time
     end_s = now() + grace_s + _BY_ITSELF_S
 
     async def is_over() -> bool | None:
-        """Tell whether no job is left, or none is let be any more; False: the run is to go on without a client."""
+        """Return True when no job is there or the grace is over; False when the run goes on without a client."""
         nonlocal end_s
-        if not await still_there(record):
+        if not await still_there(run.record):
             return True
         if await asyncio.to_thread(is_detached, folder):
             return False
@@ -190,24 +191,27 @@ async def abandon(folder: Path) -> None:
         return True if now() > end_s else None
 
     if await tasks.until(is_over, _ASK_S):
-        await finish(Run(folder, record))
+        await finish(run)
 
 
 async def _cancel_pending(folder: Path) -> Record:
     """Cancel pending jobs, also those whose ids were lost; return the record with all jobs that were found."""
-    record, loop = await asyncio.to_thread(records.read, folder), asyncio.get_running_loop()
-    system, end = record.system, loop.time() + (_SUBMITTING_S if record.submitting else 0.0)
-    while True:
+    record, now_s = await asyncio.to_thread(records.read, folder), asyncio.get_running_loop().time
+    system, end_s = record.system, now_s() + (_SUBMITTING_S if record.submitting else 0.0)
+
+    async def once() -> Record | None:
+        nonlocal record
+        with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
+            record = await asyncio.to_thread(records.read, folder)
         known = ids(record)
         lost = await _answered(functools.partial(look, system, record.name, mark_of(folder), known))
         states = await _states(system, [*known, *lost])
         if pending := [one for one, status in states.items() if status.state in WAITING]:
             await _cancel(system, pending)
-        if lost or loop.time() > end:
-            return replace(record, jobs=(*record.jobs, *(RecordedJob(id=one, log="") for one in lost)))
-        await asyncio.sleep(_LOOK_S)
-        with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
-            record = await asyncio.to_thread(records.read, folder)
+        found = tuple(RecordedJob(id=one, log="") for one in lost)
+        return replace(record, jobs=(*record.jobs, *found)) if lost or now_s() > end_s else None
+
+    return await tasks.until(once, _LOOK_S)
 
 
 async def stop(run: Run) -> None:
@@ -242,7 +246,7 @@ async def finish(run: Run) -> None:
 
     """
     there, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
-    while why and why.transient:  # a batch system that is away is waited for
+    while why and why.transient:  # a batch system that is away is waited for: each round takes its time by itself
         there, why = await end(run.record.system, there, _ENDING_S, warn)
     if there:
         what = f"were cancelled {_ENDING_S:g} s ago, but are still there{f': {why}' if why else ''}"

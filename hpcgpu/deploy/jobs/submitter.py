@@ -68,7 +68,7 @@ class Submitter:
     async def submit(self, count: int, known: Collection[str]) -> AsyncIterator[list[RecordedJob]]:
         """Submit so many; yield the jobs of each submission that was accepted.
 
-        Where a limit of this user's lets only fewer in, as many are submitted as it takes, by halves.
+        If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted.
 
         Raises
         ------

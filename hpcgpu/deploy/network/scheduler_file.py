@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from hpcgpu.deploy.network.tls import Certificate, secret
@@ -27,7 +27,7 @@ class SchedulerFile:
     Attributes
     ----------
     restart_count : int
-        Which life of the job it is: a requeued job keeps its id.
+        Number of the job's life: a requeued job keeps its id.
     nonce : str
         The submitting object has written it to the folder: the file of another run has another one.
 
@@ -111,32 +111,38 @@ def read_progress(folder: Path) -> int:
         return 0
 
 
-def read(folder: Path, after: int = -1) -> SchedulerFile | None:
-    """Return the file's content; None while there is no file, or none of a life later than ``after``.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    after : int
-        ``restart_count`` of the life whose end the reader has seen.
+def read(folder: Path) -> SchedulerFile | None:
+    """Return the content of the file in a run's folder; None while there is no file.
 
     Raises
     ------
     OSError
         The folder is gone.
     HpcGpuError
-        Others may change the file. A TrustError if this run has not written it.
+        Others may change the file. A TrustError if this run has not written it, or another version of hpcgpu has: the
+        message has the path to the wrong value.
 
     """
     # a listing makes NFS ask the server; its cache may answer for a single name
     if _FILE not in {p.name for p in folder.iterdir()}:
         return None
     try:
-        facts = json.loads(private.read(folder / _FILE))
-        found = SchedulerFile(**{**facts, "addresses": tuple(facts["addresses"])})
-    except (ValueError, TypeError, KeyError) as e:
+        found = _parse(private.read(folder / _FILE))
+    except ValueError as e:
         raise TrustError(f"{folder / _FILE} is damaged, or of another version of hpcgpu: {e}") from e
     if found.nonce != private.read(folder / _NONCE):
         raise TrustError(f"{folder / _FILE} was not written by the scheduler of this run: its nonce is another one")
-    return found if found.restart_count > after else None
+    return found
+
+
+def _parse(text: str) -> SchedulerFile:
+    import msgspec  # 10 to 30 ms, which the scheduler need not pay: it only writes the file
+
+    facts = json.loads(text)
+    try:
+        found = msgspec.convert(facts, SchedulerFile)
+    except msgspec.MsgspecError as e:  # a ValueError from msgspec 0.22 on
+        raise ValueError(str(e)) from e
+    if more := facts.keys() - {field.name for field in fields(SchedulerFile)}:
+        raise ValueError(f"holds more than this hpcgpu reads - at `$.{min(more)}`")
+    return found

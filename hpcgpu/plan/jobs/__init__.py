@@ -1,1 +1,1 @@
-"""Decisions about jobs: what to request, what to do next, what people see of each."""
+"""Decisions about jobs: their requests, the next step, their words for people."""

@@ -1,4 +1,4 @@
-"""What to ask for next time, from the use that a run made of what it had. All thresholds stand here."""
+"""Advice for the next request, from the use that a run made of its GPUs and memory. All thresholds stand here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENOUGH_S = 60.0
 LOW_BUSY, GOOD_BUSY = 0.5, 0.8
 # Part of its limit that a worker's process used at most.
 LITTLE_MEMORY, MUCH_MEMORY = 0.25, 0.9
-# A size or a time that is advised is so many times what was used.
+# An advised size or time is so many times the one that was used.
 MARGIN = 1.5
 # Part of the time limit that was used.
 LITTLE_TIME, MUCH_TIME = 0.25, 0.9
@@ -21,7 +21,7 @@ _ROUND_S, _ROUND_BYTES = 300, 1 << 30
 
 
 def advise(usage: RunUsage) -> tuple[str, ...]:
-    """Return advice for the next job of the same work; nothing where what was asked for fits, or little is known."""
+    """Return advice for the next job of the same work; nothing if the request fits, or little is known."""
     if usage.wall_s < ENOUGH_S or usage.busy_share is None:
         return ()
     return tuple(filter(None, (_gpus(usage), _memory(usage), _walltime(usage))))

@@ -9,8 +9,8 @@ from hpcgpu.model import JobState
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.phase import late_words, missing_words, over_words
 
-# PBS takes 24 s for a qrerun, and a minute and more for output that nobody can take (E, 23.06.06), Slurm as long as an
-# epilogue takes.
+# PBS needs 24 s for a qrerun, and over a minute for output that it cannot deliver (state E, 23.06.06). Slurm waits for
+# epilogues.
 LATE_S = 60.0
 # A connection is lost at once, and a batch system that has not listed a job for so long has no such job.
 _MISSING_S = 30.0
@@ -26,7 +26,7 @@ def why_over(job: JobFacts, now_s: float, limit_s: float) -> str:
     now_s : float
         Of the clock of the facts.
     limit_s : float
-        If its script has ended so long ago it has ended, whatever the batch system says.
+        Seconds after the end of its script. Then the job has ended, even if the batch system still lists it.
 
     """
     status = job.status
@@ -54,7 +54,7 @@ def why_missing(job: JobFacts, since_s: float, now_s: float) -> str:
 
     """
     if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > _MISSING_S:
-        return missing_words(job.id, _MISSING_S)
+        return missing_words(_MISSING_S, f"job {job.id}")
     return ""
 
 

@@ -41,7 +41,7 @@ class JobFacts:
         All its workers have been registered at once since its last requeue.
     retired_s, cancelled_s : float or None
         When it was asked to hand over its data and leave; when it was cancelled.
-    fixed : bool
+    is_head : bool
         It has the scheduler: it does not count among the wanted jobs, and is never replaced or asked to leave.
     left_s, left_code : number or None
         Since when the exit code of its script has been there, and the code. A requeued job takes it away again.
@@ -64,7 +64,7 @@ class JobFacts:
     was_full: bool = False
     retired_s: float | None = None
     cancelled_s: float | None = None
-    fixed: bool = False
+    is_head: bool = False
     left_s: float | None = None
     left_code: int | None = None
 

@@ -1,4 +1,4 @@
-"""Whether a job can ever run with what the batch system has."""
+"""The parts of a request that the batch system does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of jobs: a phase and a few words for each job, and one line for all jobs."""
+"""Jobs in words for people: a phase and a few words for each job, and one line for all jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from datetime import date, datetime
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.units import counted
 
+# The word for a cluster that has its workers; all others are phases of jobs.
+READY = "READY"
+SILENT_WORDS = "the batch system does not answer"
 _MOST_NODES = 4
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 
@@ -75,15 +79,32 @@ def over_words(job_id: str, status: JobStatus) -> str:
     return f"job {job_id} has ended: {status.native or 'gone'}{reason}{code}"
 
 
+def ending_words(job_id: str, status: JobStatus) -> str:
+    """Return that a job is on its way out."""
+    return f"job {job_id} is ending ({status.trouble})"
+
+
 def late_words(job_id: str, status: JobStatus, code: int | None, limit_s: float) -> str:
     """Return, for errors, that a job's script has ended so long ago, whatever the batch system says."""
     still = f"though the batch system still has it in state {status.native}"
     return f"job {job_id} has ended: {script_words(code)} {limit_s:g} s ago, {still}"
 
 
-def missing_words(job_id: str, limit_s: float) -> str:
-    """Return, for errors, that a job has not been listed for so long."""
-    return f"the batch system has not known job {job_id} for {limit_s:g} s"
+def missing_words(for_s: float = 0.0, job: str = "it") -> str:
+    """Return that the batch system does not list a job, or has not listed it for so long."""
+    return (
+        f"the batch system has not listed {job} for {for_s:g} s" if for_s else f"the batch system does not list {job}"
+    )
+
+
+def gone_words(status: JobStatus) -> str:
+    """Return why a job that has ended is gone."""
+    return words(status) or "ended"
+
+
+def alone_words(for_s: float) -> str:
+    """Return that a job has run without a worker for so long."""
+    return f"ran for {for_s:g} s without a worker"
 
 
 def script_words(code: int | None) -> str:
@@ -116,7 +137,7 @@ def describe(job: JobFacts, today: date) -> JobView:
     if job.workers or (status and state is JobState.RUNNING):
         return _running(job)
     if status or job.is_missing:
-        return _view(job, Phase.UNKNOWN, words(status) if status else "the batch system does not list it")
+        return _view(job, Phase.UNKNOWN, words(status) if status else missing_words())
     return _running(job) if job.started_s is not None else _view(job, Phase.SUBMITTED)
 
 
@@ -125,6 +146,11 @@ def describe_unreached(job: JobFacts, today: date) -> JobView:
     if job.status and job.state is JobState.RUNNING:
         return _view(job, Phase.RUNNING, job.status.trouble)
     return describe(job, today)
+
+
+def describe_scheduler(job_id: str) -> JobView:
+    """Return what people see of a job that has the scheduler and no workers, once the scheduler is there."""
+    return JobView(job_id, Phase.UP, Phase.UP.value)
 
 
 def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
@@ -168,7 +194,7 @@ def _pending(job: JobFacts, status: JobStatus, today: date) -> JobView:
 
 def _pending_text(reasons: Sequence[str], starts: str) -> str:
     said = ", ".join(dict.fromkeys(filter(None, reasons)))
-    return f"PENDING{f' ({said})' if said else ''}{f', starts about {starts}' if starts else ''}"
+    return f"{Phase.PENDING.value}{f' ({said})' if said else ''}{f', starts about {starts}' if starts else ''}"
 
 
 def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int = 0) -> str:
@@ -185,12 +211,12 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
 
     """
     if workers >= wanted:
-        where = f" on {_counted(nodes, 'node')}" if nodes and workers else ""
-        return f"READY {_counted(workers, 'worker')}{where}"
+        where = f" on {counted(nodes, 'node')}" if nodes and workers else ""
+        return f"{READY} {counted(workers, 'worker')}{where}"
     shown = _shown(views)
     if len(shown) == 1 and shown[0].phase is not Phase.UP:
         return shown[0].text
-    return f"{_parts(shown)}; {workers} of {_counted(wanted, 'worker')}"
+    return f"{_parts(shown)}; {workers} of {counted(wanted, 'worker')}"
 
 
 def phases_line(views: Sequence[JobView]) -> str:
@@ -228,7 +254,3 @@ def _part(phase: Phase, views: Sequence[JobView]) -> str:
     # A time without a date is today, and is sooner.
     starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
     return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -41,7 +41,7 @@ def poll_in_s(
     if not unsettled:
         return None
     if asked_s is None:
-        return max(0.0, min(j.submitted_s + (patience.news_s if j.fixed else 0.0) for j in unsettled) - now_s)
+        return max(0.0, min(j.submitted_s + (patience.news_s if j.is_head else 0.0) for j in unsettled) - now_s)
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
     interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
     if any(_has_lost_workers_since(j, asked_s) or _has_just_ended(j, now_s) for j in unsettled):
@@ -52,7 +52,7 @@ def poll_in_s(
 def _is_unsettled(job: JobFacts) -> bool:
     if not job.heard or job.unasked or job.leaving or job.state is JobState.SUSPENDED:
         return True
-    return job.fixed and job.state is not JobState.RUNNING
+    return job.is_head and job.state is not JobState.RUNNING
 
 
 def _has_just_ended(job: JobFacts, now_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""What to do so that as many jobs run as are wanted: facts in, actions out, no clock."""
+"""The actions by which as many jobs run as are wanted: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
 from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import words
+from hpcgpu.plan.jobs.phase import alone_words, gone_words, missing_words, words
 from hpcgpu.plan.jobs.polling import poll_in_s
 
-_NEVER_S = float("-inf")
+NEVER_S = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +58,16 @@ class Policy:
         return min(self.drain_s, (self.walltime_s or 0) / 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All facts that a decision depends on.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The jobs that are to come and go.
 
     Attributes
     ----------
     wanted : int
         How many jobs are wanted.
-    submitting : int
-        Jobs of submissions in progress, which have no id yet.
     adapting : bool
         ``wanted`` comes from ``adapt``, which changes it often; otherwise a user has set it.
-    asked_s, answered_s : float or None
-        When the batch system was last polled for all these jobs, and when it last answered.
     held_back_until_s : float
         No submission before this time: the last one was refused for now.
     failures : Failures
@@ -79,20 +75,38 @@ class Facts:
 
     """
 
+    wanted: int = 0
+    adapting: bool = False
+    held_back_until_s: float = NEVER_S
+    failures: Failures = field(default_factory=Failures)
+
+
+NO_DEMAND = Demand()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts(Demand):
+    """All facts that a decision depends on.
+
+    Attributes
+    ----------
+    submitting : int
+        Jobs of submissions in progress, which have no id yet.
+    asked_s, answered_s : float or None
+        When the batch system was last polled for all these jobs, and when it last answered.
+
+    """
+
     now_s: float
-    wanted: int
     jobs: tuple[JobFacts, ...] = ()
     submitting: int = 0
-    adapting: bool = False
     asked_s: float | None = None
     answered_s: float | None = None
-    held_back_until_s: float = _NEVER_S
-    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """What to do. No job is in two of these, except that an unlisted job is cancelled and forgotten.
+    """The next actions. No job is in two of these, except that an unlisted job is cancelled and forgotten.
 
     Attributes
     ----------
@@ -146,8 +160,8 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     without workers go first, the youngest before others, then those with the least time left. The job with the
     scheduler is none of these: it is only polled, until it is over.
     """
-    heads = [j for j in facts.jobs if j.fixed and not why_over(j, facts.now_s, policy.late_limit_s)]
-    facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.fixed))
+    heads = [j for j in facts.jobs if j.is_head and not why_over(j, facts.now_s, policy.late_limit_s)]
+    facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.is_head))
     jobs = _classify(facts, policy)
     failures = facts.failures.after(facts.jobs, (*jobs.gone, *jobs.missing, *jobs.ghosts), facts.now_s)
     give_up = failures.give_up(policy.breaker)
@@ -165,7 +179,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
         cancel=tuple(j.id for j in cancelled),
         retire=tuple(j.id for j in retire),
         forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
-        lost=tuple(j.id for j in there if not j.fixed and j.workers and not j.heard and j.state in WAITING),
+        lost=tuple(j.id for j in there if not j.is_head and j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
         next_s=poll_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
@@ -177,15 +191,15 @@ def _classify(facts: Facts, policy: Policy) -> _Classified:
     out = _Classified()
     for job in facts.jobs:
         if job.status and job.state is JobState.ENDED:
-            out.gone.append((job, words(job.status) or "ended"))
+            out.gone.append((job, gone_words(job.status)))
         elif not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
-            out.missing.append((job, f"not listed any more since {policy.missing_limit_s:g} s"))
+            out.missing.append((job, missing_words(policy.missing_limit_s)))
         elif job.leaving:
             out.leaving.append(job)
         elif job.status and job.state is JobState.STUCK and not job.workers:
             out.ghosts.append((job, words(job.status)))
         elif job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
-            out.ghosts.append((job, f"ran for {policy.start_limit_s:g} s without a worker"))
+            out.ghosts.append((job, alone_words(policy.start_limit_s)))
         elif (why := _in_trouble(facts, policy, job)) and not job.heard:
             out.ghosts.append((job, why))
         elif facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s:

@@ -35,7 +35,7 @@ def workers_per_node(settings: Settings) -> int:
 
 
 def first_workers(settings: Settings) -> int:
-    """Return the workers of the job that has the scheduler; 0 where that is beside the process that submits jobs."""
+    """Return the workers of the job that has the scheduler; 0 if the submitting process has the scheduler."""
     here = settings.shape == "elastic" and settings.scheduler == "here"
     return 0 if here else settings.nodes * workers_per_node(settings)
 

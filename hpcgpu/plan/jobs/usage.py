@@ -9,6 +9,7 @@ from itertools import groupby
 # As the store calls them.
 TIERS = ("device", "host", "disk")
 DIRECTIONS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
+DIRECTION_WORDS = {way: way.replace("_", " ") for way in DIRECTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

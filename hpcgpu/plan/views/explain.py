@@ -81,11 +81,6 @@ def port_name(nic: Nic) -> str:
     return nic.name if nic.name == nic.interface else f"{nic.name}:{nic.port}"
 
 
-def counted(number: int, what: str) -> str:
-    """Return ``1 core``, ``2 cores``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def port_words(binding: Binding) -> str:
     """Return the ports, as UCX names them, and the IP interface."""
     ports = [port_name(nic) for nic in binding.nics]

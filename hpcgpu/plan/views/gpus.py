@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcgpu.plan.views.explain import counted
-from hpcgpu.units import format_bytes
+from hpcgpu.units import counted, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcgpu.plan.jobs.usage import DIRECTION_WORDS, DIRECTIONS
 from hpcgpu.units import format_bytes
 
-# Names of the store's counters, in the order of the columns.
-_DIRECTIONS = {
-    "device_to_host": "device to host",
-    "host_to_disk": "host to disk",
-    "disk_to_host": "disk to host",
-    "host_to_device": "host to device",
-}
 _NOTHING = "-"
 
 
@@ -120,7 +114,7 @@ def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
         host_limit_bytes=_known_sum(w.host_limit_bytes for w in workers),
         spilled_to_host_bytes=sum(w.spilled_to_host_bytes for w in workers),
         spilled_to_disk_bytes=sum(w.spilled_to_disk_bytes for w in workers),
-        moved={way: _moved_sum(w.moved.get(way, Moved()) for w in workers) for way in _DIRECTIONS},
+        moved={way: _moved_sum(w.moved.get(way, Moved()) for w in workers) for way in DIRECTIONS},
         rescues=sum(w.rescues for w in workers),
         immovable_number=sum(w.immovable_number for w in workers),
         immovable_bytes=sum(w.immovable_bytes for w in workers),
@@ -148,7 +142,7 @@ def render(workers: Sequence[WorkerMemory]) -> str:
     }
     text = _aligned([*device.items(), *host.items()])
     if any(m.number for w in workers for m in w.moved.values()):
-        moves = {words: [str(w.moved.get(way, Moved())) for w in rows] for way, words in _DIRECTIONS.items()}
+        moves = {words: [str(w.moved.get(way, Moved())) for w in rows] for way, words in DIRECTION_WORDS.items()}
         text += "\n" + _aligned([("moved", device["worker"]), *moves.items()])
     else:
         text += "nothing has been moved\n"

@@ -10,7 +10,8 @@ from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCES, FAR, Ports, Why, label, unused_ports
-from hpcgpu.plan.views.explain import aligned, counted, gpu_words, others_words, port_words, worker_reasons
+from hpcgpu.plan.views.explain import aligned, gpu_words, others_words, port_words, worker_reasons
+from hpcgpu.units import counted
 
 _COLUMNS = ("worker", "GPU", "NUMA", "cores: PUs", "memory", "port")
 _NEAR = {"pci": "same PCI host bridge", "node": "same NUMA node", "package": "same package"}

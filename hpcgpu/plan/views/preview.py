@@ -10,9 +10,9 @@ from typing import Any
 from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.views.describe import describe
-from hpcgpu.plan.views.explain import counted, port_words
+from hpcgpu.plan.views.explain import port_words
 from hpcgpu.plan.views.overview import Plan, poor, render_workers
-from hpcgpu.units import format_bytes, format_duration
+from hpcgpu.units import counted, format_bytes, format_duration
 
 _SCRIPT = "script"
 

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hpcgpu.plan.jobs.advice import advise
-from hpcgpu.plan.jobs.usage import RunUsage
-from hpcgpu.plan.views.explain import counted
-from hpcgpu.units import format_bytes, format_duration
-
-_DIRECTIONS = {
-    "device_to_host": "device to host",
-    "host_to_disk": "host to disk",
-    "disk_to_host": "disk to host",
-    "host_to_device": "host to device",
-}
+from hpcgpu.plan.jobs.usage import DIRECTION_WORDS, RunUsage
+from hpcgpu.units import counted, format_bytes, format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,9 @@ def _peaks(usage: RunUsage) -> str:
 
 
 def _moves(usage: RunUsage) -> str:
-    moved = [f"{words} {format_bytes(n)}" for way, words in _DIRECTIONS.items() if (n := usage.moved_bytes.get(way, 0))]
+    moved = [
+        f"{words} {format_bytes(n)}" for way, words in DIRECTION_WORDS.items() if (n := usage.moved_bytes.get(way, 0))
+    ]
     return f"moved: {', '.join(moved)}" if moved else "nothing was spilled"
 
 

@@ -59,7 +59,11 @@ class Ranks:
         return self.start("member", env={"HPCGPU_JOB_ID": job_id}, **settings)
 
     def published(self, after: int = -1) -> SchedulerFile:
-        return until(lambda: scheduler_file.read(self.folder, after), "the scheduler file", limit_s=DEADLINE_S)
+        def read() -> SchedulerFile | None:
+            found = scheduler_file.read(self.folder)
+            return found if found and found.restart_count > after else None
+
+        return until(read, "the scheduler file", limit_s=DEADLINE_S)
 
     def client(self) -> Client:
         found = self.published()

@@ -17,7 +17,7 @@ from waiting import until
 
 from hpcgpu.batch import Pbs
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import batch_client, record, runs
+from hpcgpu.deploy.jobs import ending, record, runs
 from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job import BatchJob
@@ -78,7 +78,7 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     one, other = start(pbs, 1)[0], start(pbs, 1)[0]
     refuse_to_delete(one, tmp_path / "bin")
     said: list[str] = []
-    left, why = asyncio.run(batch_client.end(Pbs(), [one, other], 2.0, said.append))
+    left, why = asyncio.run(ending.end(Pbs(), [one, other], 2.0, said.append))
     assert left == [one]
     assert str(why) == "qdel failed: no"
     assert said == ["qdel failed: no"]

@@ -431,10 +431,10 @@ def test_an_unknown_state_is_a_value() -> None:
 def test_a_job_on_its_way_out_runs_and_is_said_to_be() -> None:
     """For long in a slow epilog, or where its output cannot be written; and shortly when it is requeued."""
     slurm = Slurm().read_status(Result((), 0, "7|COMPLETING|15|N/A|node1|None|\n"))["7"]
-    assert (slurm.state, slurm.trouble) == (JobState.RUNNING, "in state COMPLETING")
+    assert (slurm.state, slurm.is_ending, slurm.trouble) == (JobState.RUNNING, True, "in state COMPLETING")
     assert slurm.hosts == ()  # some of those that it had
     pbs = Pbs().read_status(Result((), 0, '"7.a":{\n "job_state":"E",\n'))["7.a"]
-    assert (pbs.state, pbs.trouble) == (JobState.RUNNING, "in state E")
+    assert (pbs.state, pbs.is_ending, pbs.trouble) == (JobState.RUNNING, True, "in state E")
 
 
 def test_a_variable_of_a_job_is_no_fact_of_it() -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.cluster.progress import Progress, _elapsed
-from hpcgpu.deploy.live import Notebook
+from hpcgpu.deploy.live import Notebook, Terminal
+from hpcgpu.plan.jobs.phase import READY, Phase
+
+RED = dict.fromkeys(("GONE", "UNKNOWN", "WILL NOT START"), "31")
 
 
 def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +45,19 @@ def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_
     lines = ["\r\x1b[Khpcgpu: PENDING\r\x1b[Khpcgpu: STARTING 0/1", "hpcgpu: one of them died"]
     assert plain == "\n".join([*lines, "\r\x1b[Khpcgpu: READY 1 worker" * 2, ""])
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "colour"),
+    [(READY, "32"), *((phase.value, {"UP": "32", **RED}.get(phase.value, "33")) for phase in Phase)],
+)
+def test_every_phase_has_its_colour_on_a_terminal(
+    word: str, colour: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    Terminal().show(f"job 7: {word} (why)")
+    assert f"\x1b[{colour}m{word}\x1b[0m" in capsys.readouterr().err
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import record, runs
+from hpcgpu.deploy.jobs import record, rows, runs
 from hpcgpu.deploy.jobs.record import Gone, Process, Record, RecordedJob
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, ParseError
@@ -123,6 +124,17 @@ def test_a_run_of_another_version_is_said_and_skipped(tmp_path: Path) -> None:
     assert [run.folder for run in record.runs(tmp_path, said.append)] == [ours]
     (line,) = said
     assert line.startswith(f"{folder}: run document of version 1, but this hpcgpu reads version")
+
+
+def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path, replace(FACTS, jobs=()))
+    parsed: list[str] = []
+    read = document.read
+    monkeypatch.setattr(document, "read", lambda text: parsed.append(text) or read(text))
+    (seen,) = asyncio.run(runs.look_at(record.runs(tmp_path, pytest.fail)))
+    assert rows.views_of(seen) == ()
+    assert seen.run.document.settings == SETTINGS
+    assert parsed == [FACTS.document]
 
 
 def test_there_are_no_runs_where_there_is_no_folder(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +100,30 @@ def test_a_damaged_scheduler_file_is_an_error_without_its_key(tmp_path: Path, te
     private.write(folder / "scheduler", text)
     with pytest.raises(TrustError, match="scheduler is damaged, or of another version of hpcgpu") as caught:
         scheduler_file.read(folder)
+    assert "KEY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"addresses": "tls://10.0.0.1:1"}, "$.addresses"),
+        ({"addresses": [1]}, "$.addresses[0]"),
+        ({"restart_count": "1"}, "$.restart_count"),
+        ({"dashboard_port": None}, "$.dashboard_port"),
+        ({"key": 5}, "$.key"),
+        ({"colour": 1}, "$.colour"),
+    ],
+)
+def test_the_error_names_the_file_and_the_path_of_what_is_wrong(
+    tmp_path: Path, changes: dict[str, object], path: str
+) -> None:
+    folder = scheduler_file.make_folder(tmp_path / "runs")
+    scheduler_file.publish(folder, scheduler_file.SchedulerFile(addresses=(), node="n1", key="KEY"))
+    text = json.dumps(json.loads(private.read(folder / "scheduler")) | changes)
+    private.write(folder / "scheduler", text)
+    with pytest.raises(TrustError, match=re.escape(f"{folder / 'scheduler'} is damaged")) as caught:
+        scheduler_file.read(folder)
+    assert f"at `{path}`" in str(caught.value)
     assert "KEY" not in str(caught.value)
 
 

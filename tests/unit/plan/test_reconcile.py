@@ -84,7 +84,7 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "one that is not listed is waited for": (facts(1, job("1").listed(None, NOW_S - 59)), {}),
     "one that is not listed for long is gone": (
         facts(1, job("1").listed(None, NOW_S - 60)),
-        {"submit": 1, "cancel": ("1",), "forget": (("1", "not listed any more since 60 s"),)},
+        {"submit": 1, "cancel": ("1",), "forget": (("1", "the batch system has not listed it for 60 s"),)},
     ),
     "one that was not listed long ago may be there: nobody has answered since": (
         facts(1, job("1").listed(None, NOW_S - 600), answered_s=NOW_S - 600),
@@ -324,20 +324,20 @@ def test_it_wakes_up(known: Facts, wake_s: float | None) -> None:
 # --- the job with the scheduler
 
 OVERS: dict[str, tuple[JobFacts, str]] = {
-    "not when it waits": (job("7", fixed=True), ""),
-    "not when it is not listed": (up("7", fixed=True).registered(0, NOW_S).listed(None, NOW_S - 500), ""),
-    "not when it has no workers": (up("7", fixed=True).registered(0, NOW_S - 999), ""),
-    "not when nobody answers": (job("7", STRANGE, fixed=True), ""),
-    "when it has ended": (job("7", FAILED, fixed=True), "job 7 has ended: FAILED (NonZeroExitCode), exit code 1"),
-    "not when it will not start again, but its workers are there": (up("7", fixed=True).listed(STUCK, NOW_S), ""),
+    "not when it waits": (job("7", is_head=True), ""),
+    "not when it is not listed": (up("7", is_head=True).registered(0, NOW_S).listed(None, NOW_S - 500), ""),
+    "not when it has no workers": (up("7", is_head=True).registered(0, NOW_S - 999), ""),
+    "not when nobody answers": (job("7", STRANGE, is_head=True), ""),
+    "when it has ended": (job("7", FAILED, is_head=True), "job 7 has ended: FAILED (NonZeroExitCode), exit code 1"),
+    "not when it will not start again, but its workers are there": (up("7", is_head=True).listed(STUCK, NOW_S), ""),
     "when its script has, long ago": (
-        job("7", COMPLETING, fixed=True).left(True, 3, NOW_S - 60),
+        job("7", COMPLETING, is_head=True).left(True, 3, NOW_S - 60),
         "job 7 has ended: its script has ended with exit code 3 60 s ago, though the batch system still has it in "
         "state COMPLETING",
     ),
-    "not when its script has, a moment ago": (job("7", COMPLETING, fixed=True).left(True, 3, NOW_S - 59), ""),
+    "not when its script has, a moment ago": (job("7", COMPLETING, is_head=True).left(True, 3, NOW_S - 59), ""),
     "not when it lives again": (
-        job("7", RUNNING, fixed=True).left(True, 3, NOW_S - 99).left(False, None, NOW_S - 1),
+        job("7", RUNNING, is_head=True).left(True, 3, NOW_S - 99).left(False, None, NOW_S - 1),
         "",
     ),
 }
@@ -350,19 +350,19 @@ def test_the_job_with_the_scheduler_is_over(known: JobFacts, why: str) -> None:
 
 
 def test_the_job_with_the_scheduler_that_will_not_start_is_an_error_that_says_what_to_do() -> None:
-    why = why_over(job("7", STUCK, fixed=True), NOW_S, 60.0)
+    why = why_over(job("7", STUCK, is_head=True), NOW_S, 60.0)
     assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Ask for what there is")
 
 
-UNLISTED = up("7", fixed=True).registered(0, NOW_S - 100).listed(None, NOW_S - 40)
+UNLISTED = up("7", is_head=True).registered(0, NOW_S - 100).listed(None, NOW_S - 40)
 
 
 @pytest.mark.parametrize(
     ("known", "since_s", "why"),
     [
-        (UNLISTED, NOW_S - 90, "the batch system has not known job 7 for 30 s"),
+        (UNLISTED, NOW_S - 90, "the batch system has not listed job 7 for 30 s"),
         (UNLISTED, NOW_S - 20, ""),  # what was answered before the search counts for nothing
-        (UNLISTED.listed(None, NOW_S - 1), NOW_S - 90, "the batch system has not known job 7 for 30 s"),
+        (UNLISTED.listed(None, NOW_S - 1), NOW_S - 90, "the batch system has not listed job 7 for 30 s"),
         (UNLISTED.listed(RUNNING, NOW_S - 2).listed(None, NOW_S - 1), NOW_S - 90, ""),
         (UNLISTED.listed(STRANGE, NOW_S), NOW_S - 90, ""),
     ],
@@ -383,18 +383,18 @@ def test_the_job_with_the_scheduler_is_never_replaced_and_changes_nothing_for_ot
 
 
 HEAD_ASKING: dict[str, tuple[Facts, float | None]] = {
-    "a moment after its submission": (facts(0, job("7", None, 0, fixed=True), asked_s=None), 1.0),
-    "never, when it is up": (facts(0, up("7", fixed=True)), None),
+    "a moment after its submission": (facts(0, job("7", None, 0, is_head=True), asked_s=None), 1.0),
+    "never, when it is up": (facts(0, up("7", is_head=True)), None),
     "once more, when its workers came before it was known to run": (
-        facts(0, job("7", fixed=True, age_s=1).registered(4, NOW_S)),
+        facts(0, job("7", is_head=True, age_s=1).registered(4, NOW_S)),
         5.0,
     ),
     "soon, when its script has just ended": (
-        facts(0, up("7", fixed=True).registered(0, NOW_S - 100).left(True, 0, NOW_S), asked_s=NOW_S - 0.5),
+        facts(0, up("7", is_head=True).registered(0, NOW_S - 100).left(True, 0, NOW_S), asked_s=NOW_S - 0.5),
         0.5,
     ),
-    "never again, when it is over": (facts(0, job("7", FAILED, fixed=True)), None),
-    "with all others": (facts(1, up("7", fixed=True), job("8")), 60.0),
+    "never again, when it is over": (facts(0, job("7", FAILED, is_head=True)), None),
+    "with all others": (facts(1, up("7", is_head=True), job("8")), 60.0),
 }
 
 

@@ -1,0 +1,63 @@
+"""One end for all jobs: of that with the scheduler, which may end by itself, and of those that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.batch import Slurm
+from hpcgpu.deploy.jobs import ending
+from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.errors import SubmitError
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel: str) -> None:
+    """Put a squeue that knows job 7 in this state, and a scancel."""
+    for name, body in (("squeue", f"[ -e {folder}/over ] || echo '7|{state}|0|N/A||None|'"), ("scancel", scancel)):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def close(job: RecordedJob, said: list[str], grace_s: float) -> None:
+    asyncio.run(ending.close(Slurm(), [job], 0.5, said.append, grace_s=grace_s))
+
+
+def test_a_refused_cancel_is_an_error_unless_the_script_of_a_job_with_a_grace_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(tmp_path, monkeypatch, "RUNNING", "echo 'scancel: error: Invalid user' >&2; exit 1")
+    job = RecordedJob(id="7", log="", exit_file=str(tmp_path / "exit"))
+    for grace_s in (0.0, 0.1):
+        with pytest.raises(SubmitError, match=r"job 7 may still be there: .*hpcgpu stop 7"):
+            close(job, [], grace_s)
+    Path(job.exit_file).write_text("0\n")
+    close(job, [], 0.1)
+    with pytest.raises(SubmitError, match="job 7 may still be there"):
+        close(job, [], 0.0)
+
+
+@pytest.mark.parametrize(("state", "grace_s"), [("PENDING", 600.0), ("RUNNING", 0.1), ("RUNNING", 0.0)])
+def test_a_job_that_waits_or_has_had_its_grace_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, grace_s: float
+) -> None:
+    programs(tmp_path, monkeypatch, state, f"touch {tmp_path}/over")
+    said: list[str] = []
+    close(RecordedJob(id="7", log=""), said, grace_s)
+    assert (tmp_path / "over").exists()
+    assert said == []
+
+
+def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
+
+    async def use() -> None:
+        closing = asyncio.create_task(ending.close(Slurm(), [RecordedJob(id="7", log="")], 0.5, print, grace_s=60.0))
+        await asyncio.sleep(0.2)
+        (tmp_path / "over").touch()
+        await closing
+
+    asyncio.run(use())
+    assert not (tmp_path / "cancelled").exists()
