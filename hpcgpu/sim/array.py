@@ -231,6 +231,16 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return result
 
 
+def host_of(array: SimArray) -> np.ndarray:
+    """Return the array of numpy in which a device array lies. A function: CuPy's arrays have no such attribute."""
+    return array._host
+
+
+def buffer_of(array: SimArray) -> Buffer:
+    """Return the buffer in which an array lies."""
+    return array._allocation
+
+
 # The methods and attributes of ndarray that CuPy's arrays have, too.
 _ATTRIBUTES = frozenset(
     """
