@@ -278,7 +278,13 @@ class Leader:
         return [spec.name for owner, spec in self.context.workers if owner == rank]
 
     async def _retire(self, names: list[str]) -> list[str]:
-        """Let the scheduler move the workers' data to others and close them, for good; return those that went."""
+        """Let the scheduler move the workers' data to others and close them, for good; return those that went.
+
+        Three callers have data handed over, by two requests of one kind, since their ends differ. These workers stay if
+        no other can take the data. A member's (``agent.member``) leave in a hurry, and hpcgpu's own scheduler hurries
+        them (``hpcgpu_retire``). Those of ``agent.standalone_node`` have a scheduler of others, without that request;
+        their nannies close them.
+        """
         async with scheduler_rpc(self.context.scheduler, _REPORT_S) as scheduler:
             if not await worker_names(scheduler) - set(names):
                 return []  # a client that waits for a result would wait for ever
@@ -287,7 +293,7 @@ class Leader:
 
     @property
     def reach_s(self) -> float:
-        """How long to try the scheduler's addresses."""
+        """Seconds in which the scheduler's addresses are tried."""
         return self.context.run.settings.death_timeout_s
 
     async def wait_for_scheduler(self) -> int:

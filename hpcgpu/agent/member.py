@@ -43,7 +43,7 @@ class Member(Leader):
 
     @property
     def reach_s(self) -> float:
-        """How long to try the scheduler's addresses."""
+        """Seconds in which the scheduler's addresses are tried."""
         return min(self.context.run.settings.death_timeout_s, _REACH_S)
 
     async def serve(self) -> int:

@@ -168,7 +168,7 @@ def _bracketed(host: str) -> str:
 
 
 class Rank0Leader(Leader):
-    """What :class:`Leader` does, and the run as a whole."""
+    """The leader of rank 0's node, which also has the run as a whole."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ _OWN_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneOptions:
-    """What ``dask worker`` is told beside a worker's own options.
+    """Options of ``dask worker`` beside a worker's own.
 
     Attributes
     ----------

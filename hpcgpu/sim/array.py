@@ -26,7 +26,7 @@ _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, 
 
 
 class Gpu(Protocol):
-    """What an array needs of its GPU; :class:`hpcgpu.sim.SimGpu` is one."""
+    """The members of a GPU that its arrays need; :class:`hpcgpu.sim.SimGpu` has them."""
 
     def asarray(self, x: Any) -> SimArray:  # noqa: ANN401
         """Copy from the host."""

@@ -24,7 +24,7 @@ _USERS = ("UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a leader knows of its node.
+    """The facts of a node, as its leader knows them.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ def plan_workers(
     settings : Settings
         The run's options.
     node : NodeFacts
-        What is known of the node.
+        The facts of the node.
     shares : NodeLayout
         Which rank has which workers. The workers of one GPU follow each other; workers without a GPU come last.
     before : sequence of NodeLayout
