@@ -17,36 +17,33 @@ _RANK_0_SAYS_IT_S = 1.0
 
 
 def main(document: str) -> int:
-    """Run one rank; return its exit code, which rank 0 also writes where whatever launched it looks."""
-    rank = read_rank(os.environ).rank
-    if rank == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
+    """Run one rank and return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
+    number = read_rank(os.environ).rank
+    if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
         log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")  # noqa: PTH109
-    code = _run(document, rank)
-    if rank == 0:
-        from hpcgpu.config.bootstrap import read_bootstrap_settings
+    code, path = 1, ""
+    try:
+        rank = Rank(document, dict(os.environ))
+        path = rank.exit_file
+        code = rank.run()
+    except Exception as e:
+        _say(e, number)
+    if path:
         from hpcgpu.host import exit_file
 
-        if path := read_bootstrap_settings(document).exit_file:
-            exit_file.write(path, code)
+        exit_file.write(path, code)
     return code
 
 
-def _run(document: str, rank: int) -> int:
-    try:
-        return Rank(document, dict(os.environ)).run()
-    except HpcGpuError as e:
-        if rank == 0 or not isinstance(e, WorldError):
-            log.say(whole(e))
-        else:
-            time.sleep(_RANK_0_SAYS_IT_S)
-        if os.environ.get("HPCGPU_DEBUG"):
-            sys.excepthook(*sys.exc_info())
-    except Exception as e:
-        if words := process.refused(e):
-            log.say(words)
-        if not words or os.environ.get("HPCGPU_DEBUG"):
-            sys.excepthook(*sys.exc_info())  # nobody has foreseen it
-    return 1
+def _say(error: Exception, number: int) -> None:
+    """Say why a rank ends. A traceback follows if nobody has foreseen the error, or if it was asked for."""
+    words = whole(error) if isinstance(error, HpcGpuError) else process.refused(error)
+    if number and isinstance(error, WorldError):
+        time.sleep(_RANK_0_SAYS_IT_S)
+    elif words:
+        log.say(words)
+    if not words or os.environ.get("HPCGPU_DEBUG"):
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class LeaderContext:
     Attributes
     ----------
     scheduler : mapping
-        ``addresses``, ``protocol``, ``cert``, ``key``, ``local`` of rank 0's record.
+        ``addresses``, ``cert``, ``key`` of rank 0's record.
     workers : sequence of (int, WorkerSpec)
         The node's workers and the rank of each.
     followers : sequence of FollowerConnection
@@ -241,6 +241,7 @@ class Leader:
         from distributed.comm import connect
 
         from hpcgpu.deploy.network.connect_first import connect_first
+        from hpcgpu.deploy.processes.nanny import make_nanny
 
         deadline_s = self.reach_s
         reached = await connect_first(self.context.scheduler["addresses"], self.security, deadline_s)
@@ -249,8 +250,9 @@ class Leader:
         about = {"node": context.node, "succession": context.succession, "workers": len(context.workers)}
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(context.notes)})
         await self.watch.read()
-        host = "127.0.0.1" if self.context.scheduler["local"] else reached.own_host
-        self.nannies = [self._nanny(reached.address, host, rank, spec) for rank, spec in self.context.workers]
+        given: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
+        settings = context.run.settings
+        self.nannies = [make_nanny(reached, settings, spec, rank=rank, **given) for rank, spec in context.workers]
         done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
         failed = [e for e in done if isinstance(e, BaseException)]
         if failed and len(failed) == len(done):
@@ -276,7 +278,13 @@ class Leader:
         return [spec.name for owner, spec in self.context.workers if owner == rank]
 
     async def _retire(self, names: list[str]) -> list[str]:
-        """Let the scheduler move the workers' data to others and close them, for good; return those that went."""
+        """Let the scheduler move the workers' data to others and close them, for good; return those that went.
+
+        Three callers have data handed over, by two requests of one kind, since their ends differ. These workers stay if
+        no other can take the data. A member's (``agent.member``) leave in a hurry, and hpcgpu's own scheduler hurries
+        them (``hpcgpu_retire``). Those of ``agent.standalone_node`` have a scheduler of others, without that request;
+        their nannies close them.
+        """
         async with scheduler_rpc(self.context.scheduler, _REPORT_S) as scheduler:
             if not await worker_names(scheduler) - set(names):
                 return []  # a client that waits for a result would wait for ever
@@ -285,23 +293,8 @@ class Leader:
 
     @property
     def reach_s(self) -> float:
-        """How long to try the scheduler's addresses."""
+        """Seconds in which the scheduler's addresses are tried."""
         return self.context.run.settings.death_timeout_s
-
-    def _nanny(self, scheduler: str, host: str, rank: int, spec: WorkerSpec) -> Nanny:
-        from hpcgpu.deploy.processes.nanny import ForkNanny, listens_on
-
-        settings = self.context.run.settings
-        return ForkNanny(
-            scheduler,
-            spawner=self.spawner,
-            spec=spec,
-            rank=rank,
-            security=self.security,
-            protocol=self.context.scheduler["protocol"],
-            death_timeout=settings.death_timeout_s,
-            **listens_on(host, spec.binding.interface),
-        )
 
     async def wait_for_scheduler(self) -> int:
         """Wait until the scheduler says that the run ends, or is gone."""

@@ -43,17 +43,13 @@ class Member(Leader):
 
     @property
     def reach_s(self) -> float:
-        """How long to try the scheduler's addresses."""
+        """Seconds in which the scheduler's addresses are tried."""
         return min(self.context.run.settings.death_timeout_s, _REACH_S)
 
     async def serve(self) -> int:
         """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
         found = await self._find_scheduler()
-        protocol = found.addresses[0].partition("://")[0]
-        self.context.scheduler = {
-            **{"addresses": found.addresses, "protocol": protocol, "local": False},
-            **{"cert": found.cert, "key": found.key},
-        }
+        self.context.scheduler = {"addresses": found.addresses, "cert": found.cert, "key": found.key}
         self.security = security_of(self.context.scheduler)
         await self.start_workers()
         with self._launcher_watched():

@@ -33,16 +33,11 @@ def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[st
 
         count, devices = parse_simulated(bootstrap.gpus).per_node, ""
     else:
-        count, devices = len(_real_gpus(environ)), environ.get("CUDA_VISIBLE_DEVICES", "")
+        from hpcgpu.host import gpus
+
+        count, devices = len(gpus.openable(environ)), environ.get("CUDA_VISIBLE_DEVICES", "")
     wanted = bootstrap.gpus_per_node
     return {"gpus": min(count, wanted or count), "devices": devices, "cpus": str(CpuSet(os.sched_getaffinity(0)))}
-
-
-def _real_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    from hpcgpu.host import gpus
-
-    found, _ = gpus.nvml_facts()
-    return gpus.visible(found, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def rank_record(record: Mapping[str, Any]) -> RankRecord:
@@ -63,32 +58,27 @@ def plan(
         The node has fewer GPUs than ``gpus_per_node`` says.
 
     """
-    from dataclasses import replace
-
     from hpcgpu.deploy import sites
-    from hpcgpu.deploy.processes.node import facts_of, folder_notes
-    from hpcgpu.host import cgroup, discover  # psutil takes 30 CPU ms, which every rank would pay
-    from hpcgpu.plan.binding.memory import plan_host_memory, share_of
-    from hpcgpu.plan.binding.workers import node_warnings, plan_workers
+    from hpcgpu.deploy.processes.node import Machine, folder_notes, plan_node, room_of
+    from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
+    from hpcgpu.plan.binding.workers import node_warnings
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     here = [n for n in layout.nodes if records[n.leader]["host"] == host]
     topology = discover.topology()
-    gpus = _gpus_of(settings, topology, environ, host)
+    machine = Machine(host, topology, _gpus_of(settings, topology, environ, host))
     masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
     allowed = CpuSet().union(*masks.values())
     os.sched_setaffinity(0, allowed)
     allocation = read_allocation(environ, host)
-    memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
-    memory = share_of(memory, home.worker_count, sum(n.worker_count for n in here))
-    in_job = allocation.batch != "local"
-    facts = replace(
-        facts_of(host, topology, memory, environ, gpus=gpus, scratch=scratch, in_job=in_job),
-        allowed=CpuSet(allowed),
-        masks=masks if settings.respect_launcher else {},
+    room = room_of(allocation, run, part=(home.worker_count, sum(n.worker_count for n in here)))
+    known = {
+        "allowed": CpuSet(allowed),
+        "masks": masks if settings.respect_launcher else {},
+        "before": [n for n in here if n.node < home.node],
         **_job(run, allocation),
-    )
-    workers = plan_workers(settings, facts, home, [n for n in here if n.node < home.node])
+    }
+    workers = plan_node(settings, machine, home, room, scratch=scratch, environ=environ, **known)
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, [spec for _, spec in workers])
     if home is here[0]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hpcgpu.agent.missing import MissingRanks
     from hpcgpu.agent.rank0 import SchedulerProcess
     from hpcgpu.model import Layout, RunDocument
-    from hpcgpu.model.bootstrap import BootstrapSettings
 
 Records = list[dict[str, Any]]
 # A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
@@ -37,9 +36,15 @@ class Rank:
     Parameters
     ----------
     document : str
-        The run document; only leaders, of which there are few, read more of it than its bootstrap settings.
+        The run document. Each rank reads its bootstrap settings, once; leaders, of which there are few, also read the
+        whole of it, once.
     environ : mapping of str to str
         The process's environment.
+
+    Attributes
+    ----------
+    exit_file : str
+        Where rank 0 writes its exit code for its launcher; empty: nowhere.
 
     """
 
@@ -50,8 +55,9 @@ class Rank:
         self._bootstrap = read_bootstrap_settings(document)
         self._allocation = read_allocation(environ)
         self._facts = self._allocation.rank
+        self.exit_file = "" if self._facts.rank else self._bootstrap.exit_file
         self._host = self._allocation.node_name or os.uname().nodename
-        # No other rank can fork for one with devices of its own, nor where the launcher does not say where ranks are.
+        # A rank starts its own workers if it has its own devices, or if the launcher names no local rank.
         own_devices = is_isolated(environ) and self._bootstrap.gpus is None
         self._isolated = self._facts.local_rank is None or own_devices
         self._scheduler: SchedulerProcess | None = None
@@ -110,10 +116,10 @@ class Rank:
             return self._lead(resources, records, layout, failover)
 
     def _check_exit_file(self) -> None:
-        if self._facts.rank == 0 and self._bootstrap.exit_file:
+        if self.exit_file:
             from hpcgpu.host import exit_file
 
-            exit_file.check(self._bootstrap.exit_file, self._host)
+            exit_file.check(self.exit_file, self._host)
 
     def _check_lease(self) -> None:
         """Raise LaunchError if this job's cluster no longer has a client."""
@@ -148,7 +154,7 @@ class Rank:
         if self._facts.size == 1:
             records = [self._record(resources)]
         elif bootstrap.rendezvous == "file":
-            self._folder = rendezvous_folder(bootstrap, self._environ)
+            self._folder = rendezvous.folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
                 rendezvous.clear_old(self._folder.parent)
             own = self._record(resources)
@@ -171,7 +177,7 @@ class Rank:
 
         folder = None
         with contextlib.suppress(LaunchError):
-            folder = rendezvous_folder(self._bootstrap, self._environ)
+            folder = rendezvous.folder_of(self._bootstrap, self._environ)
         return MissingRanks(self._facts, self._environ, self._host, folder, self._bootstrap.death_timeout_s)
 
     def _end_late(self) -> None:
@@ -274,26 +280,3 @@ class Rank:
 
         with ForcedEnd(resources.fork_server, context.followers) as forced:
             return asyncio.run(lead())
-
-
-def rendezvous_folder(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
-    """Return the folder of this run's rendezvous: the document's, or one that this launch alone has.
-
-    Raises
-    ------
-    LaunchError
-        Nothing in the environment is this launch's alone.
-
-    """
-    from pathlib import Path
-
-    from hpcgpu.host.home import own_folder
-
-    if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
-        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch}"
-    if not (launch := bootstrap.launch or read_launch(environ)):
-        raise LaunchError(
-            "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
-            "nothing tells this launch from another"
-        )
-    return own_folder("rendezvous") / launch

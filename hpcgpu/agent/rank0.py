@@ -22,7 +22,7 @@ from hpcgpu.agent.fork_server import ForkServer, LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
-from hpcgpu.host.addresses import loopback, own_addresses
+from hpcgpu.host.addresses import local_address, loopback, own_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
@@ -107,7 +107,8 @@ class SchedulerProcess:
     allocation : Allocation
         A batch system's log shows the summary of a run; a cluster object on this machine only if asked.
     local : bool
-        True when all ranks are on this node and nobody is outside: then it listens on loopback only.
+        True when all ranks are on this node and nobody is outside: then it listens on loopback only, or on the
+        interface that the user names.
 
     """
 
@@ -117,7 +118,9 @@ class SchedulerProcess:
         from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
         settings = run.settings
-        self._local, self._interface, self._loopback = local, settings.interface, loopback()
+        loopback()  # the dashboard is there
+        self._interface = settings.interface
+        self._own_address = local_address(settings.interface) if local else ""
         self.protocol = protocol(settings)
         if self.protocol == "ucx" and not is_ucx_installed():
             raise LaunchError(f"protocol='ucx' {ucx_missing()}")
@@ -127,7 +130,7 @@ class SchedulerProcess:
             log.say(words)
         spec = SchedulerSpec(
             local_directory=str(resources.scratch.path),
-            host=self._loopback if local else (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
+            host=self._own_address or (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
             protocol=self.protocol,
             certificate=self.certificate,
             dashboard_secret=self.secret,
@@ -146,11 +149,10 @@ class SchedulerProcess:
         """Wait until the scheduler listens; return its addresses and certificate."""
         started = self.child.wait_started()
         self.dashboard_port = started["dashboard_port"]
-        hosts = (self._loopback,) if self._local else own_addresses(started["hosts"], self._interface)
+        own = self._own_address
+        hosts = (own,) if own else own_addresses(started["hosts"], self._interface)
         return {
             "addresses": [f"{self.protocol}://{_bracketed(h)}:{started['port']}" for h in hosts],
-            "protocol": self.protocol,
-            "local": self._local,
             "cert": self.certificate.cert_pem if self.certificate else "",
             "key": self.certificate.key_pem if self.certificate else "",
         }
@@ -166,7 +168,7 @@ def _bracketed(host: str) -> str:
 
 
 class Rank0Leader(Leader):
-    """What :class:`Leader` does, and the run as a whole."""
+    """The leader of rank 0's node, which also has the run as a whole."""
 
     def __init__(
         self,
@@ -365,7 +367,7 @@ class Rank0Leader(Leader):
             env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
         if not dask.config.get("temporary-directory", None):
             env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # by default Dask takes names that can be guessed
-        if self.context.scheduler["protocol"] == "ucx":
+        if self._scheduler.protocol == "ucx":
             preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_preload"]
             env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
         if self.context.scheduler["cert"]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcgpu.model import RankFacts
+    from hpcgpu.model.bootstrap import BootstrapSettings
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES = 8192
@@ -66,7 +67,7 @@ _OLD_S = 86400.0
 
 
 class Deadline(NamedTuple):
-    """How long to wait for the other ranks, in seconds, and what to do; in other threads, for the first is in MPI.
+    """The time for the other ranks to come, in seconds, and what follows it; in other threads: the first is in MPI.
 
     Attributes
     ----------
@@ -100,8 +101,8 @@ def meet_by_mpi(
     limit : Deadline
         How long to wait for the other ranks.
     launch : str
-        What only this launch has in its environment, where the rank whose ``local_rank`` is 0 comes later than others
-        of its node; empty: nobody waits for it.
+        A word that only this launch's environment holds. Other ranks of a node wait for local rank 0. Empty: they do
+        not wait.
 
     Raises
     ------
@@ -320,7 +321,7 @@ class _FileRendezvous:
         return [answer["record"] for answer in world]
 
     def answer(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Answer each call, of which the last is rank 0's, and wait for a world that has the answer."""
+        """Answer each call until rank 0 calls. Then wait for the world that holds this answer."""
         from hpcgpu.host import private
 
         rank, word = self._facts.rank, os.urandom(16).hex()
@@ -375,3 +376,26 @@ class _File:
             return None
         self._seen = seen
         return json.loads(text)
+
+
+def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
+    """Return the folder of this run's rendezvous: the document's, or one that this launch alone has.
+
+    Raises
+    ------
+    LaunchError
+        Nothing in the environment is this launch's alone.
+
+    """
+    from pathlib import Path
+
+    from hpcgpu.host.home import own_folder
+
+    if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
+        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch}"
+    if not (launch := bootstrap.launch or read_launch(environ)):
+        raise LaunchError(
+            "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
+            "nothing tells this launch from another"
+        )
+    return own_folder("rendezvous") / launch

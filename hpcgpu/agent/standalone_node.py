@@ -36,7 +36,7 @@ _OWN_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneOptions:
-    """What ``dask worker`` is told beside a worker's own options.
+    """Options of ``dask worker`` beside a worker's own.
 
     Attributes
     ----------
@@ -165,9 +165,11 @@ class _StandaloneNode:
 
     async def _start(self) -> None:
         from hpcgpu.deploy.network.connect_first import connect_first
+        from hpcgpu.deploy.processes.nanny import make_nanny
 
         reached = await connect_first([self._options.scheduler], self._security, self._settings.death_timeout_s)
-        self._nannies = [self._nanny(reached.own_host, spec) for spec in self._specs]
+        given: dict[str, Any] = {"spawner": self._spawner, "security": self._security, **self._options.options}
+        self._nannies = [make_nanny(reached, self._settings, spec, **given) for spec in self._specs]
         done = await asyncio.gather(*(n.start() for n in self._nannies), return_exceptions=True)
         if failed := [e for e in done if isinstance(e, BaseException)]:
             raise LaunchError(f"{len(failed)} of {len(done)} workers could not be started: {failed[0]}")
@@ -189,19 +191,3 @@ class _StandaloneNode:
             log.say(f"handed over the data of {len(left)} of {len(addresses)} workers")
         except (OSError, TimeoutError) as error:
             log.say(f"data could not be handed over: {error or 'out of time'}")
-
-    def _nanny(self, own_host: str, spec: WorkerSpec) -> Nanny:
-        from hpcgpu.deploy.processes.nanny import ForkNanny, listens_on
-
-        given = self._settings.interface
-        listens = {"interface": given} if given else listens_on(own_host, spec.binding.interface)
-        return ForkNanny(
-            self._options.scheduler,
-            spawner=self._spawner,
-            spec=spec,
-            rank=0,
-            security=self._security,
-            protocol=self._settings.protocol,
-            death_timeout=self._settings.death_timeout_s,
-            **{**listens, **self._options.options},
-        )

@@ -27,9 +27,7 @@ _CARRIES: Mapping[str, tuple[re.Pattern[str], str]] = MappingProxyType(
     {
         "-N": (re.compile(r"[\w.+-]+", re.ASCII), "ASCII letters, digits and . + - _"),
         "-q": (re.compile(r"[\w.@:-]+", re.ASCII), "ASCII letters, digits and . @ : - _"),
-        **dict.fromkeys(
-            ("-A", "-P"), (re.compile(r"[\w.:/+=@%~^\[\]-]+"), "letters, digits and . : / + = @ % ~ ^ - _")
-        ),
+        **dict.fromkeys(("-A", "-P"), _ACCOUNT),
         "-o": (re.compile(r"[\w./+=@%~^\[\]-]+", re.ASCII), "ASCII letters, digits and . / + = @ % ~ ^ - _"),
     }
 )

@@ -27,8 +27,8 @@ class _LikeDasks(Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
-            if foreign := DASK_WORKER.get(name) or DASK_CUDA.get(name):
-                raise ConfigError(f"{error.option_name}: {foreign.instead}") from error
+            if known := DASK_WORKER.get(name) or DASK_CUDA.get(name):
+                raise ConfigError(f"{error.option_name}: {known.instead}") from error
             raise
 
 
@@ -72,14 +72,14 @@ def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> i
     tls = {n: words.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
     options = {n: words.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
     options |= {n: list(words.pop(n)) or None for n in ("preload", "preload_nanny")}
-    joining = StandaloneOptions(
+    standalone = StandaloneOptions(
         scheduler=_address(scheduler, scheduler_file),
         name=words.pop("name"),
         workers=words.pop("nworkers"),
         tls={n: path for n, path in tls.items() if path},
         options={n: value for n, value in options.items() if value is not None},
     )
-    return run(given_settings(words), FROM, joining)
+    return run(given_settings(words), FROM, standalone)
 
 
 def _address(given: str | None, file: str | None) -> str:

@@ -21,6 +21,7 @@ A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from distributed import Worker
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import parents
+from hpcgpu.supervise import tasks
 
 _NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
 logger = logging.getLogger("distributed.worker.memory")
@@ -41,7 +43,7 @@ async def dask_setup(worker: Worker) -> None:
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
     on the event loop: the worker answers nobody meanwhile.
     """
-    if intruder := parents.changed_by(Path(worker.local_directory)):
+    if intruder := await tasks.in_thread(functools.partial(parents.changed_by, Path(worker.local_directory))):
         logger.warning(
             "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
             "--local-directory below a folder that is yours alone",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -30,21 +30,33 @@ def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[s
         The interface does not exist here, or no address can be reached from other nodes.
 
     """
-    families = [_FAMILIES[host] for host in bound]
-    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    there = {
-        name: [a.address for a in found if a.family in families]
-        for name, found in psutil.net_if_addrs().items()
-        if name in up
-    }
-    if interface is not None and interface not in there:
-        raise LaunchError(f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(there))}")
+    there = _of_interfaces([_FAMILIES[host] for host in bound])
+    _check(interface, there)
     out = [a for name, found in there.items() for a in found if interface in (None, name) and _is_reachable(a)]
     if not out:
         raise LaunchError(
             f"no interface of this node has an address that others can reach ({', '.join(sorted(there))})"
         )
     return tuple(sorted(out, key=lambda a: ":" in a))
+
+
+def local_address(interface: str | None) -> str:
+    """Return where a run listens that is all on this node: on loopback, or at an address of the interface, IPv4 first.
+
+    Raises
+    ------
+    LaunchError
+        The interface does not exist here, or it has no address.
+
+    """
+    if interface is None:
+        return loopback()
+    there = _of_interfaces((socket.AF_INET, socket.AF_INET6))
+    _check(interface, there)
+    out = [a for a in there[interface] if not ipaddress.ip_address(a).is_link_local]
+    if not out:
+        raise LaunchError(f"the interface {interface!r} has no IP address")
+    return min(out, key=lambda a: ":" in a)
 
 
 def loopback() -> str:
@@ -69,12 +81,22 @@ def loopback() -> str:
 
 def usable_interfaces() -> frozenset[str]:
     """Return the interfaces of this node that are up and have an IP address."""
+    return frozenset(name for name, found in _of_interfaces((socket.AF_INET, socket.AF_INET6)).items() if found)
+
+
+def _of_interfaces(families: Sequence[socket.AddressFamily]) -> dict[str, list[str]]:
+    """Return the addresses of each interface that is up."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    return frozenset(
-        name
+    return {
+        name: [a.address for a in found if a.family in families]
         for name, found in psutil.net_if_addrs().items()
-        if name in up and any(a.family in (socket.AF_INET, socket.AF_INET6) for a in found)
-    )
+        if name in up
+    }
+
+
+def _check(interface: str | None, there: Mapping[str, object]) -> None:
+    if interface is not None and interface not in there:
+        raise LaunchError(f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(there))}")
 
 
 def _is_reachable(address: str) -> bool:

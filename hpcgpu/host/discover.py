@@ -26,7 +26,7 @@ def topology() -> Topology:
     """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel.
 
     ``source`` names where it came from; ``warnings`` say what is missing. No CUDA context is made.
-    Where nothing describes the machine it is what this process may run on, as one NUMA node.
+    If no source describes the machine, it is one NUMA node with the CPUs of this process.
     ``HWLOC_FSROOT`` is followed as hwloc does: the folder that stands for ``/``.
     """
     found, warnings = _machine()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hpcgpu.errors import ConfigError
@@ -62,6 +62,18 @@ def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
         gpus=tuple(g if g.numa_node is not None else replace(g, numa_node=only) for g in topology.gpus),
         nics=tuple(n if n.numa_node is not None else replace(n, numa_node=only) for n in topology.nics),
     )
+
+
+def openable(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs and MIG slices of this node that this process may use: those of NVML that CUDA would show.
+
+    Raises
+    ------
+    ConfigError
+        ``CUDA_VISIBLE_DEVICES`` is wrong, as in :func:`visible`.
+
+    """
+    return visible(nvml_facts()[0], environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:

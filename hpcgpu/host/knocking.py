@@ -22,8 +22,8 @@ TRIES = 3  # the fastest of them counts: the other machine may be at work
 _OTHER = "another program listens there"
 
 
-class Place(NamedTuple):
-    """Where a machine listens; ``protocol`` is ``tcp``, ``tls`` or ``ucx``."""
+class Endpoint(NamedTuple):
+    """An address at which a machine listens; ``protocol`` is ``tcp``, ``tls`` or ``ucx``."""
 
     interface: str
     address: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How an attempt to connect ended: seconds until the answer, the other's clock less ours, or an error."""
+    """The end of an attempt to connect: seconds until the answer, the other's clock less ours, or an error."""
 
     took_s: float = 0.0
     clock_s: float = 0.0
@@ -58,13 +58,13 @@ class Listener:
         self._tls = _context(certificate, ssl.PROTOCOL_TLS_SERVER) if certificate else None
         self._sockets: list[socket.socket] = []
         self.where = tuple(
-            place
+            endpoint
             for interface, address in probes.interfaces()
             for protocol in (("tcp", "tls") if certificate else ("tcp",))
-            for place in self._listen(interface, address, protocol)
+            for endpoint in self._listen(interface, address, protocol)
         )
 
-    def _listen(self, interface: str, address: str, protocol: str) -> tuple[Place, ...]:
+    def _listen(self, interface: str, address: str, protocol: str) -> tuple[Endpoint, ...]:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             sock = socket.create_server((address, 0), family=family)
@@ -73,7 +73,7 @@ class Listener:
         self._sockets.append(sock)
         tls = self._tls if protocol == "tls" else None
         threading.Thread(target=self._serve, args=(sock, tls), daemon=True).start()
-        return (Place(interface, address, int(sock.getsockname()[1]), protocol),)
+        return (Endpoint(interface, address, int(sock.getsockname()[1]), protocol),)
 
     def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         while True:
@@ -116,12 +116,12 @@ def _context(certificate: Path, way: int) -> ssl.SSLContext:
     return context
 
 
-def knock(place: Place, token: str, certificate: Path | None = None) -> Answer:
-    """Connect to another machine's :class:`Listener`; a place of TLS needs the certificate."""
-    tls = _context(certificate, ssl.PROTOCOL_TLS_CLIENT) if certificate and place.protocol == "tls" else None
+def knock(endpoint: Endpoint, token: str, certificate: Path | None = None) -> Answer:
+    """Connect to another machine's :class:`Listener`; an endpoint of TLS needs the certificate."""
+    tls = _context(certificate, ssl.PROTOCOL_TLS_CLIENT) if certificate and endpoint.protocol == "tls" else None
     began_s, before_s = time.perf_counter(), time.time()
     try:
-        plain = socket.create_connection(place[1:3], timeout=CONNECT_S)
+        plain = socket.create_connection(endpoint[1:3], timeout=CONNECT_S)
         with plain, tls.wrap_socket(plain) if tls else plain as sock:
             sock.sendall(token.encode())
             with sock.makefile() as answers:
@@ -131,11 +131,11 @@ def knock(place: Place, token: str, certificate: Path | None = None) -> Answer:
     return read_answer(said, time.perf_counter() - began_s, before_s)
 
 
-def knock_often(place: Place, token: str, certificate: Path | None = None) -> Answer:
+def knock_often(endpoint: Endpoint, token: str, certificate: Path | None = None) -> Answer:
     """Connect a few times; return the attempt that failed, or else the fastest."""
-    answers = [knock(place, token, certificate)]
+    answers = [knock(endpoint, token, certificate)]
     while len(answers) < TRIES and not answers[-1].error:
-        answers.append(knock(place, token, certificate))
+        answers.append(knock(endpoint, token, certificate))
     return best_of(answers)
 
 

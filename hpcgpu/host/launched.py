@@ -36,7 +36,7 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
     Raises
     ------
     LaunchError
-        There is no such program, or it is none.
+        The program does not exist, or is not executable.
 
     """
     import subprocess

@@ -22,14 +22,14 @@ _EIGHTHS = 8  # the parts that MIG divides a GPU's memory into
 
 
 class NvmlFacts(NamedTuple):
-    """What NVML says.
+    """The facts of NVML.
 
     Attributes
     ----------
     gpus : tuple of Gpu
         GPUs that are not divided, and the slices of the others; by PCI address, slices in NVML's order.
     warnings : tuple of str
-        What could not be read, for people.
+        Facts that could not be read, for people.
     memory_nodes : CpuSet
         The NUMA nodes that are a GPU's own memory (Grace Hopper).
 

@@ -1,4 +1,4 @@
-"""What the doctor looks at on a machine: each look has a time limit of its own, and changes nothing."""
+"""The doctor's probes of a machine: each has a time limit of its own, and changes nothing."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ _TOO_LATE = 124
 def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict[str, Any], dict[str, str]]:
     """Look at several things at once; return what was seen, and why the rest was not.
 
-    A look that takes longer is left alone, in a thread that ends with this process: a file system that hangs lets
-    nobody end its calls.
+    A late probe goes on in a daemon thread: no call on a hung file system can be cancelled.
 
     Parameters
     ----------

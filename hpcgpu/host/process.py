@@ -79,7 +79,7 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
     Raises
     ------
     LaunchError
-        There is no such program, or it is none.
+        The program does not exist, or is not executable.
 
     """
     log.flush()

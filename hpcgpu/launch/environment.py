@@ -40,7 +40,11 @@ _SLURM_MEMORY = (
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
+# By these a process knows its job and its rank (read_allocation, read_rank). Processes that are not to know of a job
+# must not have them; what users set for their MPI (OMPI_MCA_*) stays.
+SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
+# More than these, and without those of PBS: what sbatch and srun would take from this job into another (of_this_job).
+_INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
 
@@ -181,12 +185,12 @@ def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of the variables that a job which is submitted from this one must not inherit.
 
     sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
-    none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). What users have set for srun cannot be told
-    from what Slurm has set. Of a script in a run, the way to that run's scheduler stays here, too.
+    none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Nobody can tell the users' variables for
+    srun from those of Slurm. Of a script in a run, the way to that run's scheduler stays here, too.
     """
     if "SLURM_JOB_ID" not in environ and SCRIPT_ADDRESS not in environ:
         return frozenset()
-    launched = {name for name in environ if name.startswith(_OF_A_JOB) and "_MCA_" not in name}
+    launched = {name for name in environ if name.startswith(_INHERITED) and "_MCA_" not in name}
     ours = {SCRIPT_ENV, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, *environ.get(SCRIPT_ENV, "").split(",")}
     return frozenset((launched | ours) & environ.keys() - {"SLURM_CONF"})
 

@@ -26,7 +26,7 @@ _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, 
 
 
 class Gpu(Protocol):
-    """What an array needs of its GPU; :class:`hpcgpu.sim.SimGpu` is one."""
+    """The members of a GPU that its arrays need; :class:`hpcgpu.sim.SimGpu` has them."""
 
     def asarray(self, x: Any) -> SimArray:  # noqa: ANN401
         """Copy from the host."""
@@ -229,6 +229,16 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         if isinstance(result, (list, tuple)):
             return type(result)(map(self._up, result))
         return result
+
+
+def host_of(array: SimArray) -> np.ndarray:
+    """Return the array of numpy in which a device array lies. A function: CuPy's arrays have no such attribute."""
+    return array._host
+
+
+def buffer_of(array: SimArray) -> Buffer:
+    """Return the buffer in which an array lies."""
+    return array._allocation
 
 
 # The methods and attributes of ndarray that CuPy's arrays have, too.

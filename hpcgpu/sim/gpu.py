@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hpcgpu.model.simulated import DEFAULT_BYTES
-from hpcgpu.sim.array import SimArray
+from hpcgpu.sim.array import SimArray, buffer_of, host_of
 from hpcgpu.sim.memory import NUMBERS, Blocks
 from hpcgpu.sim.usage import Usage
 
@@ -108,12 +108,12 @@ class SimGpu:
             The device has no room.
 
         """
-        if isinstance(x, SimArray) and x._allocation.gpu is self:
+        if isinstance(x, SimArray) and buffer_of(x).gpu is self:
             return x
         host = x.get() if isinstance(x, SimArray) else np.asarray(x)
         _check(host.dtype)
         device = self.empty_as(np.empty_like(host, subok=False))
-        np.copyto(device._host, host)
+        np.copyto(host_of(device), host)
         self._count("h2d", host.nbytes)
         return device
 
@@ -144,18 +144,18 @@ class SimGpu:
 
     def buffer_of(self, array: SimArray) -> tuple[int, int]:
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes."""
-        return id(array._allocation), array._allocation.nbytes
+        buffer = buffer_of(array)
+        return id(buffer), buffer.nbytes
 
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
         """Copy the one buffer of all the arrays to the host, once; return it, and the layout of each array in it."""
-        root = _root(arrays[0]._host)
-        raw = _bytes_of(root)
+        root = _root(host_of(arrays[0]))
         start = _address(root)
         views = []
-        for a in (array._host for array in arrays):
+        for a in map(host_of, arrays):
             views.append(View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0))
         copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
-        np.copyto(copy, raw)
+        np.copyto(copy, _bytes_of(root))
         self._count("d2h", root.nbytes)
         return copy, views
 

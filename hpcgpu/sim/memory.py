@@ -45,7 +45,7 @@ class Blocks:
     Parameters
     ----------
     most_bytes : int
-        What is kept at most.
+        The most that is kept.
     changed : callable
         Called when ``nbytes`` has changed, in any thread.
 

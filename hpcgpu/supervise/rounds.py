@@ -9,7 +9,7 @@ from hpcgpu.errors import HpcGpuError
 from hpcgpu.model.backoff import Backoff
 
 logger = logging.getLogger("distributed.hpcgpu")
-# A fault that passes is not worth an error to whoever waits for the work's results.
+# Waiting callers get an error only after three failures in a row.
 _TROUBLE = 3
 
 
@@ -26,7 +26,7 @@ class Rounds:
     Attributes
     ----------
     error : BaseException or None
-        What the last round raised; None when it went well.
+        The error of the last round; None: it went well.
 
     """
 

@@ -33,7 +33,7 @@ class Loop:
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes of it at present, for those who wait; empty when it works."""
+        """Reason of the present failures, for waiting callers; empty: it works."""
         return self._rounds.trouble
 
     def done(self) -> bool:
@@ -124,7 +124,7 @@ def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
     every_s : float
         The interval.
     what : str
-        What is done, as people would call it.
+        Name of the work, for people.
 
     """
     return Timer(call, every_s, what)
@@ -200,7 +200,7 @@ class Alarm:
 
     @property
     def is_time_to_ask(self) -> bool:
-        """Whether the time for the question has come."""
+        """True once the time for the question has come."""
         return self.ask_at_s is not None and self.now_s() >= self.ask_at_s
 
     def set_in(self, ask_s: float | None, wake_s: float | None) -> None:

@@ -22,7 +22,7 @@ class Loop:
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes of it at present, for those who wait; empty when it works."""
+        """Reason of the present failures, for waiting callers; empty: it works."""
         return self._rounds.trouble
 
     def is_alive(self) -> bool:

@@ -7,14 +7,14 @@ import secrets
 
 from hpcgpu.deploy.doctor import ucx_link
 from hpcgpu.host import probes
-from hpcgpu.host.knocking import Place
+from hpcgpu.host.knocking import Endpoint
 
 
 def test_who_knows_the_token_gets_the_time() -> None:
     assert ucx_link.is_there()
     token = secrets.token_hex(16)
     with contextlib.closing(ucx_link.Server(token)) as server:
-        there = Place("lo", "127.0.0.1", server.port, "ucx")
+        there = Endpoint("lo", "127.0.0.1", server.port, "ucx")
         (answer,) = ucx_link.knock_all([there], token)
         assert answer.error == ""
         assert answer.took_s > 0

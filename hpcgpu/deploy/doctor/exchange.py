@@ -10,7 +10,7 @@ import msgspec
 
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import private
-from hpcgpu.host.knocking import Place
+from hpcgpu.host.knocking import Endpoint
 from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 
@@ -32,7 +32,7 @@ class Listening:
     """A node that listens, and at which places; why UCX does not."""
 
     host: str
-    where: tuple[Place, ...]
+    where: tuple[Endpoint, ...]
     no_ucx: str = ""
 
 

@@ -18,7 +18,7 @@ from hpcgpu.deploy.doctor.exchange import CERTIFICATE, Listening, Order
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import probes, process
-from hpcgpu.host.knocking import Answer, Listener, Place, knock_often
+from hpcgpu.host.knocking import Answer, Endpoint, Listener, knock_often
 from hpcgpu.plan.doctor.facts import Link
 
 _MEET_S = 30.0  # for the other nodes to come, and for the login node to have knocked
@@ -41,7 +41,7 @@ def _knock_by(protocol: str, source: str, target: Listening, order: Order, certi
     return [_link(source, target, place, answers[str(i)]) for i, place in enumerate(places)]
 
 
-def _link(source: str, target: Listening, place: Place, answer: Answer) -> Link:
+def _link(source: str, target: Listening, place: Endpoint, answer: Answer) -> Link:
     return Link(
         source=source,
         target=target.host,
@@ -113,11 +113,11 @@ class _UcxServer:
             except RuntimeError as error:
                 self.why_not = str(error)
 
-    def places(self, where: Sequence[Place]) -> tuple[Place, ...]:
+    def places(self, where: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
         """Return where UCX listens: it goes by IPv4, at all addresses."""
         port = self._server.port if self._server else 0
         found = [place for place in where if place.protocol == "tcp" and "." in place.address]
-        return tuple(Place(p.interface, p.address, port, "ucx") for p in found if port)
+        return tuple(Endpoint(p.interface, p.address, port, "ucx") for p in found if port)
 
     def __enter__(self) -> _UcxServer:
         return self

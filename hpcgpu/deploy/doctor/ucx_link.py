@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcgpu.host import process
 from hpcgpu.host import run as programs
-from hpcgpu.host.knocking import CONNECT_S, TRIES, Answer, Place, best_of, read_answer
+from hpcgpu.host.knocking import CONNECT_S, TRIES, Answer, Endpoint, best_of, read_answer
 from hpcgpu.model import Command
 
 NOT_THERE = "ucxx is not installed: --protocol ucx needs pip install 'hpcgpu[ucx]'"
@@ -67,7 +67,7 @@ class Server:
         self._process.communicate()
 
 
-def knock_all(places: Sequence[Place], token: str) -> tuple[Answer, ...]:
+def knock_all(places: Sequence[Endpoint], token: str) -> tuple[Answer, ...]:
     """Connect to each place by UCX, in a process of its own.
 
     Raises

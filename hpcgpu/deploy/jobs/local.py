@@ -15,6 +15,7 @@ from typing import BinaryIO
 from hpcgpu.deploy.jobs.logs import tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
+from hpcgpu.launch.environment import SEEN_OF_A_JOB
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.launcher import Launch
@@ -23,7 +24,6 @@ from hpcgpu.supervise import tasks
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
-_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
 
 
 class LocalJob:
@@ -109,7 +109,7 @@ class LocalJob:
 
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment: they are to know nothing of a batch job that this process may be in."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)}
+        own = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
         environ = {**own, **process.rank_env(own, self._preload), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 

@@ -40,7 +40,7 @@ class Route:
 class _Failure:
     why: str
     refused: bool = False
-    foreign: bool = False
+    other_cluster: bool = False
 
 
 async def connect_first(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Route:
@@ -90,7 +90,7 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
     reasons = [f"{a}: {failures[a].why if a in failures else 'no answer'}" for a in addresses]
     said = "; ".join(reasons) or "it has published no address"
     waited_s = time.monotonic() - began
-    kind = TrustError if any(f.foreign for f in failures.values()) else LaunchError
+    kind = TrustError if any(f.other_cluster for f in failures.values()) else LaunchError
     raise kind(f"the scheduler could not be reached ({said}); tried for {waited_s:.1f} s")
 
 
@@ -123,8 +123,8 @@ def _own_host(local: str, peer: str) -> str:
 
 def _refusal(error: BaseException) -> _Failure:
     # Only our own check of a certificate is certain: a middlebox without TLS may stand between us and the scheduler.
-    foreign = isinstance(error, ssl.SSLCertVerificationError)
+    other_cluster = isinstance(error, ssl.SSLCertVerificationError)
     why = f"the certificates do not belong together: {error}"
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:
         why = f"{error.verify_message}, by this host's clock ({time.strftime('%F %T %z')})"
-    return _Failure(why, refused=True, foreign=foreign)
+    return _Failure(why, refused=True, other_cluster=other_cluster)

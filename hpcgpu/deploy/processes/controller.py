@@ -50,7 +50,7 @@ class ControllerElection:
         Raises
         ------
         HpcGpuError
-            What the controller raised; or no object is left, not even the caller.
+            The controller raised it; or no object is left, not even the caller.
 
         """
         while self._comms:

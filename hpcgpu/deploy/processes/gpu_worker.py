@@ -88,6 +88,8 @@ class GPUWorker(SilentWorker):
             "plugins": (*plugins, SpillPlugin(spec), WorkerFacts(spec)),
             "dashboard": False,
         }
+        if settings.interface and not kwargs.get("host"):
+            ours["interface"] = settings.interface
         handshakes.limit()
         super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
         protocols.prepare(self.scheduler.address)
@@ -99,8 +101,8 @@ class GPUWorker(SilentWorker):
 def _settings(kwargs: dict[str, Any]) -> Settings:
     """Return the settings; options that distributed's Worker does not know are taken out of its arguments."""
     given = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
-    # the Worker itself takes protocol, interface, resources and death_timeout
-    shared = ("nthreads", "memory_limit", "local_directory")
+    # the Worker itself takes protocol, resources and death_timeout
+    shared = ("nthreads", "memory_limit", "local_directory", "interface")
     given |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
     return wanted_settings.read(given, "keyword {name} of GPUWorker").settings
 

@@ -19,14 +19,16 @@ from typing import Any
 import dask
 from distributed import Nanny
 from distributed.core import Status
+from distributed.security import Security
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.network.connect_first import Route
 from hpcgpu.deploy.processes import devices
 from hpcgpu.deploy.processes.control import Child, Control, Spawner
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
-from hpcgpu.model import WorkerSpec
+from hpcgpu.model import Settings, WorkerSpec
 from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.nanny")
@@ -88,19 +90,44 @@ class ForkNanny(Nanny):
         return str(await super().close(timeout=timeout, reason=reason))
 
 
-def listens_on(own_host: str, interface: str) -> dict[str, str]:
-    """Return where a worker listens: on the planned interface, else at this host's address on the way to the scheduler.
+def make_nanny(
+    route: Route,
+    settings: Settings,
+    spec: WorkerSpec,
+    *,
+    spawner: Spawner,
+    security: Security,
+    rank: int = 0,
+    **options: Any,  # noqa: ANN401
+) -> ForkNanny:
+    """Return the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
 
     Parameters
     ----------
-    own_host : str
-        That address. If it is a loopback address, no interface is taken.
-    interface : str
-        The planned interface; empty if there is none.
+    route : Route
+        The way to the scheduler.
+    settings : Settings
+        The run's options.
+    spec : WorkerSpec
+        The worker.
+    spawner, security, rank : Spawner, Security, int
+        As of :class:`ForkNanny`.
+    **options
+        Further arguments of distributed's Nanny, which win.
 
     """
+    told = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
+    listens = _listens_on(route.own_host, spec.binding.interface, asked=settings.interface is not None)
+    return ForkNanny(route.address, spawner=spawner, spec=spec, rank=rank, **{**told, **listens, **options})
+
+
+def _listens_on(own_host: str, interface: str, *, asked: bool) -> dict[str, str]:
+    """Return where a worker listens: on its interface, else at this host's address on the way to the scheduler.
+
+    A planned interface is not taken where that address is loopback: nobody outside is to reach the worker.
+    """
     local = own_host.startswith("127.") or own_host == "[::1]"
-    return {"interface": interface} if interface and not local else {"host": own_host}
+    return {"interface": interface} if interface and (asked or not local) else {"host": own_host}
 
 
 class ForkedWorker:

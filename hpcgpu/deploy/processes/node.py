@@ -1,16 +1,27 @@
-"""A node's workers, planned by one process that is no rank of a run: under dask-jobqueue, dask-mpi, dask worker."""
+"""A node's workers, planned in a process on it: by a leader, or for dask-jobqueue, dask-mpi and dask worker."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, cgroup, discover, log
 from hpcgpu.host import gpus as cards
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
+from hpcgpu.model import (
+    Allocation,
+    CpuSet,
+    Gpu,
+    HostMemory,
+    NodeLayout,
+    RunDocument,
+    Settings,
+    Topology,
+    WorkerSpec,
+)
 from hpcgpu.model.limit import SHARE, read_disk_limit
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.plan.binding.bindings import simulated_gpus
@@ -57,8 +68,8 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
     if settings.gpus is not None:
         wanted = parse_simulated(settings.gpus)
         return simulated_gpus(topology, wanted.per_node, wanted.memory_bytes, host)
-    visible = {g.uuid for g in cards.visible(cards.nvml_facts()[0], environ.get("CUDA_VISIBLE_DEVICES"))}
-    return tuple(g for g in topology.gpus if g.uuid in visible)
+    mine = {g.uuid for g in cards.openable(environ)}
+    return tuple(g for g in topology.gpus if g.uuid in mine)
 
 
 def plan_here(
@@ -101,15 +112,74 @@ def plan_here(
 
     """
     asked = settings.memory_limit.nbytes
-    allocation = read_allocation(environ, machine.name)
-    memory = plan_host_memory(cgroup.memory_limit(), allocation)
-    room = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), 1, sharers)
-    in_job = allocation.batch != "local"
-    facts = facts_of(machine.name, machine.topology, room, environ, gpus=machine.gpus, scratch=scratch, in_job=in_job)
     planned = replace(settings, memory_limit=SHARE) if asked else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
-    specs = tuple(spec for _, spec in plan_workers(planned, facts, layout))
+    room = room_of(read_allocation(environ, machine.name), kept_bytes=kept_bytes, part=(1, sharers))
+    specs = tuple(spec for _, spec in plan_node(planned, machine, layout, room, scratch=scratch, environ=environ))
     return tuple(_limited(spec, asked) for spec in specs) if asked else specs
+
+
+class Room(NamedTuple):
+    """The host memory of one planner's workers, and whether a batch system has granted it."""
+
+    memory: HostMemory
+    in_job: bool
+
+
+def room_of(
+    allocation: Allocation, run: RunDocument | None = None, *, kept_bytes: int = 0, part: tuple[int, int] = (1, 1)
+) -> Room:
+    """Return the host memory of this job on this node, less what is kept, or a part of it.
+
+    Parameters
+    ----------
+    allocation : Allocation
+        The resources that were granted.
+    run : RunDocument, optional
+        The run whose job this is.
+    kept_bytes : int
+        Host memory of the job that other processes need.
+    part : tuple of int
+        This planner's share, and the sum of all planners' shares.
+
+    """
+    memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
+    left = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part)
+    return Room(left, allocation.batch != "local")
+
+
+def plan_node(
+    settings: Settings,
+    machine: Machine,
+    layout: NodeLayout,
+    room: Room,
+    *,
+    scratch: str,
+    environ: Mapping[str, str],
+    before: Sequence[NodeLayout] = (),
+    **known: Any,  # noqa: ANN401
+) -> tuple[tuple[int, WorkerSpec], ...]:
+    """Return the workers that one process plans on this node, each with its rank: a leader, or a process without ranks.
+
+    Parameters
+    ----------
+    settings, layout, before : Settings, NodeLayout, sequence of NodeLayout
+        As of :func:`hpcgpu.plan.binding.workers.plan_workers`.
+    machine : Machine
+        Where.
+    room : Room
+        The host memory of these workers.
+    scratch : str
+        A private folder for their files.
+    environ : mapping of str to str
+        The environment of this process.
+    **known
+        Further fields of NodeFacts.
+
+    """
+    gpus, topology = machine.gpus, machine.topology
+    facts = facts_of(machine.name, topology, room.memory, environ, gpus=gpus, scratch=scratch, in_job=room.in_job)
+    return plan_workers(settings, replace(facts, **known), layout, before)
 
 
 def facts_of(

@@ -227,7 +227,7 @@ class LeaderConnections:
 
     @property
     def none_come(self) -> bool:
-        """Whether there were workers, and none will be there again."""
+        """True if there were workers, and none will be there again."""
         return self._had_workers and not self._grows and not self._working and not self._awaited
 
     def notes(self) -> list[tuple[str, str]]:

@@ -32,9 +32,10 @@ class SilentWorker(Worker):
             self._beat = None
 
     async def close(self, *args: Any, **kwargs: Any) -> str | None:  # noqa: ANN401
-        """Close as distributed does, after the sign of life that is under way, unless that asks for the end."""
+        """Close as distributed does. A heartbeat that is under way is cancelled first, unless it is the caller."""
         self.periodic_callbacks["heartbeat"].stop()
-        beat, self._beat = self._beat, None  # it may be who closes: whoever comes next does not cancel that
+        # The heartbeat task itself may close the worker. Later callers must not cancel it.
+        beat, self._beat = self._beat, None
         if beat not in (None, asyncio.current_task()):
             beat.cancel()
             await asyncio.wait([beat])

@@ -1,4 +1,4 @@
-"""How many of a script's tasks are done, in one line: on a terminal it changes in place, elsewhere it comes seldom."""
+"""The number of a script's tasks that are done, in one line: it changes in place on a terminal, else comes seldom."""
 
 from __future__ import annotations
 

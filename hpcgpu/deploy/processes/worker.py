@@ -22,7 +22,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes
-from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.silent_worker import SilentWorker
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
@@ -76,22 +76,27 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         dask.config.set({"distributed.diagnostics.nvml": False})
     handshakes.limit()
     protocols.prepare(start.kwargs["scheduler_ip"])
+    try:
+        devices.open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
+    except Exception as e:
+        report, is_known = _failure(e)
+        control.sendall(encode("error", **report))
+        if is_known:
+            return 1
+        raise
     return asyncio.run(_serve(start, control))
 
 
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     control = await Control.open(sock)
     try:
-        devices.open_device(start.spec)
         worker = await make_worker(start)
     except Exception as e:
-        cause = cause_of(e)
-        words = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
-        reason = words or "".join(traceback.format_exception_only(cause)).strip()
-        control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
+        report, is_known = _failure(e)
+        control.send("error", **report)
         await control.drained()
-        if words:
-            return 1  # the nanny has the reason, and it says all
+        if is_known:
+            return 1
         raise
     control.send("started", address=worker.address, dir=worker.local_directory)
     stopping = stop_when_told(worker, control)
@@ -100,6 +105,14 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     # non-daemonic threads of user code must not keep a closed worker alive
     log.flush()
     os._exit(0)
+
+
+def _failure(error: Exception) -> tuple[dict[str, str], bool]:
+    """Return what the nanny is told of a worker that cannot start, and whether its reason says all."""
+    cause = cause_of(error)
+    words = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
+    reason = words or "".join(traceback.format_exception_only(cause)).strip()
+    return {"text": "".join(traceback.format_exception(error)), "reason": reason}, bool(words)
 
 
 async def make_worker(start: WorkerStart) -> Worker:

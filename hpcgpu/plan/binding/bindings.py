@@ -89,10 +89,8 @@ def _plan(
         *plan_memory_nodes_of_cpu_workers(topology, others, allowed_nodes, rule),
     )
     # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
-    ports = (
-        *plan_nics(topology, own, wanted.nics),
-        *plan_nics(topology, [gpu_at(topology, c) for c in others], wanted.nics),
-    )
+    rules = (wanted.nics, wanted.interface or "")
+    ports = (*plan_nics(topology, own, *rules), *plan_nics(topology, [gpu_at(topology, c) for c in others], *rules))
     out = []
     for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
         binding = Binding(

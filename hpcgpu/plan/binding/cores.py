@@ -32,7 +32,7 @@ class _Locality(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """How many cores one worker gets, and which it has so far, as positions in the list of cores."""
+    """The number of one worker's cores, and those that it has so far, as positions in the list of cores."""
 
     home: _Locality
     size: int = 0
@@ -172,7 +172,10 @@ def _set_sizes(
 
 
 def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
-    """Take a core from one of the largest shares: the farthest one, on the NUMA node of which it has fewest cores."""
+    """Take the farthest core from one of the largest shares.
+
+    Among equals take it from the NUMA node with the fewest cores of that share.
+    """
 
     def cost(share: _Share, core: int) -> tuple[int, int, int]:
         at, home = localities[core], share.home

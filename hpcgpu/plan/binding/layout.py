@@ -11,7 +11,7 @@ from hpcgpu.model import Layout, NodeLayout
 
 
 class RankRecord(NamedTuple):
-    """What a rank says of itself at the rendezvous.
+    """The facts that a rank tells of itself at the rendezvous.
 
     Attributes
     ----------

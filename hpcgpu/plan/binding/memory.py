@@ -131,7 +131,7 @@ def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocume
     granted : HostMemory
         The memory that the kernel lets the job use.
     allocation : Allocation
-        The job. What its batch system says comes first, then what we have asked for.
+        The job. The answer of its batch system comes before the request.
     run : RunDocument, optional
         Its ``memory`` counts in a job that was submitted for the run, and in each job of PBS, which may not say it.
         A user's own allocation may have been made with another number.
@@ -191,7 +191,7 @@ def plan_memory_limit_bytes(asked: Limit, memory: HostMemory, workers: int, simu
     asked : Limit
         The setting: a fraction of the node's memory for each worker, or bytes for each worker.
     memory : HostMemory
-        What the workers may use together.
+        The memory that the workers may use together.
     workers : int
         Workers on the node.
     simulated_bytes : int

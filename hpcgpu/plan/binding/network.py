@@ -25,7 +25,7 @@ class PortPlan(NamedTuple):
 
 
 def plan_nics(
-    topology: Topology, gpus: Sequence[Gpu], nics: str | tuple[str, ...] = "balanced"
+    topology: Topology, gpus: Sequence[Gpu], nics: str | tuple[str, ...] = "balanced", interface: str = ""
 ) -> tuple[PortPlan, ...]:
     """Return the ports of each worker.
 
@@ -42,6 +42,8 @@ def plan_nics(
     nics : str or tuple of str
         ``balanced``, ``nearest`` (the nearest one, whatever its load), ``ucx`` (none: UCX chooses), or names of the
         ports to balance over.
+    interface : str
+        Dask's own traffic is on this one, whatever the ports are; empty: on that of the worker's first port.
 
     Raises
     ------
@@ -52,19 +54,22 @@ def plan_nics(
     ports = Ports(topology, nics)
     if not ports.usable or not gpus:
         nothing = "no port that nics names is active" if isinstance(nics, tuple) else ""
-        return tuple(PortPlan(reasons=(nothing,) if nothing else ()) for _ in gpus)
+        return tuple(PortPlan((), interface, (nothing,) if nothing else ()) for _ in gpus)
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
     ranked = [gpus[i] for i in order]
     chosen = _nearest(ports, ranked) if nics == "nearest" else _balanced(ports, ranked)
     out = [PortPlan()] * len(gpus)
     for i, gpu, mine in zip(order, ranked, chosen, strict=True):
         reasons = [*ports.passed_over(gpu, mine[0])]
-        if mine[0].interface == "":
+        beside = mine[0].interface
+        if interface and beside and beside != interface:
+            reasons.append(f"interface={interface!r} is asked for: Dask's own traffic is not on {beside}")
+        if not interface and beside == "":
             reasons.append(f"{label(mine[0])} has no IP interface: Dask's own traffic takes the route to the scheduler")
         if nics == "ucx":
-            out[i] = PortPlan((), mine[0].interface or "", ("nics='ucx': UCX chooses among all ports itself",))
+            out[i] = PortPlan((), interface or beside or "", ("nics='ucx': UCX chooses among all ports itself",))
         else:
-            out[i] = PortPlan(mine, mine[0].interface or "", tuple(reasons))
+            out[i] = PortPlan(mine, interface or beside or "", tuple(reasons))
     return tuple(out)
 
 

@@ -16,7 +16,7 @@ DISTANCES = ("pci", "node", "package", "machine", "unknown")
 
 
 class Why(NamedTuple):
-    """Why a port is not used, said of one port and of several."""
+    """The reason why a port is not used, in words for one port and for several."""
 
     one: str
     many: str
@@ -38,7 +38,7 @@ _STATES = {
 
 
 class Distance(NamedTuple):
-    """How far a port is from a GPU; smaller is nearer.
+    """The distance of a port from a GPU; smaller is nearer.
 
     Attributes
     ----------

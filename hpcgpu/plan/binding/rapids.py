@@ -1,4 +1,4 @@
-"""What a worker sets up of RMM and cuDF."""
+"""The parts of RMM and cuDF that a worker sets up."""
 
 from __future__ import annotations
 

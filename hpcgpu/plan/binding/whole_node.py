@@ -19,7 +19,7 @@ def facts_from(topology: Topology, where: str) -> NodeFacts:
     topology : Topology
         The node.
     where : str
-        What describes it, for the message.
+        The name of its description, for the message.
 
     Raises
     ------

@@ -24,7 +24,7 @@ _USERS = ("UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a leader knows of its node.
+    """The facts of a node, as its leader knows them.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ def plan_workers(
     settings : Settings
         The run's options.
     node : NodeFacts
-        What is known of the node.
+        The facts of the node.
     shares : NodeLayout
         Which rank has which workers. The workers of one GPU follow each other; workers without a GPU come last.
     before : sequence of NodeLayout
@@ -98,7 +98,7 @@ def plan_workers(
     bindings = plan_bindings(
         node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks, shares.cpu_workers
     )
-    bindings = tuple(_reachable(b, node.interfaces) for b in bindings)
+    bindings = tuple(_reachable(b, settings, node) for b in bindings)
     limits = _memory_limits(settings, node, gpus, bindings)
     bindings = tuple(_explained(settings, node, b, limit) for b, limit in zip(bindings, limits, strict=True))
     common = nccl_env([b for b in bindings if b.gpus])
@@ -158,10 +158,15 @@ def device_limits_lowered(settings: Settings, specs: Sequence[WorkerSpec]) -> tu
     )
 
 
-def _reachable(binding: Binding, interfaces: frozenset[str] | None) -> Binding:
-    """Drop an interface without an address: Dask could not listen on it."""
-    if interfaces is None or not binding.interface or binding.interface in interfaces:
+def _reachable(binding: Binding, settings: Settings, node: NodeFacts) -> Binding:
+    """Drop an interface without an address: Dask could not listen on it. One that was asked for must have one."""
+    if node.interfaces is None or not binding.interface or binding.interface in node.interfaces:
         return binding
+    if settings.interface:
+        raise LaunchError(
+            f"{settings.said('interface')}: {node.name} has no such interface with an IP address; it has: "
+            f"{', '.join(sorted(node.interfaces))}"
+        )
     why = f"{binding.interface} has no IP address: Dask's own traffic takes the route to the scheduler"
     return replace(binding, interface="", reasons=(*binding.reasons, why))
 

@@ -76,9 +76,9 @@ def _register_tables(module: ModuleType) -> None:
 
     tables = [table for table in vars(module).values() if isinstance(table, Dispatch)]
 
-    def enter(cls: type[Proxy]) -> None:
+    def enter(cls: type[Proxy], kind: type) -> None:
         for table in tables:
-            table.register(cls, _delegate(table, cls._self_kind))
+            table.register(cls, _delegate(table, kind))
 
     for_each_class(enter)
 

@@ -96,7 +96,7 @@ class State:
             HELD.__set__(proxy, found)
             # release changes the token first and then the slot: whichever thread is last, no stale object stays
             if self.token is not token:
-                HELD.__set__(proxy, proxy._self_placeholder)
+                HELD.__set__(proxy, Placeholder(self))
         return found
 
 

@@ -39,8 +39,7 @@ class Proxy(BASE, metaclass=_Meta):
 
     def __init__(self, source: Source) -> None:
         self._self_state = State(source)
-        self._self_placeholder = Placeholder(self._self_state)
-        super().__init__(self._self_placeholder)
+        super().__init__(Placeholder(self._self_state))
         self._self_state.proxy = weakref.ref(self)
 
     @property  # type: ignore[misc] # of object it can be set, too
@@ -238,7 +237,7 @@ def _pickled(cls: Any) -> Any:  # noqa: ANN401
 
 copyreg.pickle(_Meta, _pickled)
 _CLASSES: dict[type, type[Proxy]] = {}
-_watchers: list[Callable[[type[Proxy]], None]] = []
+_watchers: list[Callable[[type[Proxy], type], None]] = []
 
 
 def make_proxy(source: Source) -> Any:  # noqa: ANN401
@@ -247,16 +246,19 @@ def make_proxy(source: Source) -> Any:  # noqa: ANN401
     if cls is None:
         cls = _class_of(source.kind)
         for watcher in _watchers:
-            watcher(cls)
+            watcher(cls, source.kind)
         cls = _CLASSES.setdefault(source.kind, cls)
     return cls(source)
 
 
-def for_each_class(do: Callable[[type[Proxy]], None]) -> None:
-    """Call ``do`` with each class of proxies, existing and future; with a future one before it has proxies."""
+def for_each_class(do: Callable[[type[Proxy], type], None]) -> None:
+    """Call ``do`` with each class of proxies, existing and future, and its objects' class.
+
+    It is called for a future class before that has proxies.
+    """
     _watchers.append(do)
-    for cls in list(_CLASSES.values()):
-        do(cls)
+    for kind, cls in list(_CLASSES.items()):
+        do(cls, kind)
 
 
 def is_proxy(x: object) -> bool:
@@ -271,8 +273,9 @@ def source_of(proxy: Any) -> Source:  # noqa: ANN401
 
 def release(proxy: Any) -> None:  # noqa: ANN401
     """Take the object from a proxy, which loads it again at the next touch. Operations under way keep the object."""
-    proxy._self_state.token = object()
-    HELD.__set__(proxy, proxy._self_placeholder)
+    state: State = proxy._self_state
+    state.token = object()
+    HELD.__set__(proxy, Placeholder(state))
 
 
 def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401

@@ -52,7 +52,7 @@ class SpillThread:
         self._shrink_requested, self._ticked_s = False, time.monotonic()
         self._above_target: Callable[[], int] | None = None
         self._excess_s: float | None = None  # the time since when there is an excess
-        self._loop = threads.keep(self._round, "the spill store's mover", pause=self._pause, backoff=_BACKOFF)
+        self._loop = threads.keep(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
     def wake(self) -> None:
         """Wake the thread."""

@@ -13,6 +13,8 @@ import pytest
 import ranks
 from waiting import until
 
+from hpcgpu.host.addresses import local_address, usable_interfaces
+
 WORLDS = pytest.mark.parametrize("count", [1, 2, 3, 6], ids=lambda n: f"{n}-ranks")
 NAMES = "print(sorted(w['name'].rpartition('-')[2] for w in c.scheduler_info()['workers'].values()))"
 
@@ -73,6 +75,20 @@ def test_a_dead_worker_is_back_and_the_clients_calls_work(tmp_path: Path) -> Non
     done = ranks.run(ranks.script(tmp_path, code), ranks=3)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['OK']\n1\n1\n"  # both nannies live in the leader
+
+
+def test_scheduler_workers_and_nannies_are_on_the_interface_that_is_asked_for(tmp_path: Path) -> None:
+    if not (named := sorted(usable_interfaces() - {"lo"})):
+        pytest.skip("this machine has loopback only")
+    code = """
+        c = Client()
+        workers = c.scheduler_info()["workers"]
+        on = [c.scheduler.address, *workers, *(w["nanny"] for w in workers.values())]
+        print(sorted({address.rpartition(":")[0] for address in on}))
+    """
+    done = ranks.run(ranks.script(tmp_path, code), ranks=3, options=("--gpus", "sim:2", "--interface", named[0]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"['tls://{local_address(named[0])}']\n"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ FLOOD = """
     (worker, facts), = identity["workers"].items()
     dashboard = (pathlib.Path(os.environ["DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY"]).parent / "dashboard").read_text()
     addresses = [c.scheduler.address, worker, facts["nanny"], dashboard]
-    doors = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
-    flood = [socket.create_connection((host, int(port))) for host, port in doors for _ in range(400)]
+    listeners = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
+    flood = [socket.create_connection((host, int(port))) for host, port in listeners for _ in range(400)]
     fresh = Client(timeout=20)
     result = fresh.submit(sum, [1, 2, 3]).result(20)
     ends = []

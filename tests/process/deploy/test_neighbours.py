@@ -38,7 +38,7 @@ def place() -> Iterator[Place]:
         yield made
 
 
-def doors(place: Place, folder: Path) -> dict[str, list[str]]:
+def commands(place: Place, folder: Path) -> dict[str, list[str]]:
     """The ways to start a run of two workers."""
     options = ("--gpus", "sim:2", "--local-directory", str(place.spill))
     path, cluster = ranks.script(folder, SUM), ranks.script(folder, CLUSTER, "cluster.py")
@@ -50,12 +50,12 @@ def doors(place: Place, folder: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("door", ["mpirun", "cluster"])
-def test_no_name_in_a_shared_folder_can_be_guessed(place: Place, tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("start", ["mpirun", "cluster"])
+def test_no_name_in_a_shared_folder_can_be_guessed(place: Place, tmp_path: Path, start: str) -> None:
     seen: list[dict[Path, set[str]]] = []
     for _ in range(2):
         with Created(*place.shared) as created:
-            code, said, wrong = place.run(doors(place, tmp_path)[door])
+            code, said, wrong = place.run(commands(place, tmp_path)[start])
         assert (code, said) == (0, "55\n"), wrong
         seen.append(created.names)
     names = set().union(*(found[folder] for found in seen for folder in (place.tmp, place.spill)))
@@ -117,7 +117,7 @@ def picture(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "door"),
+    ("kind", "start"),
     [
         ("link", "cluster"),
         ("fifo", "run"),
@@ -127,14 +127,14 @@ def picture(folder: Path) -> dict[str, tuple[object, ...]]:
     ],
 )
 def test_what_lies_in_the_way_changes_nothing_and_is_not_changed(
-    place: Place, tmp_path: Path, kind: str, door: str
+    place: Place, tmp_path: Path, kind: str, start: str
 ) -> None:
     (place.home / "precious").write_text("mine")
     (place.home / ".hpcgpu").mkdir(mode=0o700)
     as_neighbour(lambda: lay(place, kind))
     before = {folder: picture(folder) for folder in (*place.shared, place.home)}
     with locked(place):
-        code, said, wrong = place.run(doors(place, tmp_path)[door])
+        code, said, wrong = place.run(commands(place, tmp_path)[start])
     assert (code, said) == (0, "55\n"), wrong
     after = {folder: picture(folder) for folder in (*place.shared, place.home)}
     made = place.home / ".hpcgpu" / "runs"

@@ -15,7 +15,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.connect_first import connect_first
 from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import LaunchError
-from hpcgpu.host.addresses import own_addresses
+from hpcgpu.host.addresses import local_address, own_addresses
 
 ALL = ("0.0.0.0", "::")
 
@@ -64,6 +64,14 @@ def test_an_interface_that_is_not_there_or_has_no_such_address_is_said() -> None
         own_addresses(ALL, "hsn0")
     with pytest.raises(LaunchError, match="no interface of this node has an address"):
         own_addresses(("::",), "ib0")
+
+
+@pytest.mark.usefixtures("node")
+def test_a_run_on_one_node_listens_on_loopback_unless_an_interface_is_named() -> None:
+    assert (local_address(None), local_address("lo")) == ("127.0.0.1", "127.0.0.1")
+    assert (local_address("eth0"), local_address("ib0")) == ("10.0.0.2", "10.1.0.2")
+    with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
+        local_address("hsn0")
 
 
 def test_workers_come_to_a_scheduler_by_each_address_on_which_it_listens() -> None:

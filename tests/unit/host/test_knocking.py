@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.network.tls import Certificate
-from hpcgpu.host.knocking import Listener, Place, knock, knock_often
+from hpcgpu.host.knocking import Endpoint, Listener, knock, knock_often
 
 TOKEN, OTHER = "a" * 32, "b" * 32
 NOW = datetime.datetime.now(datetime.UTC)
@@ -21,7 +21,7 @@ def certificate(folder: Path, name: str, now: datetime.datetime = NOW) -> Path:
     return path
 
 
-def place(listener: Listener, protocol: str) -> Place:
+def place(listener: Listener, protocol: str) -> Endpoint:
     assert listener.where, "this machine has no address but its loopback"
     return next(there for there in listener.where if there.protocol == protocol)
 

@@ -220,6 +220,26 @@ def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
     assert "no transport" in node_warnings(Settings(protocol="ucx"), {}, specs)[0]
 
 
+def test_the_users_interface_takes_the_place_of_the_planned_one() -> None:
+    """``interface=`` is of all workers, whatever is planned for each; the ports stay."""
+    ports = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i, interface=f"ib{i}") for i in range(2))
+    there = node(topology=replace(MACHINE, nics=ports), interfaces=frozenset({"ib0", "ib1", "eth0"}))
+    assert {s.binding.interface for _, s in plan_workers(Settings(), there, SHARES)} == {"ib0", "ib1"}
+    specs = [s for _, s in plan_workers(Settings(interface="eth0"), there, SHARES)]
+    assert {s.binding.interface for s in specs} == {"eth0"}
+    assert {s.binding.nics[0].name for s in specs} == {"mlx5_0", "mlx5_1"}
+    assert specs[0].binding.reasons == ("interface='eth0' is asked for: Dask's own traffic is not on ib0",)
+    plain = plan_workers(Settings(interface="eth0"), node(interfaces=frozenset({"eth0"})), SHARES)
+    assert {s.binding.interface for _, s in plain} == {"eth0"}  # no port, so nothing is planned
+
+
+def test_an_interface_that_a_node_lacks_is_said() -> None:
+    given = Settings(interface="hsn0", sources={"interface": "--interface"})
+    why = re.escape("interface='hsn0' (set by --interface): n has no such interface with an IP address; it has: eth0")
+    with pytest.raises(LaunchError, match=why):
+        plan_workers(given, node(interfaces=frozenset({"eth0"})), SHARES)
+
+
 def test_memory_bound_to_nodes_fits_them() -> None:
     bound = Settings(memory_policy="bind")
     specs = plan_workers(bound, node(memory=HostMemory(64 << 30, "")), SHARES)

@@ -59,7 +59,7 @@ def test_a_round_that_raises_is_said_and_the_next_one_comes(
     assert not store.settle(0.2)
     until(lambda: store.tiers["device"] <= LIMIT, "what is above the limit goes down all the same")
     (said,) = [r for r in caplog.records if "ContextIsDestroyed" in r.getMessage()]
-    assert said.getMessage().startswith("the spill store's mover failed, and goes on in")
+    assert said.getMessage().startswith("the spill thread failed, and goes on in")
     assert said.exc_info
     gpu.broken = False
     assert_moves(store, gpu)
