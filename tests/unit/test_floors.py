@@ -300,19 +300,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "spill/store/buffer.py": {"_get_running_loop": "asyncio's way without an exception, which each read would pay"},
     "spill/values/aliasing.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
 }
-OF_THE_LANGUAGE = {
-    "_exit",
-    "_replace",
-    "_asdict",
-    "_fields",
-}  # of os; of named tuples, which cannot name them otherwise
-# To be mended, and this list to go.
-FOR_NOW = {
-    "deploy/cluster/cluster.py": {"_page", "_remember_summary", "_show_end"},
-    "deploy/cluster/batch.py": {
-        *("_begin", "_changed", "_log", "_make", "_must_run", "_session", "_starting", "_state"),
-    },
-}
+# Of os; of named tuples, which cannot name them otherwise.
+OF_THE_LANGUAGE = {"_exit", "_replace", "_asdict", "_fields"}
 
 
 def is_private(name: str) -> bool:
@@ -362,7 +351,7 @@ def test_no_module_touches_private_names_of_others(path: Path) -> None:
         return
     found = private_names_of_others(ast.parse(path.read_text())) - OF_THE_LANGUAGE
     allowed = PRIVATE.get(name, {}).keys()
-    assert found - FOR_NOW.get(name, set()) == allowed, "mend it, or say above why it must be; take out what is mended"
+    assert found == allowed, "mend it, or say above why it must be; take out what is mended"
 
 
 def test_no_neighbour_of_the_demo_hides_a_library() -> None:

@@ -48,7 +48,7 @@ class BatchGPUCluster(GPUCluster):
         found = runs.find(record.home(), str(name_or_jobid))
         if found.record.batch != cls.batch:
             raise ConfigError(f"{name_or_jobid} is a run of {found.record.batch}; {cls.__name__} is for {cls.batch}")
-        wanted = Wanted(found.record.run.settings, None)
+        wanted = Wanted(found.document.settings, None)
         run = BatchRun(cls.batch, wanted, cls.patience, attached=found, takes_over=shutdown_on_close)
         return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
 

@@ -18,9 +18,9 @@ from hpcgpu.deploy.cluster.session import Session
 from hpcgpu.deploy.cluster.written_run import WrittenRun
 from hpcgpu.deploy.jobs import record
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job import BatchJob, Head, Job
+from hpcgpu.deploy.jobs.job import BatchJob, Head, Job, submit_guarded
 from hpcgpu.deploy.jobs.job_loop import ClusterHooks, JobLoop
-from hpcgpu.deploy.jobs.job_plan import make_log_folder, plan_job
+from hpcgpu.deploy.jobs.job_plan import plan_job
 from hpcgpu.deploy.jobs.job_table import Present
 from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.jobs.rows import Jobs, head_row, jobs_of, member_row
@@ -193,7 +193,7 @@ class BatchRun(Run):
         )
         self._loop = JobLoop(self._written.system, policy, hooks)
         if isinstance(job, BatchJob):
-            self._loop.lead(job.recorded, self.expected, job.spec)
+            self._loop.add_head(job.recorded, self.expected, job.spec)
 
     def _present(self) -> dict[str, Present]:
         assert self._seen
@@ -208,12 +208,8 @@ class BatchRun(Run):
 
     async def _submit(self, job: Job, run: RunDocument) -> None:
         """Submit, with a guard and a record that are there before the job is."""
-        self._written = WrittenRun.of(run, self._batch, self.wanted)
-        await tasks.in_thread(self._write_down)
-        await tasks.in_thread(lambda: make_log_folder(run.settings.log_directory))
-        await tasks.in_thread(self._written.start_guard)
-        await job.submit()
-        await tasks.in_thread(self._write_down)
+        self._written = WrittenRun(Path(run.folder), record.Record.begin(run, self._batch, self.wanted.site))
+        await submit_guarded(job, run.settings.log_directory, self._write_down, self._written.start_guard)
 
     async def _take_up(self, run: record.Run, session: Session, say: Callable[[str], None]) -> Job:
         self._folder, self._written = run.folder, WrittenRun(run.folder, run.record)

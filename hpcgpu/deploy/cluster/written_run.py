@@ -7,16 +7,13 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.config import document
 from hpcgpu.deploy.jobs import guard, record
 from hpcgpu.deploy.jobs.record import Gone, Record, RecordedJob
 from hpcgpu.deploy.network import lease
-from hpcgpu.deploy.settings import Wanted
 from hpcgpu.host.run import end
-from hpcgpu.model import RunDocument, Started
+from hpcgpu.model import Started
 
 
 class WrittenRun:
@@ -34,31 +31,6 @@ class WrittenRun:
     def __init__(self, folder: Path, written: Record) -> None:
         self._folder, self._written = folder, written
         self._guard: Started | None = None
-
-    @classmethod
-    def of(cls, run: RunDocument, batch: str, wanted: Wanted) -> Self:
-        """Return a new run of this process, which is not written down yet.
-
-        Parameters
-        ----------
-        run : RunDocument
-            Its job's.
-        batch : str
-            Name of the batch system.
-        wanted : Wanted
-            Settings and site.
-
-        """
-        written = Record(
-            name=run.settings.job_name,
-            batch=batch,
-            dialect=wanted.site.spoken if wanted.site else {},
-            document=document.render(run),
-            shape=run.settings.shape,
-            client=record.Process.here(),
-            created=record.now(),
-        )
-        return cls(Path(run.folder), written)
 
     @property
     def system(self) -> BatchSystem:

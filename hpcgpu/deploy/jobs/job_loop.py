@@ -132,7 +132,7 @@ class JobLoop:
         row = self.table.head
         return row.facts if row else None
 
-    def lead(self, head: RecordedJob, expected: int, spec: JobSpec | None) -> None:
+    def add_head(self, head: RecordedJob, expected: int, spec: JobSpec | None) -> None:
         """Look after the job with the scheduler.
 
         Parameters

@@ -109,7 +109,7 @@ def test_a_job_that_takes_long_to_end_has_ended_with_its_script(pbs: Server, tmp
 
     async def check() -> None:
         jobs = JobLoop(Pbs(), Policy(late_limit_s=1.0), cluster_hooks())
-        jobs.lead(RecordedJob(id=job_id, log=str(log), exit_file=str(exit_file)), 1, None)
+        jobs.add_head(RecordedJob(id=job_id, log=str(log), exit_file=str(exit_file)), 1, None)
         try:
             while True:
                 await jobs.check()

@@ -57,7 +57,7 @@ def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path:
     async def body() -> None:
         written = (recorded(MEMBER, tmp_path),)
         jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: (written, ())))
-        jobs.lead(recorded(HEAD, tmp_path), 2, None)
+        jobs.add_head(recorded(HEAD, tmp_path), 2, None)
         fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
         await fleet.take(1, controls=False)
         known = await jobs.news()
@@ -78,7 +78,7 @@ def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
 ) -> None:
     async def body() -> None:
         jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: ((), ())))
-        jobs.lead(recorded(HEAD, tmp_path), 2, None)
+        jobs.add_head(recorded(HEAD, tmp_path), 2, None)
         fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
         await fleet.take(None, controls=True)
         await fleet.scale(0)
@@ -96,7 +96,7 @@ def test_while_nobody_answers_it_is_unknown_how_the_job_is(questions: Callable[[
 
     async def body() -> None:
         jobs = JobLoop(Slurm(), QUIET, cluster_hooks(say=said.append))
-        jobs.lead(recorded(HEAD, tmp_path), 2, None)
+        jobs.add_head(recorded(HEAD, tmp_path), 2, None)
         for _ in range(2):
             text = describe(await jobs.news(), date(2026, 11, 23)).text
             assert text == "UNKNOWN (the batch system does not answer)"
@@ -116,7 +116,7 @@ def test_a_job_that_has_just_left_its_exit_code_is_asked_about(
         policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
         jobs = JobLoop(Slurm(), policy, cluster_hooks())
         head = recorded(HEAD, tmp_path)
-        jobs.lead(head, 1, None)
+        jobs.add_head(head, 1, None)
         await when(lambda: len(questions()) == 2)  # a moment after its submission, and once more since it runs
         await jobs.news()
         asked = len(questions())  # from here on once an hour

@@ -58,7 +58,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
 def led_by(job_id: str) -> JobLoop:
     """Return what looks after a cluster of this job alone."""
     jobs = JobLoop(Slurm(), Policy(), cluster_hooks())
-    jobs.lead(RecordedJob(id=job_id, log="no.log"), 1, None)
+    jobs.add_head(RecordedJob(id=job_id, log="no.log"), 1, None)
     return jobs
 
 
