@@ -41,7 +41,7 @@ EXCEPTIONS = {
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
     ("deploy/cluster/notebook.py", "NotebookCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connector.py", "Connector.reopen", "create_task"): "awaited in the same function",
-    ("deploy/jobs/job.py", "BatchJob._answer", "create_task"): "awaited in the same function",
+    ("deploy/jobs/ending.py", "_answer", "create_task"): "awaited in the same function",
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/controller.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/sites.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for its answers, and gets what it raises",

@@ -36,7 +36,7 @@ def test_the_words_of_its_first_cluster_are_in_the_order_in_which_they_are_typed
 
 def test_a_known_machine_is_planned_for_as_shown() -> None:
     def run(start: str) -> str:
-        done = CliRunner(env={"HPCGPU_SITE": ""}).invoke(hpcgpu, line(start)[1:], catch_exceptions=False)
+        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(hpcgpu, line(start)[1:], catch_exceptions=False)
         assert done.exit_code == 0
         return str(done.output)
 
@@ -49,5 +49,5 @@ def test_a_known_machine_is_planned_for_as_shown() -> None:
 def test_the_site_that_is_named_for_its_cost_has_one() -> None:
     assert "(Vista does)" in (ROOT / "README.md").read_text()
     argv = ["plan", "--site", "vista", "--gpus", "8", "--account", "m0000", "--walltime", "01:00:00", "--no-ask"]
-    done = CliRunner(env={"HPCGPU_SITE": ""}).invoke(hpcgpu, argv, catch_exceptions=False)
+    done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(hpcgpu, argv, catch_exceptions=False)
     assert re.search(r"^  cost: about 8 SU ", done.output, re.M)
