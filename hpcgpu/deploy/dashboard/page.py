@@ -139,7 +139,7 @@ class GpuPage:
             text = (
                 f"<b>Node {html.escape(node)}</b>"
                 + (f"<ul style='color:{figures.RED}'>{''.join(dead)}</ul>" if dead else "")
-                + f"<br><img style='max-width:1200px;width:100%' src='data:image/svg+xml;base64,{image}'>"
+                + f"<br><img style='max-width:1000px;width:100%' src='data:image/svg+xml;base64,{image}'>"
             )
         if node == self._drawn:
             self._picture.text = text
