@@ -69,6 +69,13 @@ class Page:
             options["clip"] = {**box, "scale": 1}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
 
+    def whole_picture(self, path: Path, scale: float = 1.0, end: str = "document.documentElement.scrollHeight") -> None:
+        """Save a picture of the page to its end, or to the y of an expression, whatever the window shows."""
+        width, height = self.evaluate(f"[document.documentElement.clientWidth, {end}]")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+
     def size(self, width: int, height: int) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
@@ -87,7 +94,7 @@ def page(folder: Path) -> Iterator[Page]:
     """Start a browser with its files in this folder."""
     assert CHROMIUM
     argv = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    env = {**os.environ, "HOME": str(folder)}
+    env = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}  # where it leaves a socket
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as browser:
         assert browser.stderr
         try:
@@ -187,3 +194,9 @@ def change_theme(page: Page, name: str) -> None:
 def cell(number: int) -> str:
     """Return an expression for a cell, with its outputs."""
     return f"document.querySelectorAll('.jp-Cell')[{number}]"
+
+
+def click(page: Page, x: float, y: float) -> None:
+    """Press the left button at a point of the window, and let it go."""
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
