@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 import browser  # noqa: E402
-from PIL import Image  # noqa: E402 - bokeh needs it
 
 # With 400 GPUs it ends above the picture of a node, which is the same.
 _WHOLE = "document.documentElement.scrollHeight"
@@ -30,12 +29,12 @@ def main() -> None:
             assert crowd.stdin
             assert crowd.stdout
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home, browser.page(Path(home)) as tab:
-                tab.size(WIDTH, HEIGHT)
+                tab.size(WIDTH, HEIGHT, SCALE)
                 tab.go(crowd.stdout.readline().strip(), "window.Bokeh && Bokeh.documents.length > 0")
                 time.sleep(SEEN_S)
                 path = ROOT / "docs" / "pictures" / name
-                tab.whole_picture(path, SCALE, end)
-            Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+                tab.whole_picture(path, end)
+            browser.shrink(path)
             crowd.stdin.close()
 
 

@@ -14,6 +14,7 @@ from distributed.deploy.cluster import Cluster
 from distributed.protocol.pickle import dumps, loads
 
 from hpcgpu.deploy import report
+from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.jobs.rows import JobRow
 from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.plan.views.notebook import ClusterView, WorkerView, cluster_page
@@ -26,6 +27,8 @@ _SHORTEST_S, _PER_WORKER_S = 2.0, 0.08
 
 class NotebookCluster(Cluster):
     """distributed's cluster object, as a notebook shows it."""
+
+    _progress: Progress
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
         self._page = Page()
@@ -44,6 +47,9 @@ class NotebookCluster(Cluster):
             name=self.name,
             jobs=tuple((row.view.id, row.view.text, row.has, row.log) for row in self._job_rows()),
         )
+        if view.link:  # a line has said it before
+            drop = tasks.guarded(self._progress.drop, "taking back the line with the dashboard's link", tasks.say_only)
+            self.loop.add_callback(drop, f"dashboard: {view.link}")
         return self._page.html(view, self.scheduler_info["workers"]) + (cluster_status or "")
 
     def _job_rows(self) -> Sequence[JobRow]:
