@@ -21,7 +21,7 @@ from distributed.core import error_message
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
 from tornado.iostream import SSLIOStream
-from tornado.web import RedirectHandler, RequestHandler
+from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise.rounds import Rounds
@@ -134,6 +134,10 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refu
         if not rest:
             url = "status" if slash else f"{secret}/status"
             return app.get_handler_delegate(request, RedirectHandler, {"url": url, "permanent": False})
+        if (
+            rest == "sitemap.json"
+        ):  # distributed's (2026.8.0) raises KeyError at bokeh's static files, which have no path
+            return app.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
         request.path = f"/{rest}"
         return inner(request, **kwargs)
 

@@ -34,6 +34,9 @@ class Surface(Protocol):
     def end(self) -> None:
         """Leave the line as it is."""
 
+    def drop(self, text: str) -> None:
+        """Take back a line that stays, where that can be done."""
+
 
 def surface() -> Surface:
     """Return the surface that people look at."""
@@ -56,6 +59,9 @@ class Lines:
         log.say(text)
 
     def end(self) -> None:
+        """Do nothing."""
+
+    def drop(self, text: str) -> None:
         """Do nothing."""
 
 
@@ -82,6 +88,9 @@ class Terminal:
         if self._open:
             log.write("\n")
         self._open = False
+
+    def drop(self, text: str) -> None:
+        """Do nothing."""
 
     def _styled(self, text: str) -> str:
         """Return the text on one line, with colours if the terminal has some and the user wants them."""
@@ -133,6 +142,12 @@ class Notebook:
         self._said += [self._line] if self._line else []
         self._line = ""
 
+    def drop(self, text: str) -> None:
+        """Take back a line that stays: what it says is shown in another way."""
+        if text in self._said:
+            self._said.remove(text)
+            self._handle.update(self._bundle(), raw=True)
+
     def _update(self) -> None:
         from IPython.display import display as untyped
 
@@ -140,13 +155,15 @@ class Notebook:
         if self._handle is None or self._cell != self._shell.execution_count:
             self._handle, self._cell = None, self._shell.execution_count
             self._said = self._said[-1:] if not self._line else []
+        if self._handle is None:
+            self._handle = display(self._bundle(), raw=True, display_id=True)
+        else:
+            self._handle.update(self._bundle(), raw=True)
+
+    def _bundle(self) -> dict[str, str]:
         lines = [*self._said, *filter(None, (self._line,))]
         text = "\n".join(f"hpcgpu: {line}" for line in lines)
-        bundle = {"text/plain": text, "text/html": _LINE.format("\n".join(map(_linked, lines)))}
-        if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
+        return {"text/plain": text, "text/html": _LINE.format("\n".join(map(_linked, lines)))}
 
 
 def _linked(line: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +14,14 @@ from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_fo
 from hpcgpu.plan.views.explain import port_name
 from hpcgpu.units import counted
 
-WIDTH = 1200
+WIDTH = 1000
 MARGIN = 24
 _PAD = 10
-_CORE_WIDTH, _CORE_WIDEST, _CORE_HEIGHT, _CORE_GAP = 22, 46, 20, 3
-_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 230, 122, 150  # at least
+_CORE_WIDTH, _CORE_WIDEST, _CORE_HEIGHT, _CORE_GAP = 26, 50, 23, 3
+_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 260, 146, 180  # at least
+# Sizes of text. It is read in pages whose column is narrower than the picture.
+_SMALL, _PLAIN, _LARGE, _TITLE = 12, 13, 14, 22
+_LINE = 16  # from one line of plain text to the next
 _TAGS_ACROSS = 8  # in a core that workers share
 _KINDS = {
     "infiniband": "InfiniBand",
@@ -58,12 +62,12 @@ def machine(node: Node, y: float) -> tuple[Tile, ...]:
 def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x: float, y: float, width: float) -> Tile:
     inner = width - 2 * _PAD
     makers = [partial(_numa_node, node, n) for n in numa]
-    inside = in_rows(makers, x + _PAD, y + 26, inner, columns)
+    inside = in_rows(makers, x + _PAD, y + 30, inner, columns)
     others = [partial(_memory, m) for m in node.of_package(number)]
     below = in_rows(others, x + _PAD, bottom(inside, y) + GAP, inner, columns_for(inner, _MEMORY_WIDTH))
     inside = (*inside, *below)
-    texts = (Text(x + _PAD, y + 18, f"package {number}", 12, bold=True),)
-    return Tile("package", Box(x, y, width, bottom(inside, y + 26) + _PAD - y), texts, inside)
+    texts = (Text(x + _PAD, y + 21, f"package {number}", _LARGE, bold=True),)
+    return Tile("package", Box(x, y, width, bottom(inside, y + 30) + _PAD - y), texts, inside)
 
 
 def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
@@ -78,19 +82,19 @@ def _parts(
     """Return a box with a header, and cores, GPUs, ports and other memory below each other."""
     title, right, words = header
     left, inner = x + _PAD, width - 2 * _PAD
-    texts = [Text(left, y + 18, title, 12, bold=True), Text(left, y + 32, fit(words, inner, 10), 10)]
+    texts = [Text(left, y + 20, title, _LARGE, bold=True), Text(left, y + 37, fit(words, inner, _SMALL), _SMALL)]
     if right:
-        texts.append(Text(left + inner, y + 18, right, 11, anchor="end"))
-    inside = list(_cores(node, contents.cores, left, y + 40, inner))
+        texts.append(Text(left + inner, y + 20, right, _PLAIN, anchor="end"))
+    inside = list(_cores(node, contents.cores, left, y + 46, inner))
     groups: list[tuple[Sequence[Callable[[float, float, float], Tile]], float]] = [
         ([partial(_gpu, node, g) for g in contents.gpus], _GPU_WIDTH),
         ([partial(_port, node, n) for n in contents.nics], _PORT_WIDTH),
         ([partial(_memory, m) for m in contents.memories], _MEMORY_WIDTH),
     ]
     for makers, smallest in groups:
-        top = bottom(inside, y + 40 - GAP) + GAP
+        top = bottom(inside, y + 46 - GAP) + GAP
         inside += in_rows(makers, left, top, inner, columns_for(inner, smallest))
-    return Tile(kind, Box(x, y, width, bottom(inside, y + 32) + _PAD - y), tuple(texts), tuple(inside))
+    return Tile(kind, Box(x, y, width, bottom(inside, y + 38) + _PAD - y), tuple(texts), tuple(inside))
 
 
 def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float) -> list[Tile]:
@@ -110,7 +114,7 @@ def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float
         box = Box(left, top, own, high)
         left = box.right + _CORE_GAP
         label = str(workers[0]) if len(workers) == 1 else ""
-        texts = (Text(box.x + own / 2, box.y + high / 2 + 4, label, 10, anchor="middle"),) if label else ()
+        texts = (Text(box.x + own / 2, box.y + high / 2 + 4, label, _SMALL, anchor="middle"),) if label else ()
         inside = tags(workers, box.x + 2.5, box.y + 2.5, own - 3) if len(workers) > 1 else ()
         said = f"PU{'s' if len(core) > 1 else ''} {core}: {node.said_of(workers)}"
         out.append(Tile("core", box, texts, inside, workers, said))
@@ -123,11 +127,11 @@ def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
     room = width - 3 * 8 - min(len(workers), 2) * TAG
     lines = (f"GPU {node.gpus.index(gpu)} · {name}", " · ".join(filter(None, (gpu.pci, _size(gpu)))))
     texts = (
-        Text(x + 8, y + 16, fit(lines[0], room, 11, bold=True), 11, bold=True),
-        Text(x + 8, y + 31, fit(lines[1], room, 10), 10),
+        Text(x + 8, y + 18, fit(lines[0], room, _PLAIN, bold=True), _PLAIN, bold=True),
+        Text(x + 8, y + 35, fit(lines[1], room, _SMALL), _SMALL),
     )
     marks = tags(workers, x + width - 8 - min(len(workers), 2) * TAG + 2, y + 5, 2 * TAG)
-    height = max(38.0, bottom(marks, y) + 5 - y)
+    height = max(43.0, bottom(marks, y) + 5 - y)
     said = ", ".join(filter(None, (lines[0], gpu.model, gpu.pci, gpu.uuid, _size(gpu), node.said_of(workers))))
     return Tile("gpu", Box(x, y, width, height), texts, marks, workers, said)
 
@@ -145,9 +149,11 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     rest = (beside, rate, "VF" if nic.virtual else "", "" if known else "state unknown")
     lines = [kind, ", ".join(filter(None, rest))]
     room = width - 14
-    texts = [Text(x + 7, y + 15, fit(port_name(nic), room, 11, bold=True), 11, bold=True)]
-    texts += [Text(x + 7, y + 28 + 13 * i, fit(line, room, 10), 10) for i, line in enumerate(filter(None, lines))]
-    end = texts[-1].y + 6
+    texts = [Text(x + 7, y + 17, fit(port_name(nic), room, _PLAIN, bold=True), _PLAIN, bold=True)]
+    texts += [
+        Text(x + 7, y + 33 + 15 * i, fit(line, room, _SMALL), _SMALL) for i, line in enumerate(filter(None, lines))
+    ]
+    end = texts[-1].y + 7
     marks = tags(workers, x + 7, end + 1, room)
     said = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.said_of(workers))))
     box = Box(x, y, width, bottom(marks, end) + (5 if marks else 0) - y)
@@ -156,8 +162,8 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
 
 def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
     lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
-    texts = tuple(Text(x + 7, y + 15 + 13 * i, fit(line, width - 14, 10), 10) for i, line in enumerate(lines))
-    return Tile("memory", Box(x, y, width, 34), texts, tooltip=", ".join(lines))
+    texts = tuple(Text(x + 7, y + 17 + 16 * i, fit(line, width - 14, _SMALL), _SMALL) for i, line in enumerate(lines))
+    return Tile("memory", Box(x, y, width, 41), texts, tooltip=", ".join(lines))
 
 
 # --- the whole, and what stands below the machine --------------------------------------------------------------
@@ -187,14 +193,14 @@ def lay_out(node: Node) -> Picture:
     words = ", ".join(counted(n, what) for n, what in counts if n)
     source = f"; source: {topology.source}" if topology.source else ""
     texts = (
-        Text(MARGIN, 40, fit(topology.name or "a node", inner, 20, bold=True), 20, bold=True),
-        Text(MARGIN, 60, fit(words + source, inner, 12), 12),
+        Text(MARGIN, 40, fit(topology.name or "a node", inner, _TITLE, bold=True), _TITLE, bold=True),
+        Text(MARGIN, 63, fit(words + source, inner, _PLAIN), _PLAIN),
     )
-    tiles = [*machine(node, 74)]
-    tiles += _samples(tiles, bottom(tiles, 74) + 12)
-    tiles += _legend(node, bottom(tiles, 74) + 12)
-    tiles += _words(node, bottom(tiles, 74) + 10)
-    return Picture(bottom(tiles, 74) + MARGIN, texts, tuple(tiles))
+    tiles = [*machine(node, 78)]
+    tiles += _samples(tiles, bottom(tiles, 78) + 12)
+    tiles += _legend(node, bottom(tiles, 78) + 12)
+    tiles += _words(node, bottom(tiles, 78) + 10)
+    return Picture(bottom(tiles, 78) + MARGIN, texts, tuple(tiles))
 
 
 def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
@@ -202,13 +208,17 @@ def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
     everything = list(walk(tiles))
     cores = [t for t in everything if t.kind == "core"]
     shown = [
-        (any(not t.workers for t in cores), Tile("core", Box(0, 0, 22, 20)), "core of no worker"),
+        (any(not t.workers for t in cores), Tile("core", Box(0, 0, _CORE_WIDTH, _CORE_HEIGHT)), "core of no worker"),
         (
             any(len(t.workers) > 1 for t in cores),
-            Tile("core", Box(0, 0, 2 * TAG + 3, 20), workers=(0, 1)),
+            Tile("core", Box(0, 0, 2 * TAG + 3, _CORE_HEIGHT), workers=(0, 1)),
             "core that several workers share",
         ),
-        (any(t.crossed for t in everything), Tile("port", Box(0, 0, 30, 20), crossed=True), "port that is not active"),
+        (
+            any(t.crossed for t in everything),
+            Tile("port", Box(0, 0, 36, _CORE_HEIGHT), crossed=True),
+            "port that is not active",
+        ),
     ]
     out: list[Tile] = []
     x = float(MARGIN)
@@ -217,15 +227,15 @@ def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
             box = Box(x, y, tile.box.width, tile.box.height)
             marks = tags(tile.workers, x + 2.5, y + 2.5, box.width)
             out.append(replace(tile, kind=f"sample {tile.kind}", box=box, inside=marks))
-            text = Text(box.right + 8, y + 14, words, 11)
-            out.append(Tile("words", Box(text.x, y, text.box.width, 20), (text,)))
+            text = Text(box.right + 8, y + 16, words, _PLAIN)
+            out.append(Tile("words", Box(text.x, y, text.box.width, _CORE_HEIGHT), (text,)))
             x = text.box.right + 28
     return out
 
 
 def _legend(node: Node, y: float) -> list[Tile]:
     """Return a row for each worker."""
-    columns = (("worker", 150.0), ("GPU", 240.0), ("cores", 352.0), ("memory", 190.0), ("network port", 220.0))
+    columns = (("worker", 120.0), ("GPU", 196.0), ("cores", 264.0), ("memory", 204.0), ("network port", 168.0))
     rows = [([name for name, _ in columns], -1)] if node.bindings else []
     rows += [(list(worker_words(node, i)), i) for i in range(len(node.bindings))]
     out: list[Tile] = []
@@ -233,11 +243,11 @@ def _legend(node: Node, y: float) -> list[Tile]:
         x, texts = float(MARGIN), []
         for (_, width), cell in zip(columns, words, strict=False):
             left = x + (TAG + 6 if x == MARGIN else 0)
-            lines = wrap(cell, x + width - 12 - left, 11)
-            texts += [Text(left, y + 14 + 14 * i, line, 11, bold=worker < 0) for i, line in enumerate(lines)]
+            lines = wrap(cell, x + width - 12 - left, _PLAIN)
+            texts += [Text(left, y + 16 + _LINE * i, line, _PLAIN, bold=worker < 0) for i, line in enumerate(lines)]
             x += width
         marks = tags((worker,), MARGIN, y + 2, TAG) if worker >= 0 else ()
-        height = max(t.y for t in texts) + 6 - y
+        height = max(t.y for t in texts) + 7 - y
         out.append(Tile("row", Box(MARGIN, y, WIDTH - 2 * MARGIN, height), tuple(texts), marks))
         y += height
     return out
@@ -245,20 +255,35 @@ def _legend(node: Node, y: float) -> list[Tile]:
 
 def _words(node: Node, y: float) -> list[Tile]:
     """Return the reasons, each with all workers that it holds for, and the topology's warnings."""
-    reasons: dict[str, list[int]] = {}
-    for i, binding in enumerate(node.bindings):
-        for reason in binding.reasons:
-            reasons.setdefault(reason, []).append(i)
     said = [] if node.bindings else ["no worker is planned"]
-    said += [f"worker{'s' if len(who) > 1 else ''} {CpuSet(who)}: {reason}" for reason, who in reasons.items()]
+    said += _reasons(node)
     said += [f"note: {warning}" for warning in node.topology.warnings]
     out: list[Tile] = []
     for words in said:
-        lines = wrap(words, WIDTH - 2 * MARGIN, 11)
-        texts = tuple(Text(MARGIN, y + 12 + 14 * i, line, 11) for i, line in enumerate(lines))
-        out.append(Tile("words", Box(MARGIN, y, WIDTH - 2 * MARGIN, 14 * len(lines) + 3), texts))
+        lines = wrap(words, WIDTH - 2 * MARGIN, _PLAIN)
+        texts = tuple(Text(MARGIN, y + 14 + _LINE * i, line, _PLAIN) for i, line in enumerate(lines))
+        out.append(Tile("words", Box(MARGIN, y, WIDTH - 2 * MARGIN, _LINE * len(lines) + 4), texts))
         y = out[-1].box.bottom
     return out
+
+
+def _reasons(node: Node) -> list[str]:
+    """Return why workers are bound as they are; what differs in its numbers alone is said once."""
+    alike: dict[str, dict[str, list[int]]] = {}
+    for i, binding in enumerate(node.bindings):
+        for reason in binding.reasons:
+            words = re.sub(r"[\w,-]*\d[\w,-]*|\s", "", reason)
+            alike.setdefault(words, {}).setdefault(reason, []).append(i)
+    out = []
+    for said in alike.values():
+        (first, who), *others = said.items()
+        rest = sorted({i for more in [w for _, w in others] for i in more} - set(who))
+        out.append(f"{_workers(who)}: {first}" + (f"; likewise {_workers(rest)}" if rest else ""))
+    return out
+
+
+def _workers(numbers: Sequence[int]) -> str:
+    return f"worker{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)}"
 
 
 def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 GAP = 6
-TAG = 17  # side of a worker's numbered square
+TAG = 20  # side of a worker's numbered square
 
 # Advance widths in em of DejaVu Sans, the widest of the usual sans-serif fonts: what fits in it fits in all of them.
 _EMS = dict.fromkeys(map(chr, range(32, 127)), 0.64)
@@ -145,7 +145,7 @@ def tags(workers: Sequence[int], x: float, y: float, width: float) -> tuple[Tile
         Tile(
             "tag",
             box := Box(x + i % columns * TAG, y + i // columns * TAG, TAG - 2, TAG - 2),
-            (Text(box.x + box.width / 2, box.y + 11, str(w), 9 if w < 100 else 7, anchor="middle"),),
+            (Text(box.x + box.width / 2, box.y + 13, str(w), 11 if w < 100 else 8, anchor="middle"),),
             workers=(w,),
         )
         for i, w in enumerate(workers)

@@ -49,7 +49,7 @@ def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[
     Returns
     -------
     str
-        A document of SVG 1.1 (W3C, 2011), 1200 px wide, that needs nothing else: no script, no font, no style sheet.
+        A document of SVG 1.1 (W3C, 2011), 1000 px wide, that needs nothing else: no script, no font, no style sheet.
 
     Raises
     ------

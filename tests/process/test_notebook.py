@@ -30,18 +30,23 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
 def test_what_a_notebook_shows(page: browser.Page) -> None:
     """One test: what is looked at is one notebook, which takes 15 s."""
     cluster, said = browser.shown(page, CLUSTER), [browser.shown(page, i) for i in range(END)]
-    assert re.search(r"dashboard: /node/n7/8888/proxy/\d+/", cluster)
+    assert len(re.findall(r"/node/n7/8888/proxy/\d+/", cluster)) == 1  # the line said it, until the object did
     assert "Status: running" in cluster
     assert re.search(r"Workers: 2\s+on 2 GPUs, 1 node", cluster)
-    assert "40" in said[WORK]
+    assert str(notebooks.CHUNKS) in said[WORK]
     # the first cell has not been run again: its widget asks, and shows what lies where now
     page.wait_for(f"/Device memory: [1-9][0-9.]+ MiB of 256/.test({browser.output(CLUSTER)}.innerText)")
+    page.wait_for(f"/Spilled to disk: [1-9]/.test({browser.output(CLUSTER)}.innerText)")
     for cell, words in ((MEMORY, "Numbers and moves"), (BINDINGS, "all threads are where they were planned")):
         assert said[cell].count(words) == 1
-        assert said[cell].count("simulated" if cell == BINDINGS else "of 128.0 MiB, limit 102.4 MiB") == 2
+        assert said[cell].count("simulated 128.0 MiB" if cell == BINDINGS else "of 128.0 MiB, limit 102.4 MiB") == 2
+    assert cluster.count("spilling begins") == said[MEMORY].count("spilling begins") == 1
     widths = page.evaluate("[...document.querySelectorAll('.hpcgpu')].map(e => e.scrollWidth - e.clientWidth)")
     assert len(widths) == 4
     assert max(widths) <= 0  # nothing is cut, or has to be scrolled
+    page.size(800, 3600)
+    page.wait_for("[...document.querySelectorAll('.hpcgpu')].every(e => e.scrollWidth <= e.clientWidth)")
+    page.size(1100, 3600)
     assert page.evaluate("document.querySelectorAll('.hpcgpu .track').length") >= 12
     refusal = said[REFUSED].strip().splitlines()
     assert refusal[0] == "line 1: LocalGPUCluster(gpu=2)"

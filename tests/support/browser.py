@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import websocket
+from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _PATIENCE_S = 40
@@ -58,19 +59,25 @@ class Page:
         self.call("Page.navigate", url=url)
         self.wait_for(f"location.href !== 'about:blank' && document.readyState === 'complete' && ({until})")
 
-    def picture(self, path: Path, clip: str | None = None, width: int = 1100, height: int = 800) -> None:
-        """Save a picture of the page, or of the element that an expression gives."""
-        self.size(width, height)
-        options: dict[str, Any] = {}
-        if clip:
-            box = self.evaluate(
-                f"(r => ({{x: r.x, y: r.y, width: r.width, height: r.height}}))(({clip}).getBoundingClientRect())"
-            )
-            options["clip"] = {**box, "scale": 1}
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
+    def picture(self, path: Path, clip: str) -> None:
+        """Save a picture of the element that an expression gives; all of it is in the window."""
+        box = self.evaluate(
+            f"(r => ({{x: r.x, y: r.y, width: r.width, height: r.height}}))(({clip}).getBoundingClientRect())"
+        )
+        found = self.call("Page.captureScreenshot", clip={**box, "scale": 1})
+        path.write_bytes(base64.b64decode(found["data"]))
 
-    def size(self, width: int, height: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    def whole_picture(self, path: Path, end: str = "document.documentElement.scrollHeight") -> None:
+        """Save a picture of the page to its end, or to the y of an expression, whatever the window shows."""
+        width, height = self.evaluate(f"[document.documentElement.clientWidth, {end}]")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def size(self, width: int, height: int, scale: float = 1) -> None:
+        """Set the window's size, and how many pixels of a picture one of its pixels is."""
+        found = {"width": width, "height": height, "deviceScaleFactor": scale}
+        self.call("Emulation.setDeviceMetricsOverride", **found, mobile=False)
 
     def another(self) -> Page:
         """Open one more page."""
@@ -87,7 +94,7 @@ def page(folder: Path) -> Iterator[Page]:
     """Start a browser with its files in this folder."""
     assert CHROMIUM
     argv = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    env = {**os.environ, "HOME": str(folder)}
+    env = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}  # where it leaves a socket
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as browser:
         assert browser.stderr
         try:
@@ -168,6 +175,11 @@ def run_cells(page: Page, count: int) -> None:
         page.evaluate("jupyterapp.commands.execute('notebook:run-cell-and-select-next').then(() => 1)")
 
 
+def start_cell(page: Page) -> None:
+    """Have the next cell run, and do not wait for its end."""
+    page.evaluate("void jupyterapp.commands.execute('notebook:run-cell-and-select-next')")
+
+
 def shown(page: Page, cell: int) -> str:
     """Return what a cell's outputs show, as text."""
     return str(page.evaluate(f"{output(cell)}.innerText"))
@@ -187,3 +199,14 @@ def change_theme(page: Page, name: str) -> None:
 def cell(number: int) -> str:
     """Return an expression for a cell, with its outputs."""
     return f"document.querySelectorAll('.jp-Cell')[{number}]"
+
+
+def click(page: Page, x: float, y: float) -> None:
+    """Press the left button at a point of the window, and let it go."""
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+
+def shrink(path: Path) -> None:
+    """Write a picture anew with 256 colours: a third of the bytes, and nobody sees it."""
+    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)

@@ -1,68 +1,125 @@
-"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400 [seed]``.
+"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``.
 
 The dashboard is real, and so is what it reads; each fake worker's heartbeat comes every three seconds, as that of one
-of 400 does. It prints the address of the page, and ends when its stdin does.
+of 400 does. Its nodes are a recorded machine, its bindings are planned, and a picture of a node is drawn as a worker
+draws it. The work is made up: a job that reads, computes, shuffles more than fits on its GPUs, reduces, and begins
+again. It prints the address of the page, and ends when its stdin does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import pickle
 import random
 import sys
 import time
+from bisect import bisect
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import distributed.dashboard.scheduler as dashboard
 from distributed import Scheduler
+from distributed.core import ConnectionPool
+from machines import GIB, machine, pus
 
-from hpcgpu.deploy.dashboard import pages
+from hpcgpu.deploy.dashboard import node_picture, pages
 from hpcgpu.deploy.dashboard.ledger import Ledger
 from hpcgpu.deploy.dashboard.worker_facts import KEY
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
+from hpcgpu.plan.views import explain
 
-GIB = 1 << 30
-PER_NODE, LIMIT = 4, 64 * GIB
+NODE = machine("turin-4gpu-nvml")  # four H200, four ports that are down
+BINDINGS = plan_bindings(NODE, NODE.gpus, pus(NODE))
+LIMIT, HOST = 112 * GIB, 64 * GIB
 HEARTBEAT_S = {True: 0.5, False: 3.0}  # of ten workers at most, and of 400
+WRONG = (2, 57, 130)
+
+# When each phase of the job begins, in seconds; the data of a worker then, as part of its limit; utilisation in it.
+PHASES = (
+    (0.0, 0.05, 35),  # read
+    (14.0, 0.60, 96),  # compute
+    (32.0, 0.85, 55),  # shuffle
+    (44.0, 1.55, 90),  # reduce
+    (78.0, 1.35, 15),  # write
+    (90.0, 0.05, 0),
+)
 
 
 def worker(index: int) -> SimpleNamespace:
-    """What distributed keeps of a worker, as far as it is read."""
-    node, number = f"node{index // PER_NODE:03}", index % PER_NODE
+    """What distributed keeps of a worker, as far as it is read; how much slower and larger than others it is."""
+    number = index % len(BINDINGS)
+    node, binding = f"node{index // len(BINDINGS):03}", BINDINGS[number]
+    gpu = binding.gpus[0]
     fixed = {
         "node": node,
         "gpu": f"GPU-{index:08x}",
-        "pci": f"0000:{number + 1:02x}:00.0",
-        "model": "NVIDIA A100-SXM4-80GB 80.0 GiB",
-        "limits": {"device": LIMIT, "capacity": 80 * GIB, "process": 120 * GIB},
-        "cores": f"{16 * number}-{16 * number + 15}",
-        "memory": f"{number} preferred-many",
-        "nic": f"mlx5_{number}:1 (ib{number})",
-        "reasons": ["mlx5_1 is nearest but its port is down → mlx5_2"] if index == 5 else [],
+        "pci": gpu.pci,
+        "model": explain.gpu_words(gpu, address=False),
+        "limits": {"device": LIMIT, "capacity": gpu.memory_bytes, "process": 2 * HOST},
+        "cores": str(binding.cpuset),
+        "memory": explain.memory_words(binding),
+        "nic": explain.port_words(binding),
+        "reasons": list(binding.reasons),
     }
+    slow_s = 12.0 if index // len(BINDINGS) % 17 == 5 else 0.0
     return SimpleNamespace(
-        name=f"{node}-{number}", extra={KEY: fixed}, metrics={}, phase=0.8 * (index // 4 % 7) + 0.3 * random.random()
+        name=f"{node}-{number}",
+        extra={KEY: fixed},
+        metrics={},
+        late_s=slow_s + random.uniform(0, 3),
+        size=random.gauss(1, 0.12) + (0.35 if random.random() < 0.08 else 0),
+        noise=0.0,
     )
 
 
-def heartbeat(one: SimpleNamespace, index: int, time_s: float) -> None:
-    """Let it have a heartbeat: its data grows and is spilled, in waves."""
-    wave = 0.55 + 0.45 * math.sin(time_s / 12 + one.phase)
-    device = int(wave * LIMIT)
-    host = int(max(0.0, wave - 0.6) * 90 * GIB)
-    before = one.metrics.get(KEY, {}).get("moved", {})
-    step = {"device_to_host": host // 20, "host_to_device": host // 30}
-    moved = {way: before.get(way, 0) + step.get(way, 0) for way in DIRECTIONS}
-    tiers = dict(zip(TIERS, (device, host, host // 4 if index % 9 == 0 else 0), strict=True))
-    wrong = ["3 of 71 threads may run on PUs 0-63, planned: 16-31"] if index in (2, 57, 130) else []
-    facts = {"busy_s": time_s / 2, "tiers": tiers, "peaks": tiers, "moved": moved, "differences": wrong}
-    used = device + 2 * GIB
-    one.metrics = {
-        KEY: facts,
-        "gpu_memory_used": used,
-        "gpu_utilization": int(55 + 44 * math.sin(time_s / 5 + index // 40)),
+def phase(time_s: float) -> tuple[float, int]:
+    """Return the data and the utilisation of an average worker."""
+    time_s %= PHASES[-1][0]
+    i = bisect(PHASES, time_s, key=lambda p: p[0]) - 1
+    (begin_s, before, busy), (end_s, after, _) = PHASES[i : i + 2]
+    return before + (after - before) * (time_s - begin_s) / (end_s - begin_s), busy
+
+
+def heartbeat(one: SimpleNamespace, index: int, run_s: float) -> None:
+    """Let it have a heartbeat; ``run_s`` is the time since the job's begin."""
+    data, busy = phase(max(run_s - one.late_s, 0.0))
+    one.noise = 0.6 * one.noise + random.gauss(0, 0.03)
+    nbytes = max(0, int((data * one.size + one.noise) * LIMIT))
+    device = min(nbytes, int((0.97 + 0.03 * random.random()) * LIMIT))
+    host = min(nbytes - device, HOST)
+    disk = nbytes - device - host
+    before = one.metrics.get(KEY, {"moved": dict.fromkeys(DIRECTIONS, 0), "tiers": dict.fromkeys(TIERS, 0)})
+    # what lies below comes up in turn, and other data goes down for it
+    grown = {"host": max(0, host - before["tiers"]["host"]), "disk": max(0, disk - before["tiers"]["disk"])}
+    turn = random.uniform(0.01, 0.05)
+    steps = {
+        "device_to_host": grown["host"] + grown["disk"] + turn * host,
+        "host_to_disk": grown["disk"] + turn * disk,
+        "disk_to_host": turn * disk,
+        "host_to_device": turn * host,
     }
+    moved = {way: before["moved"][way] + int(steps[way]) for way in DIRECTIONS}
+    tiers = dict(zip(TIERS, (device, host, disk), strict=True))
+    wrong = [f"3 of 71 threads may run on PUs 0-255, planned: {one.extra[KEY]['cores']}"] if index in WRONG else []
+    facts = {"busy_s": run_s / 2, "tiers": tiers, "peaks": tiers, "moved": moved, "differences": wrong}
+    waits = random.random() < 0.15  # for another worker's data
+    used = int(min(100, max(0, random.gauss(busy * (0.3 if waits else 1), 4))))
+    one.metrics = {KEY: facts, "gpu_memory_used": device + 2 * GIB, "gpu_utilization": used}
+
+
+class Answers(ConnectionPool):
+    """What workers answer to those who look at their node."""
+
+    def __call__(self, address: str) -> Any:  # noqa: ANN401
+        async def binding() -> bytes:
+            return pickle.dumps(BINDINGS[int(address[6:]) % len(BINDINGS)])
+
+        async def picture(names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
+            return node_picture.drawn(NODE, names, [pickle.loads(found) for found in bindings])
+
+        return SimpleNamespace(hpcgpu_binding=binding, hpcgpu_picture=picture)
 
 
 async def main(count: int) -> None:
@@ -73,10 +130,12 @@ async def main(count: int) -> None:
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler)
     ledger = scheduler.plugins[Ledger.name]
     async with scheduler:
+        scheduler.rpc = Answers()
+        begin_s = time.monotonic()
         crowd: dict[str, Any] = {f"tcp://{i}": worker(i) for i in range(count)}
         for address, one in crowd.items():
             ledger.add_worker(SimpleNamespace(workers={address: one}), address)
-            heartbeat(one, int(address[6:]), time.time())
+            heartbeat(one, int(address[6:]), 0.0)
         print(f"http://127.0.0.1:{scheduler.http_server.port}/gpus", flush=True)
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -84,7 +143,7 @@ async def main(count: int) -> None:
         ended = asyncio.ensure_future(reader.read())
         while not ended.done():
             for index, one in enumerate(crowd.values()):
-                heartbeat(one, index, time.time())
+                heartbeat(one, index, time.monotonic() - begin_s)
             await asyncio.wait([ended], timeout=HEARTBEAT_S[count <= 10])
 
 

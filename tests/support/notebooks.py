@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CLUSTER, WORK, MEMORY, BINDINGS, REFUSED, FRAMES, EXPLAIN, END = range(8)
+CHUNKS = 104  # of 8 MiB: more than fits on two devices of 128 MiB, and than stays in host memory
 CELLS = (
     """
 from distributed import Client, wait
@@ -15,7 +16,7 @@ cluster""",
 import numpy as np
 from hpcgpu import sim
 
-futures = client.map(lambda i: sim.current_gpu().asarray(np.full(8 << 20, i, "u1")), range(40), pure=False)
+futures = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(104))
 len(wait(futures).done)""",
     "cluster.memory()",
     "cluster.bindings()",
@@ -23,6 +24,17 @@ len(wait(futures).done)""",
     "import traceback; traceback.print_last()",
     "cluster.explain()",
     "client.close(); cluster.close()",
+)
+
+# That of the pictures in a queue.
+QUEUE_CELLS = (
+    """from hpcgpu import PBSGPUCluster
+
+cluster = PBSGPUCluster(shape="elastic", gpus="sim:2", queue="gpu", walltime="01:00:00")""",
+    "cluster.scale(6)",
+    "cluster.wait_for_workers(4)",
+    "cluster.jobs",
+    "cluster.close()",
 )
 
 

@@ -36,7 +36,9 @@ def test_the_words_of_its_first_cluster_are_in_the_order_in_which_they_are_typed
 
 def test_a_known_machine_is_planned_for_as_shown() -> None:
     def run(start: str) -> str:
-        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(hpcgpu, line(start)[1:], catch_exceptions=False)
+        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(
+            hpcgpu, line(start)[1:], catch_exceptions=False
+        )
         assert done.exit_code == 0
         return str(done.output)
 

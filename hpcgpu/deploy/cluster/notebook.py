@@ -9,6 +9,7 @@ from distributed.core import Status
 from hpcgpu.deploy.cluster.parts import ComposedCluster
 from hpcgpu.deploy.cluster.state import first_line
 from hpcgpu.plan.views.notebook import ClusterView
+from hpcgpu.supervise import tasks
 
 
 class NotebookCluster(ComposedCluster):
@@ -28,6 +29,10 @@ class NotebookCluster(ComposedCluster):
             wanted=0 if state.end else run.wanted_workers,
             jobs=tuple((row.view.id, row.view.text, row.has, row.log) for row in (*jobs.rows, *jobs.gone)),
         )
+        if view.link:  # a line has said it before
+            drop = self.parts.progress.drop
+            drop = tasks.guarded(drop, "taking back the line with the dashboard's link", tasks.say_only)
+            self.loop.add_callback(drop, f"dashboard: {view.link}")
         return self.parts.page.html(view, self.scheduler_info["workers"]) + (cluster_status or "")
 
     def _look_at_workers(self) -> None:

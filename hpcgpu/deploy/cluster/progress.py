@@ -53,6 +53,10 @@ class Progress:
         self._record(logged or text)
         self._surface.say(text if self._surface.ticks else logged or text)
 
+    def drop(self, text: str) -> None:
+        """Take back what was said, in a notebook: it is shown in another way. It stays in the log."""
+        self._surface.drop(text)
+
     def show_notes(self, notes: Iterable[tuple[str, str]], *, quiet: bool) -> None:
         """Say what people should know of the nodes (name, text), each text once."""
         new = [(node, text) for node, text in notes if text not in self._noted]

@@ -41,11 +41,20 @@ _BYTES = """
     while (Math.abs(value) >= 1024 && i < units.length - 1) { value /= 1024; i += 1; }
     return (Number.isInteger(value) ? value : value.toFixed(1)) + " " + units[i] + unit;
 """
+_CLOCK = "return new Date(tick).toTimeString().slice(0, 8)"  # in the browser's time zone
+_CELL = (
+    "<div title='<%- value %>' style='white-space:normal;overflow-wrap:anywhere;line-height:14px;max-height:70px;"
+    "overflow:hidden;STYLE'><%= _.escape(value).replace(/,/g, ',<wbr>') %></div>"
+)
+_FEW = 64  # marks of more GPUs are in one line, above all bars
+_ROW = 74  # of the table: five lines; the whole text stands in a tooltip
 _ACROSS, _DOWN = 16, 12  # how many names an axis has room for
 
 
 def _figure(title: str, **more: Any) -> Any:  # noqa: ANN401 - bokeh has no types
     found = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
+    if more.get("x_axis_type") == "datetime":
+        found.xaxis.formatter = CustomJSTickFormatter(code=_CLOCK)
     found.xgrid.visible = False
     found.xaxis.minor_tick_line_color = found.yaxis.minor_tick_line_color = None
     return found
@@ -70,7 +79,7 @@ def _name_places(axis: Any, names: Sequence[str], places: Sequence[float], room:
 
 
 class Bars:
-    """Each worker's data by tier, now: one bar, whose outline is red where the worker is not as planned."""
+    """Each worker's data by tier, now: one bar, with a red triangle over it where the worker is not as planned."""
 
     def __init__(self) -> None:
         self.source = ColumnDataSource({name: [] for name in (*self._columns(()),)})
@@ -83,10 +92,13 @@ class Bars:
                 width=0.85,
                 source=self.source,
                 color=_COLOURS[tier],
-                line_color="outline",
+                line_color=None,
                 legend_label=tier,
             )
-        self.root.segment(x0="left", x1="right", y0="limit", y1="limit", source=self.source, color="black")
+        limit = {"x0": "left", "x1": "right", "y0": "limit", "y1": "limit", "legend_label": "spilling begins"}
+        self.root.segment(**limit, source=self.source, color="black", line_width=2)
+        mark = {"marker": "inverted_triangle", "size": 11, "fill_color": RED, "line_color": "black"}
+        self.root.scatter("x", "mark", **mark, source=self.source, legend_label="not as planned")
         _in_bytes(self.root)
         hover = HoverTool(tooltips=[("worker", "@name"), ("GPU", "@gpu"), ("now", "@said"), ("", "@wrong")])
         self.root.add_tools(hover, TapTool())
@@ -102,18 +114,18 @@ class Bars:
     @staticmethod
     def _columns(gpus: Sequence[GpuFacts]) -> dict[str, Any]:
         tops = np.cumsum([[g.tier_bytes.get(t, 0) for t in TIERS] for g in gpus] or np.zeros((0, 3)), axis=1)
-        x = np.arange(len(gpus), dtype=np.float64)
+        x, limit = np.arange(len(gpus), dtype=np.float64), np.array([g.limit_bytes.get("device", np.nan) for g in gpus])
+        over = 0.06 * max(tops.max(initial=0), np.nan_to_num(limit).max(initial=0))
+        wrong = np.array([bool(g.differences) for g in gpus], bool)
         return {
             **{f"{tier}_top": tops[:, i].astype(np.float64) for i, tier in enumerate(TIERS)},
             **{"x": x, "left": x - 0.42, "right": x + 0.42},
-            "limit": np.array([g.limit_bytes.get("device", np.nan) for g in gpus], np.float64),
+            "limit": limit.astype(np.float64),
+            "mark": np.where(wrong, over + (tops[:, -1] if len(gpus) <= _FEW else tops.max(initial=0)), np.nan),
             "name": [g.name for g in gpus],
             "gpu": [f"{g.model} {g.pci}" for g in gpus],
             "said": [_said(g) for g in gpus],
             "wrong": ["; ".join(g.differences) for g in gpus],
-            "outline": [RED if g.differences else "white" for g in gpus]
-            if len(gpus) <= 100
-            else [RED if g.differences else None for g in gpus],
         }
 
 
@@ -190,19 +202,21 @@ class Table:
     """The workers' bindings; what differs from the plan is red."""
 
     _COLUMNS = (
-        *(("name", "worker", 150), ("gpu", "GPU", 300), ("cores", "cores", 90), ("memory", "memory", 130)),
-        *(("nic", "NIC", 120), ("limit", "limit", 80), ("restarts", "restarts", 60)),
+        *(("name", "worker", 85), ("gpu", "GPU", 140), ("cores", "cores", 115), ("memory", "memory", 90)),
+        *(("nic", "NIC", 70), ("limit", "limit", 70), ("restarts", "restarts", 55)),
     )
 
     def __init__(self) -> None:
         self.source = ColumnDataSource({name: [] for name in (*(c[0] for c in self._COLUMNS), "wrong", "reasons")})
-        red = HTMLTemplateFormatter(template=f"<span style='color:{RED};font-weight:bold'><%- value %></span>")
-        columns = [TableColumn(field=field, title=title, width=width) for field, title, width in self._COLUMNS]
-        columns.append(TableColumn(field="wrong", title="not as planned", width=320, formatter=red))
-        columns.append(TableColumn(field="reasons", title="why so", width=420))
-        self.root = DataTable(
-            source=self.source, columns=columns, height=60, sizing_mode="stretch_width", index_position=None
-        )
+        red = HTMLTemplateFormatter(template=_CELL.replace("STYLE", f"color:{RED};font-weight:bold"))
+        plain = HTMLTemplateFormatter(template=_CELL.replace("STYLE", ""))
+        shown = (*((*c, plain) for c in self._COLUMNS), ("wrong", "not as planned", 160, red))
+        columns = [
+            TableColumn(field=field, title=title, width=width, formatter=how)
+            for field, title, width, how in (*shown, ("reasons", "why so", 265, plain))
+        ]
+        options = {"autosize_mode": "none", "row_height": _ROW, "index_position": None}
+        self.root = DataTable(source=self.source, columns=columns, height=60, sizing_mode="stretch_width", **options)
 
     def show(self, gpus: Sequence[GpuFacts]) -> None:
         """Show these workers, first those that are not as planned."""
@@ -218,4 +232,4 @@ class Table:
             "wrong": ["; ".join(g.differences) for g in gpus],
             "reasons": ["; ".join(g.reasons) for g in gpus],
         }
-        self.root.height = min(400, 35 + 26 * len(gpus))
+        self.root.height = 27 + _ROW * min(6, len(gpus))

@@ -11,9 +11,9 @@ from typing import Any
 from distributed import Scheduler, Worker
 
 from hpcgpu.host import discover
-from hpcgpu.model import Binding, WorkerSpec
+from hpcgpu.model import Binding, Topology, WorkerSpec
 from hpcgpu.pictures.svg import render_svg
-from hpcgpu.plan.binding.ports import Ports, label
+from hpcgpu.plan.binding.ports import Ports, Why, label
 
 _ANSWER_S = 10.0
 
@@ -23,20 +23,29 @@ def serve(worker: Worker, spec: WorkerSpec) -> None:
 
     async def draw(names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
         # in a thread: libhwloc reads the machine for about 0.1 s
-        return await asyncio.to_thread(_drawn, spec, names, [pickle.loads(binding) for binding in bindings])
+        return await asyncio.to_thread(_drawn_here, spec, names, [pickle.loads(binding) for binding in bindings])
 
     worker.handlers["hpcgpu_binding"] = lambda: pickle.dumps(spec.binding)
     worker.handlers["hpcgpu_picture"] = draw
 
 
-def _drawn(spec: WorkerSpec, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
+def _drawn_here(spec: WorkerSpec, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
     topology = discover.topology()
     if spec.simulated:
         gpus = {gpu.uuid: gpu for binding in bindings for gpu in binding.gpus[:1]}
         topology = replace(topology, gpus=tuple(gpus.values()))
+    return drawn(topology, names, bindings)
+
+
+def drawn(topology: Topology, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
+    """Return the picture of a node as SVG, and its dead ports in words."""
     ports = Ports(topology)
-    dead = [f"{label(nic)}: {ports.why_not[nic].one}" for nic in ports.all if not nic.active]
-    return {"svg": render_svg(topology, bindings, names), "dead_ports": dead}
+    dead: dict[Why, list[str]] = {}
+    for nic in ports.all:
+        if not nic.active:
+            dead.setdefault(ports.why_not[nic], []).append(label(nic))
+    said = [f"{', '.join(sorted(who))}: {why.one if len(who) == 1 else why.many}" for why, who in dead.items()]
+    return {"svg": render_svg(topology, bindings, names), "dead_ports": said}
 
 
 async def ask(scheduler: Scheduler, workers: Sequence[tuple[str, str]]) -> dict[str, Any]:

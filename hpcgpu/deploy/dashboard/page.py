@@ -134,27 +134,26 @@ class GpuPage:
         except Exception as e:  # of the worker, which has it from the machine
             text = f"the picture of node {html.escape(node)} could not be drawn: {html.escape(reason_of(e))}"
         else:
-            dead = [f"<li>{html.escape(port)}</li>" for port in found["dead_ports"]]
+            dead = "".join(
+                f"<br><span style='color:{figures.RED}'>{html.escape(p)}</span>" for p in found["dead_ports"]
+            )
             image = base64.b64encode(found["svg"].encode()).decode()
             text = (
-                f"<b>Node {html.escape(node)}</b>"
-                + (f"<ul style='color:{figures.RED}'>{''.join(dead)}</ul>" if dead else "")
-                + f"<br><img style='max-width:1200px;width:100%' src='data:image/svg+xml;base64,{image}'>"
+                f"<b>{html.escape(node)}</b>{dead}"
+                f"<br><img style='max-width:1000px;width:100%' src='data:image/svg+xml;base64,{image}'>"
             )
         if node == self._drawn:
             self._picture.text = text
 
 
 def _head(gpus: Sequence[GpuFacts]) -> str:
-    """Return the first line, with what is not as planned in red."""
+    """Return the first line, with what is not as planned in red; names are not broken at their hyphens."""
     if not gpus:
         return "no worker with a GPU is there; those of hpcgpu say what they have in their heartbeats"
     wrong = [g for g in gpus if g.differences]
     said = f"<span style='font-size:14px'>{html.escape(headline(gpus))}"
     if wrong:
-        names = ", ".join(g.name for g in wrong[:5]) + (", …" if len(wrong) > 5 else "")
-        said += (
-            f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers not as planned: "
-            f"{html.escape(names)}</b>"
-        )
+        names = [f"<span style='white-space:nowrap'>{html.escape(g.name)}</span>" for g in wrong[:5]]
+        listed = ", ".join([*names, "…"] if len(wrong) > 5 else names)
+        said += f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers not as planned: {listed}</b>"
     return f"{said}</span>"

@@ -40,8 +40,13 @@ def add_metrics(scheduler: Scheduler) -> None:
 
 def add_page(scheduler: Scheduler, dashboard: Any) -> None:  # noqa: ANN401
     """Add the page to those of distributed's module ``dashboard.scheduler``, before it makes its application."""
+    from distributed.dashboard.components.scheduler import env
+
     from hpcgpu.deploy.dashboard.page import gpus_doc
 
+    title = env.filters["title"]
+    # the menu writes names of pages by it: "Gpus"; distributed itself does so for its menu of plots
+    env.filters["title"] = lambda name: title(name).replace("Gpu", "GPU")
     dashboard.applications[f"/{_PAGE}"] = gpus_doc
     pages = dashboard.template_variables(scheduler)["pages"]
     if _PAGE not in pages:

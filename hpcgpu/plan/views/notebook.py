@@ -32,9 +32,18 @@ _STYLE = """<style>
   background: rgba(127,127,127,.22); overflow: hidden }
 .hpcgpu .track i { position: absolute; top: 0; bottom: 0; display: block }
 .hpcgpu .track b { position: absolute; top: 0; bottom: 0; width: 2px; background: currentColor; opacity: .8 }
-.hpcgpu summary { cursor: pointer; font-weight: 600; margin: 4px 0 } .hpcgpu .tiers td { min-width: 200px; border: 0 }
+.hpcgpu summary { cursor: pointer; font-weight: 600; margin: 4px 0 } .hpcgpu .tiers td { min-width: 160px; border: 0 }
+.hpcgpu .key { font-size: 12px; margin: 0 0 8px } .hpcgpu .key span { margin-right: 16px; white-space: nowrap }
+.hpcgpu .key em { display: inline-block; width: 12px; height: 8px; border-radius: 2px; margin-right: 6px;
+  background: currentColor; opacity: .85 }
+.hpcgpu .key em.light { opacity: .35 } .hpcgpu .key em.mark { width: 2px; border-radius: 0; height: 11px;
+  vertical-align: -1px }
 .hpcgpu pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px; margin: 0 }
 </style>"""
+_KEY = (
+    '<p class="key"><span><em></em>Dask\'s data</span><span><em class="light"></em>other memory in use</span>'
+    '<span><em class="mark"></em>spilling begins</span></p>'
+)
 _COLOURS = {"device": "#5a9e1f", "host": "#3b82c4", "disk": "#c98a1b"}
 # By the first word of a state; all others are red.
 _STATES = {
@@ -120,7 +129,7 @@ def cluster_page(view: ClusterView) -> str:
     if known:
         most = sum(m.spilled_to_disk_bytes for m in known)
         tiers = "".join(f"<td>{cell.html}</td>" for cell in _tiers(total(known), most, titled=True))
-        parts.append(f'<table class="tiers"><tr>{tiers}</tr></table>')
+        parts.append(f'<table class="tiers"><tr>{tiers}</tr></table>{_KEY}')
     if view.workers:
         opened = " open" if there <= _OPEN_ROWS else ""
         parts.append(f"<details{opened}><summary>Workers by GPU</summary>{_workers(view.workers)}</details>")
@@ -132,7 +141,7 @@ def memory_page(workers: Sequence[WorkerMemory], moves: str) -> str:
     rows = [*workers[:_MOST_ROWS], total(workers)]
     most = max((m.spilled_to_disk_bytes for m in rows), default=0)
     cells = [(Cell(m.name, fixed=True), *_tiers(m, most)) for m in rows]
-    table = _table(("worker", "device", "host", "disk"), cells) + _left_out(len(workers))
+    table = _table(("worker", "device", "host", "disk"), cells) + _KEY + _left_out(len(workers))
     return page(table, f"<details><summary>Numbers and moves</summary><pre>{_e(moves)}</pre></details>")
 
 
@@ -170,7 +179,7 @@ class Explanation(str):
 
 
 def _workers(workers: Sequence[WorkerView], *, notes: bool = False) -> str:
-    most = max((w.memory.spilled_to_disk_bytes for w in workers if w.memory), default=0)
+    most = sum(w.memory.spilled_to_disk_bytes for w in workers if w.memory)
     bars = any(w.memory for w in workers)
     head = ("worker", "GPU", *(("device", "host", "disk") if bars else ()), "cores", "NUMA memory", "NIC")
     rows = []
@@ -193,8 +202,8 @@ def _gpu(worker: WorkerView) -> tuple[Cell]:
         return (Cell(),)
     if spec.gpu is None:
         return (Cell("none"),)
-    words = gpu_words(spec.gpu, address=False)
-    return (Cell(f"{spec.gpu.pci} {words}" if not spec.simulated else f"{spec.gpu.pci} simulated"),)
+    # the address of a simulated GPU says nothing to anybody
+    return (Cell(gpu_words(spec.gpu, address=not spec.simulated)),)
 
 
 def _tied(worker: WorkerView) -> tuple[Cell, Cell, Cell]:
@@ -219,9 +228,7 @@ def _tiers(m: WorkerMemory, most_disk: int, *, titled: bool = False) -> tuple[Ce
         format_bytes(m.spilled_to_disk_bytes) if m.spilled_to_disk_bytes else "-",
     )
     titles = ("Device memory: ", "Host memory: ", "Spilled to disk: ") if titled else ("", "", "")
-    cells = (
-        f'<span class="fix">{_e(t + s)}</span>{b}' for t, s, b in zip(titles, texts, (device, host, disk), strict=True)
-    )
+    cells = (f"<span>{_e(t + s)}</span>{b}" for t, s, b in zip(titles, texts, (device, host, disk), strict=True))
     first, second, third = (Cell(html=c) for c in cells)
     return first, second, third
 

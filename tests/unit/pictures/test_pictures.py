@@ -167,13 +167,31 @@ def test_a_mig_slice_is_drawn_with_its_profile() -> None:
 def test_legend_says_of_each_worker_what_it_is_tied_to() -> None:
     topology = replace(machine("nvidiaDGX2"), warnings=("something is odd",))
     names = [f"gpu-n7-{i}" for i in range(16)]
-    bindings = tuple(replace(b, reasons=("as for all", f"as for {i % 2}")) for i, b in enumerate(planned(topology)))
+    bindings = tuple(
+        replace(b, reasons=("as for all", f"as for {('even', 'odd')[i % 2]}")) for i, b in enumerate(planned(topology))
+    )
     said = words(ET.fromstring(render_svg(topology, bindings, names)))
     assert set(names) <= set(said)
     assert said.count("4 cores, shared: PUs 0-1,24-25") == 16
     assert "workers 0-15: as for all" in said
-    assert "workers 1,3,5,7,9,11,13,15: as for 1" in said
+    assert "workers 1,3,5,7,9,11,13,15: as for odd" in said
     assert said[-1] == "note: something is odd"
+
+
+def test_reasons_that_differ_in_their_numbers_are_one_line() -> None:
+    topology = machine("turin-4gpu-nvml")
+    said = [w for w in words(ET.fromstring(render_svg(topology, planned(topology)))) if w.startswith("worker")]
+    assert said[1:] == [
+        "worker 0: NUMA node 1 has fewer cores than its share: PUs 0-15,128-143 are on others; likewise workers 1-3",
+        "worker 0: mlx5_0, mlx5_3, mlx5_1, mlx5_2 are nearer but their ports are down → mlx5_4; likewise worker 1",
+    ]
+
+
+def test_text_can_be_read_where_the_picture_is_narrower_than_its_width() -> None:
+    """GitHub shows a README 840 px wide."""
+    for name in MACHINES:
+        sizes = {text.size for tile in walk(laid_out(machine(name), ()).tiles) for text in tile.texts}
+        assert min(sizes) * 840 / WIDTH >= 10
 
 
 def test_names_are_for_all_workers_or_none() -> None:
