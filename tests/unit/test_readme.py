@@ -11,6 +11,9 @@ from paths import ROOT
 
 from hpcgpu.cli.commands import hpcgpu
 
+# No site is taken for this machine's, and tables are not folded.
+WIDE = {"HPCGPU_SITE": "", "COLUMNS": "200"}
+
 
 def test_every_door_is_tried() -> None:
     tried = ("make ", ". .venv/bin/activate", "sbatch ", "hpcgpu launch ", "mpirun ", "hpcgpu run ", "pip install ")
@@ -36,9 +39,7 @@ def test_the_words_of_its_first_cluster_are_in_the_order_in_which_they_are_typed
 
 def test_a_known_machine_is_planned_for_as_shown() -> None:
     def run(start: str) -> str:
-        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(
-            hpcgpu, line(start)[1:], catch_exceptions=False
-        )
+        done = CliRunner(env=WIDE).invoke(hpcgpu, line(start)[1:], catch_exceptions=False)
         assert done.exit_code == 0
         return str(done.output)
 
@@ -51,5 +52,5 @@ def test_a_known_machine_is_planned_for_as_shown() -> None:
 def test_the_site_that_is_named_for_its_cost_has_one() -> None:
     assert "(Vista does)" in (ROOT / "README.md").read_text()
     argv = ["plan", "--site", "vista", "--gpus", "8", "--account", "m0000", "--walltime", "01:00:00", "--no-ask"]
-    done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(hpcgpu, argv, catch_exceptions=False)
+    done = CliRunner(env=WIDE).invoke(hpcgpu, argv, catch_exceptions=False)
     assert re.search(r"^  cost: about 8 SU ", done.output, re.M)
