@@ -13,12 +13,11 @@ SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 import browser  # noqa: E402
 
-# With 400 GPUs it ends above the picture of a node, which is the same.
-_WHOLE = "document.documentElement.scrollHeight"
-_ABOVE_NODE = "Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children.at(-1)).el.getBoundingClientRect().top"
-PICTURES = {"gpus-page-4.png": (4, _WHOLE), "gpus-page-400.png": (400, _ABOVE_NODE)}
+# Its last part is the picture of a node. With 400 GPUs the photograph ends above it: it is the same.
+_NODE = "Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children.at(-1)).el.getBoundingClientRect()"
+PICTURES = {"gpus-page-4.png": (4, f"{_NODE}.bottom"), "gpus-page-400.png": (400, f"{_NODE}.top")}
 SEEN_S = 60.0  # what the strips show: to the middle of a phase in which data lies on all tiers
-WIDTH, HEIGHT, SCALE = 1100, 900, 1.5
+WIDTH, HEIGHT, SCALE = 1100, 2600, 1.5  # higher than the page
 
 
 def main() -> None:

@@ -26,6 +26,20 @@ _OPTIONS = (
     *("--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-proxy-server"),
 )
 
+# Canvases become images, since Chromium's pictures of canvases that change have odd lines at their left edges.
+_STILL = """
+(() => {
+    const all = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.shadowRoot ? all(e.shadowRoot) : [])]);
+    return Promise.all(all(document).filter(e => e.tagName === "CANVAS" && e.width).map(canvas => {
+        const image = new Image();
+        image.src = canvas.toDataURL();
+        image.className = canvas.className;
+        canvas.replaceWith(image);
+        return image.decode();
+    })).then(() => 1);
+})()
+"""
+
 
 class Page:
     """One page of a browser."""
@@ -67,8 +81,9 @@ class Page:
         found = self.call("Page.captureScreenshot", clip={**box, "scale": 1})
         path.write_bytes(base64.b64decode(found["data"]))
 
-    def whole_picture(self, path: Path, end: str = "document.documentElement.scrollHeight") -> None:
-        """Save a picture of the page to its end, or to the y of an expression, whatever the window shows."""
+    def whole_picture(self, path: Path, end: str) -> None:
+        """Save a picture of the page from its top to the y of an expression, whatever the window shows."""
+        self.evaluate(_STILL)
         width, height = self.evaluate(f"[document.documentElement.clientWidth, {end}]")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
