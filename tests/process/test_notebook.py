@@ -32,6 +32,7 @@ def test_what_a_notebook_shows(page: browser.Page) -> None:
     cluster, said = browser.shown(page, CLUSTER), [browser.shown(page, i) for i in range(END)]
     assert len(re.findall(r"/node/n7/8888/proxy/\d+/", cluster)) == 1  # the line said it, until the object did
     assert "Status: running" in cluster
+    assert "Scaling" not in cluster  # it has the GPUs of this machine
     assert re.search(r"Workers: 2\s+on 2 GPUs, 1 node", cluster)
     assert str(notebooks.CHUNKS) in said[WORK]
     # the first cell has not been run again: its widget asks, and shows what lies where now

@@ -48,6 +48,8 @@ class NotebookCluster(ComposedCluster):
             self.loop.add_callback(keep, lambda: self.scheduler_comm, lambda: len(self.scheduler_info["workers"]))
         self._tab = super()._widget()
         if self._tab is not None:
+            if not self.parts.run.scales:
+                self._tab.children = self._tab.children[:1]  # without the tab for scale and adapt, which are refused
             self.parts.page.shown(self._show_end)
         return self._tab
 
