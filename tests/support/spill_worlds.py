@@ -90,6 +90,8 @@ class World:
         for i, reader in enumerate(self.readers):
             if reader.is_told or self.gives_up:
                 yield "release", i
+        if self.gives_up:
+            yield from (("give_up", i) for i in range(len(self.allocations)))
         for i in self.todo:
             if self.is_possible(story.parts[i]):
                 yield "part", i, *story.parts[i]
@@ -180,6 +182,9 @@ class World:
     def do_alloc(self, tier: int, nbytes: int) -> Any:
         self.allocations.append(FailedAllocation(tier, nbytes))
         return self.state.alloc_failed(self.allocations[-1])
+
+    def do_give_up(self, i: int) -> Any:
+        return self.state.alloc_given_up(self.allocations.pop(i))
 
     def do_shrink(self, tier: int, nbytes: int) -> Any:
         return self.state.shrink(tier, nbytes)

@@ -213,6 +213,11 @@ class SpillState:
         self.allocations.add(room)
         return self._settled([])
 
+    def alloc_given_up(self, room: FailedAllocation) -> Instructions:
+        """A thread waits for room no more; its copies go on, in another thread."""
+        self.allocations.forget(room)
+        return self._settled([])
+
     def limit(self, tier: int, nbytes: int) -> Instructions:
         """Set the limit of a tier: of a device when its size is known, or anew."""
         self.accounting.limits[tier] = nbytes

@@ -305,9 +305,31 @@ class Executor:
         if this_thread.spills or this_thread.copies_down:
             return False
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
-        self.tell(self.state.alloc_failed, allocation)
-        self._wait(allocation)
+        try:
+            self.tell(self.state.alloc_failed, allocation)
+            self._wait(allocation)
+        finally:
+            self._hand_over(allocation)
         return allocation.has_room
+
+    def _hand_over(self, allocation: ThreadAllocation) -> None:
+        """Let the spill thread make the copies of an allocation that is over before they are made.
+
+        Another thread has freed enough, or the allocation was interrupted. This thread may never read its inbox again,
+        and others may wait for these copies.
+        """
+        if not allocation.told:
+            self.tell(self.state.alloc_given_up, allocation)
+        aside = []
+        while allocation.taken < allocation.sent:
+            got = this_thread.inbox.get()
+            if got is not None and got[1].by is allocation:
+                allocation.taken += 1
+                self._send_to_spill_thread(got[1])
+            elif got is not None:
+                aside.append(got)
+        for got in aside:
+            this_thread.inbox.put(got)
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
@@ -317,16 +339,18 @@ class Executor:
     def _wait(self, waiter: ThreadTicket | ThreadAllocation) -> None:
         """Make the copies in the inbox until ``waiter`` is told; while it waits for room, copies up wait, too."""
         aside = []
-        while not waiter.told:
-            got = this_thread.inbox.get()
-            if got is None:
-                continue
-            if type(waiter) is ThreadAllocation and got[1].to > got[1].source:
-                aside.append(got)
-            else:
-                self._do_taken(got)
-        for got in aside:
-            this_thread.inbox.put(got)
+        try:
+            while not waiter.told:
+                got = this_thread.inbox.get()
+                if got is None:
+                    continue
+                if type(waiter) is ThreadAllocation and got[1].to > got[1].source:
+                    aside.append(got)
+                else:
+                    self._do_taken(got)
+        finally:
+            for got in aside:
+                this_thread.inbox.put(got)
 
     @staticmethod
     def _do_taken(got: tuple[Executor, Copy]) -> None:
@@ -469,8 +493,14 @@ class Executor:
                 logger.exception("nobody could be told that %s", instruction.error)
 
     def _send(self, copy: Copy) -> None:
-        (copy.by or self).inbox.put((self, copy))  # type: ignore[union-attr]
-        if copy.by is None and self.closed:  # the spill thread may have read its inbox for the last time
+        if copy.by is None:
+            self._send_to_spill_thread(copy)
+        else:
+            copy.by.inbox.put((self, copy))  # type: ignore[union-attr]
+
+    def _send_to_spill_thread(self, copy: Copy) -> None:
+        self.inbox.put((self, copy))
+        if self.closed:  # the spill thread may have read its inbox for the last time
             self.give_up(*drain(self.inbox))
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
