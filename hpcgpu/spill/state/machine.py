@@ -10,7 +10,7 @@ small stores and checks all nine.
 1. The bytes of a tier are those that are valid there, and those under way to it.
 2. A named unit is valid somewhere at every moment.
 3. A unit has at most one copy under way.
-4. A copy starts from the highest valid tier, and that tier stays valid until the copy ends.
+4. A copy goes from the highest valid tier to the next one, up or down, and the former stays valid until the copy ends.
 5. A dirty unit is valid in one tier only: the one in which it is used.
 6. A pinned unit starts no copy down, and is not dropped from the tier in which it is used.
 7. Nobody waits when nothing is under way. A way up may wait for copies down, and a copy down waits for nobody: so there

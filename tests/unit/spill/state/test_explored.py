@@ -47,6 +47,12 @@ STORIES = {
         {D: 10, H: 8},
         failures=1,
     ),
+    "readers that give up behind another": Story(
+        ((9, D, H), (9, D, H), (9, D), (9, H)),
+        (("need", 0), ("need", 1), ("need", 1), ("limit", H, 20)),
+        {D: 10, H: 40},
+        gives_up=True,
+    ),
     "two devices": Story(
         ((6, D), (6, D + 1), (6, D + 1)),
         (("need", 0, 1), ("need", 2), ("alloc", D + 1, 6), ("limit", D, 4)),
@@ -148,6 +154,12 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "unit.size(DISK) if unit.valid >> DISK & 1 else 0",
         "0",
         "units that lose a part",
+    ),
+    "a copy leaves a tier out": (
+        unspills.Unspills._start,
+        " or _above(unit) != to",
+        "",
+        "readers that give up behind another",
     ),
     "an allocation waits for ever": (
         allocations.FailedAllocations.serve,
