@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcgpu.errors import SpillError
+from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.protocols import Device, ImmovableError
@@ -57,7 +57,7 @@ class Todo:
     def __init__(self) -> None:
         self.garbage: list[Any] = []
         self.released: list[ProxiedObject] = []
-        self.instructions: list[Any] = []
+        self.instructions = deque[Any]()
 
 
 class Executor:
@@ -219,20 +219,30 @@ class Executor:
                 todo.instructions.append(each)
 
     def carry_out(self, todo: Todo) -> None:
-        """Carry out a Todo; without the lock."""
+        """Carry out a Todo; without the lock. If a step raises, those after it are made before it is raised."""
         while True:
-            for found in todo.released:
-                found.release()
-            todo.released.clear()
-            todo.garbage.clear()  # memory is freed here
-            instructions, todo.instructions = todo.instructions, []
-            for instruction in instructions:
-                self._perform(instruction)
+            self._make_steps(todo)
             if not self.orphans:
                 break
             with self.lock:
                 self._bury(todo)
         if self.disk.has_waste:
+            self._wake()
+
+    def _make_steps(self, todo: Todo) -> None:
+        try:
+            while todo.released:
+                todo.released.pop().release()
+            todo.garbage.clear()  # memory is freed here
+            while todo.instructions:
+                self._perform(todo.instructions.popleft())
+        except BaseException:  # a log filter that raises, Ctrl-C: others wait for the copies and the words behind
+            self._make_steps(todo)
+            raise
+
+    def _wake(self) -> None:
+        """Wake the spill thread; after its end nobody would read it."""
+        if not self.closed:
             self.inbox.put(None)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -292,17 +302,19 @@ class Executor:
             yield
         finally:
             ticket.error = None  # its traceback has this frame, which would keep the caller's objects until the next gc
-            self.tell(self.state.release, ticket)
-            while ticket.taken < ticket.sent:  # other threads may wait for these copies, too
-                if (got := this_thread.inbox.get()) is not None:
-                    self._do_taken(got)
+            try:
+                self.tell(self.state.release, ticket)
+            finally:
+                self._make_sent(ticket)
+
+    @staticmethod
+    def may_evict() -> bool:
+        """Return whether others do not wait for this thread: it is not the spill thread, and copies nothing down."""
+        return not (this_thread.spills or this_thread.copies_down)
 
     def evict(self, device: Device, nbytes: int) -> bool:
-        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
-
-        Nothing goes in a thread that others wait for: the spill thread, or one that copies down.
-        """
-        if this_thread.spills or this_thread.copies_down:
+        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went."""
+        if not self.may_evict():
             return False
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
@@ -311,6 +323,16 @@ class Executor:
         finally:
             self._hand_over(allocation)
         return allocation.has_room
+
+    def _make_sent(self, ticket: ThreadTicket) -> None:
+        """Make the copies of a ticket that is over: other threads may wait for them, too."""
+        try:
+            while ticket.taken < ticket.sent:
+                if (got := this_thread.inbox.get()) is not None:
+                    self._do_taken(got)
+        except BaseException:
+            self._make_sent(ticket)
+            raise
 
     def _hand_over(self, allocation: ThreadAllocation) -> None:
         """Let the spill thread make the copies of an allocation that is over before they are made.
@@ -366,27 +388,28 @@ class Executor:
         is_down = copy.to < copy.source
         began_s = time.perf_counter()
         this_thread.copies_down += is_down
+        is_told, todo = False, Todo()
         try:
             data = unit.copied(copy.source, copy.to, self.disk)
+            takes_bytes, moved_bytes = _sizes(copy, data)
+            seconds = time.perf_counter() - began_s
+            with self.lock:
+                self._count(copy, seconds, moved_bytes)
+                self._attach(unit, copy.to, data)
+                is_told = True
+                self._end(copy)
+                self.record(self.state.moved(copy, takes_bytes), todo)
+            del data
         except BaseException as e:
-            self._failed(copy, e)
-            if not isinstance(e, Exception):
+            if is_told:
+                self._ended(todo)
+            else:
+                self._failed(copy, e)
+            if is_told or not isinstance(e, Exception):
                 raise
             return
         finally:
             this_thread.copies_down -= is_down
-        takes_bytes = moved_bytes = unit.bytes_up(data) if copy.source == DISK else 0
-        if copy.to == DISK:
-            stored = unit.stored(data)
-            takes_bytes, moved_bytes = stored.room_bytes, stored.nbytes
-            del stored
-        todo = Todo()
-        with self.lock:
-            self._end(copy)
-            self._count(copy, time.perf_counter() - began_s, moved_bytes)
-            self._attach(unit, copy.to, data)
-            self.record(self.state.moved(copy, takes_bytes), todo)
-        del data
         self._ended(todo)
 
     def _failed(self, copy: Copy, error: BaseException) -> None:
@@ -396,14 +419,14 @@ class Executor:
         if isinstance(error, Exception):
             error.__traceback__ = None  # its frames keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
-            cause, error = error, SpillError(f"the value of {_keys_of(unit)} cannot be read back from disk: {error}")
+            cause, error = error, SpillError(f"{_called(unit)} cannot be read back from disk: {message_of(error)}")
             error.__cause__ = cause
         todo = Todo()
         with self.lock:
             self._end(copy)
             if for_good and is_down and unit.keys:
                 self.immovable[unit.name] = unit.nbytes
-            told = error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {error!r}")
+            told = error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
             self.record(self.state.failed(copy, told, for_good), todo)
         self._ended(todo)
 
@@ -419,7 +442,7 @@ class Executor:
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
         if self.state.is_stuck or (self.is_watched and not self.under_way):
-            self.inbox.put(None)
+            self._wake()
 
     def _count(self, copy: Copy, seconds: float, nbytes: int) -> None:
         ways = _TIER_NAMES.get(copy.source, "device"), _TIER_NAMES.get(copy.to, "device")
@@ -483,7 +506,7 @@ class Executor:
                 waiter.inbox.put(None)
         elif kind is Trim:
             self.wants_trim = True
-            self.inbox.put(None)
+            self._wake()
         elif kind is Say and not self.closed:
             self._say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
@@ -515,16 +538,29 @@ class Executor:
             if kind not in self._immovable_kinds:
                 self._immovable_kinds.add(kind)
                 what = "pickled; such values stay in memory" if say.tier == HOST else "moved; such arrays stay there"
-                logger.warning("a %s cannot be %s: %s", kind, what, str(say.error))
+                logger.warning("a %s cannot be %s: %s", kind, what, message_of(say.error))
         else:
-            why = str(say.error or "as much lies on disk as may (max_spill)") or repr(say.error)
+            why = "as much lies on disk as may (max_spill)"
+            if (error := say.error) is not None:
+                why = message_of(error) or type(error).__name__
             self.trouble[say.tier] = why
             logger.warning(
                 "%s stay in the %s tier, since they cannot be moved down: %s", format_bytes(say.nbytes), name, why
             )
 
 
-def _keys_of(unit: Content) -> str:
+def _called(unit: Content) -> str:
     """Return how messages call a lost unit: by the keys of the values that it is a part of."""
     keys = [repr(entry.key) for entry in tuple(unit.entries) if entry.key is not ABSENT]
-    return ", ".join(keys) or f"a {unit.contents[0].kind_of(0).__name__ if unit.contents else 'value'}"
+    kind = unit.contents[0].kind_of(0).__name__ if unit.contents else "value"
+    return f"the value of {', '.join(keys) or f'a {kind}'}"
+
+
+def _sizes(copy: Copy, data: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return what the result of a copy takes in its tier, and what was moved, in bytes; 0: as the unit says."""
+    unit: Content = copy.unit  # type: ignore[assignment]
+    if copy.to == DISK:
+        stored = unit.stored(data)
+        return stored.room_bytes, stored.nbytes
+    up_bytes = unit.bytes_up(data) if copy.source == DISK else 0
+    return up_bytes, up_bytes

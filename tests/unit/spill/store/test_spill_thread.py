@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,17 @@ def test_a_store_that_was_closed_has_settled(tmp_path: Path, gpu: FaultyGpu) -> 
     store = GpuSpillBuffer(LIMIT, None, str(tmp_path))
     store.close()
     assert store.settle(0.1)
+
+
+def test_nobody_is_woken_after_the_end(stored: Callable[..., GpuSpillBuffer]) -> None:
+    """Distributed asks a closed worker's store for its numbers, again and again."""
+    store = stored(0, 100 * KIB, target=1.0)
+    for i in range(20):
+        store[i] = np.full(20_000, i, "u1")
+    assert store.settle(20)
+    store.close()
+    left = store._executor.inbox.qsize()
+    for _ in range(10):
+        assert store.tiers["disk"] == 0
+        store.evict()
+    assert store._executor.inbox.qsize() == left
