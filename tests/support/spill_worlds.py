@@ -286,7 +286,7 @@ class World:
         queues = tuple((p, tuple(u.name for u in q)) for p, q in state.unspills._queues.items() if q)
         rooms = tuple((r.tier, r.until_bytes - tiers.freed.get(r.tier, 0)) for r in self.allocations)
         by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
-        rest = by_place, tuple(sorted(tiers.stuck)), state.unspills.pauses
+        rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.unspills.pauses
         aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in state.keys.items()))
         return (
             units,

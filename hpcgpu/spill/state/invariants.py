@@ -30,6 +30,9 @@ def broken(
         yield from _unit(unit, [copy for copy in under_way if copy.unit is unit], tickets)
     for copy in under_way:
         yield from _copy(copy)
+    for tier in state.stays:
+        if tier not in state.accounting.blocked and state.accounting.fits(tier, 0):
+            yield f"tier {tier} is said to stay above its limit, and has room"
     waiting = [t for t in tickets if not t.over]
     for unit in (unit for t in waiting if t.at_once for unit in t.units if t.lacks(unit)):
         if unit.move is None:

@@ -31,13 +31,11 @@ from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.inbox import Inbox, ThreadAllocation, ThreadTicket, drain, this_thread
+from hpcgpu.spill.store.reports import Reports, called, tier_name
 from hpcgpu.spill.values.entry import ABSENT, Entry
 from hpcgpu.spill.values.unit import Content, ObjectContent, ProxiedObject, Whole
-from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
-
-_TIER_NAMES = {DISK: "disk", HOST: "host"}
 
 
 @dataclass(slots=True)
@@ -108,13 +106,13 @@ class Executor:
         self.values: dict[int, Entry] = {}
         self.on_fault: Callable[[SpillError], None] | None = None
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
-        self.trouble: dict[int, str] = {}
+        self._reports = Reports(self.state.stays)
+        self.trouble = self._reports.trouble
         self.immovable: dict[int, int] = {}
         self.orphans, self.inbox = deque[Any](), Inbox()
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
         self.closed = self.is_watched = self.wants_trim = False
-        self._immovable_kinds: set[str] = set()
 
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
@@ -156,7 +154,7 @@ class Executor:
             found = {"device": 0, "host": 0, "disk": 0}
             for tier, nbytes in self.state.accounting.bytes.items():
                 copies = self.state.accounting.copy_bytes.get(tier, 0) + self._coming.get(tier, 0)
-                found[_TIER_NAMES.get(tier, "device")] += nbytes - copies
+                found[tier_name(tier)] += nbytes - copies
         self.carry_out(todo)
         return found
 
@@ -419,7 +417,7 @@ class Executor:
         if isinstance(error, Exception):
             error.__traceback__ = None  # its frames keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
-            cause, error = error, SpillError(f"{_called(unit)} cannot be read back from disk: {message_of(error)}")
+            cause, error = error, SpillError(f"{called(unit)} cannot be read back from disk: {message_of(error)}")
             error.__cause__ = cause
         todo = Todo()
         with self.lock:
@@ -445,8 +443,7 @@ class Executor:
             self._wake()
 
     def _count(self, copy: Copy, seconds: float, nbytes: int) -> None:
-        ways = _TIER_NAMES.get(copy.source, "device"), _TIER_NAMES.get(copy.to, "device")
-        count = self.counters["_to_".join(ways)]
+        count = self.counters[f"{tier_name(copy.source)}_to_{tier_name(copy.to)}"]
         count.nbytes += nbytes or copy.unit.nbytes
         count.number += 1
         count.seconds += seconds
@@ -508,7 +505,7 @@ class Executor:
             self.wants_trim = True
             self._wake()
         elif kind is Say and not self.closed:
-            self._say(instruction)
+            self._reports.say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
             try:
                 on_fault(instruction.error)
@@ -526,34 +523,6 @@ class Executor:
         if self.closed:  # the spill thread may have read its inbox for the last time
             self.give_up(*drain(self.inbox))
             self.inbox.put(None)  # if it has not, it reads the inbox once more
-
-    def _say(self, say: Say) -> None:
-        # Errors as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error its frames' arrays.
-        name = _TIER_NAMES.get(say.tier, "device")
-        if say.what == "works again":
-            self.trouble.pop(say.tier, None)
-            logger.info("moving down from the %s tier works again", name)
-        elif say.what == "immovable":
-            kind = getattr(say.error, "kind", "value")
-            if kind not in self._immovable_kinds:
-                self._immovable_kinds.add(kind)
-                what = "pickled; such values stay in memory" if say.tier == HOST else "moved; such arrays stay there"
-                logger.warning("a %s cannot be %s: %s", kind, what, message_of(say.error))
-        else:
-            why = "as much lies on disk as may (max_spill)"
-            if (error := say.error) is not None:
-                why = message_of(error) or type(error).__name__
-            self.trouble[say.tier] = why
-            logger.warning(
-                "%s stay in the %s tier, since they cannot be moved down: %s", format_bytes(say.nbytes), name, why
-            )
-
-
-def _called(unit: Content) -> str:
-    """Return how messages call a lost unit: by the keys of the values that it is a part of."""
-    keys = [repr(entry.key) for entry in tuple(unit.entries) if entry.key is not ABSENT]
-    kind = unit.contents[0].kind_of(0).__name__ if unit.contents else "value"
-    return f"the value of {', '.join(keys) or f'a {kind}'}"
 
 
 def _sizes(copy: Copy, data: Any) -> tuple[int, int]:  # noqa: ANN401

@@ -161,6 +161,12 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "",
         "readers that give up behind another",
     ),
+    "what is said of a tier is never taken back": (
+        machine.SpillState._settled,
+        "self._say_what_fits(out)",
+        "pass",
+        "copies that fail twice",
+    ),
     "an allocation waits for ever": (
         allocations.FailedAllocations.serve,
         " or not leaving",
@@ -176,7 +182,7 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "readers",
     ),
     "what comes ahead does not yield": (
-        machine.SpillState._settled,
+        machine.SpillState._go_on,
         "not self.waiting and not self.allocations.waiting",
         "True",
         "tasks that are expected",

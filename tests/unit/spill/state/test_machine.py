@@ -134,6 +134,14 @@ def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
     assert kinds(state.tick()) == [Copy, Copy]
 
 
+def test_a_tier_is_said_to_fit_when_what_did_not_move_is_gone() -> None:
+    state, (a, b) = SpillState({HOST: 8}), units(6, 6, top=HOST)
+    state.set("a", (a,))
+    assert state.failed(copy_of(state.set("b", (b,))), FULL) == (Say("stays", HOST, 6, FULL),)
+    assert state.delete("a") == (Drop(a, HOST), Say("fits", HOST, 0, None))
+    assert not state.is_stuck
+
+
 def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
     state, (a, b) = SpillState({HOST: 5}), units(6, 3, top=HOST)
     state.failed(copy_of(state.set("a", (a,))), FULL)

@@ -138,3 +138,26 @@ def test_nobody_is_woken_after_the_end(stored: Callable[..., GpuSpillBuffer]) ->
         assert store.tiers["disk"] == 0
         store.evict()
     assert store._executor.inbox.qsize() == left
+
+
+def test_a_tier_that_has_room_again_is_in_trouble_no_more(
+    store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device was mended, and what did not move is gone: metrics and the summary went on to tell of the error."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    caplog.set_level("INFO", "distributed.worker.memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "pack", broken)
+        fill(store, gpu)
+        until(lambda: store.trouble, "the failure is said")
+        store.clear()
+        until(lambda: not store.trouble, "no tier is above its limit", limit_s=10)
+        assert "the device tier is below its limit again" in caplog.text
+        fill(store, gpu)  # the same in the same minute is in the metrics, and not said twice
+        until(lambda: store.trouble, "the failure is known again")
+    assert caplog.text.count("cudaErrorIllegalAddress") == 1
+    until(lambda: not store.trouble, "the device moves again", limit_s=10)
+    assert_moves(store, gpu)
