@@ -30,7 +30,16 @@ from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.inbox import Inbox, ThreadAllocation, ThreadTicket, drain, this_thread
+from hpcgpu.spill.store.inbox import (
+    Inbox,
+    ThreadAllocation,
+    ThreadTicket,
+    drain,
+    make_sent,
+    not_made,
+    this_thread,
+    wait_for,
+)
 from hpcgpu.spill.store.reports import Reports, called, tier_name
 from hpcgpu.spill.values.entry import ABSENT, Entry
 from hpcgpu.spill.values.unit import Content, ObjectContent, ProxiedObject, Whole
@@ -294,7 +303,7 @@ class Executor:
         """Wait until the units of a ticket are up; release it at the end."""
         try:
             self.carry_out(todo)
-            self._wait(ticket)
+            wait_for(ticket)
             if ticket.error is not None:
                 raise ticket.error.with_traceback(None)
             yield
@@ -303,7 +312,7 @@ class Executor:
             try:
                 self.tell(self.state.release, ticket)
             finally:
-                self._make_sent(ticket)
+                make_sent(ticket)
 
     @staticmethod
     def may_evict() -> bool:
@@ -317,67 +326,18 @@ class Executor:
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
             self.tell(self.state.alloc_failed, allocation)
-            self._wait(allocation)
+            wait_for(allocation)
         finally:
-            self._hand_over(allocation)
+            if not allocation.told:
+                self.tell(self.state.alloc_given_up, allocation)
+            for copy in not_made(allocation):  # another thread has freed enough, or it was interrupted
+                self._send_to_spill_thread(copy)
         return allocation.has_room
-
-    def _make_sent(self, ticket: ThreadTicket) -> None:
-        """Make the copies of a ticket that is over: other threads may wait for them, too."""
-        try:
-            while ticket.taken < ticket.sent:
-                if (got := this_thread.inbox.get()) is not None:
-                    self._do_taken(got)
-        except BaseException:
-            self._make_sent(ticket)
-            raise
-
-    def _hand_over(self, allocation: ThreadAllocation) -> None:
-        """Let the spill thread make the copies of an allocation that is over before they are made.
-
-        Another thread has freed enough, or the allocation was interrupted. This thread may never read its inbox again,
-        and others may wait for these copies.
-        """
-        if not allocation.told:
-            self.tell(self.state.alloc_given_up, allocation)
-        aside = []
-        while allocation.taken < allocation.sent:
-            got = this_thread.inbox.get()
-            if got is not None and got[1].by is allocation:
-                allocation.taken += 1
-                self._send_to_spill_thread(got[1])
-            elif got is not None:
-                aside.append(got)
-        for got in aside:
-            this_thread.inbox.put(got)
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
         with self.lock:
             self.rescues += 1
-
-    def _wait(self, waiter: ThreadTicket | ThreadAllocation) -> None:
-        """Make the copies in the inbox until ``waiter`` is told; while it waits for room, copies up wait, too."""
-        aside = []
-        try:
-            while not waiter.told:
-                got = this_thread.inbox.get()
-                if got is None:
-                    continue
-                if type(waiter) is ThreadAllocation and got[1].to > got[1].source:
-                    aside.append(got)
-                else:
-                    self._do_taken(got)
-        finally:
-            for got in aside:
-                this_thread.inbox.put(got)
-
-    @staticmethod
-    def _do_taken(got: tuple[Executor, Copy]) -> None:
-        executor, copy = got
-        if copy.by is not None:
-            copy.by.taken += 1  # type: ignore[union-attr]
-        executor.copy(copy)
 
     # --- copies -------------------------------------------------------------------------------------------------------
     def copy(self, copy: Copy) -> None:
@@ -424,7 +384,9 @@ class Executor:
             self._end(copy)
             if for_good and is_down and unit.keys:
                 self.immovable[unit.name] = unit.nbytes
-            told = error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
+            told = (
+                error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
+            )
             self.record(self.state.failed(copy, told, for_good), todo)
         self._ended(todo)
 
