@@ -120,3 +120,11 @@ def cause_of(error: BaseException) -> BaseException:
     while error.__cause__ is not None and not isinstance(error, HpcGpuError):
         error = error.__cause__
     return error
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an error says. To make its text may run the code of others, which may raise: then its kind."""
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__

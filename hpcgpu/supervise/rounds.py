@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
-from hpcgpu.errors import HpcGpuError
+from hpcgpu.errors import HpcGpuError, message_of
 from hpcgpu.model.backoff import Backoff
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -45,13 +46,14 @@ class Rounds:
         """Log the exception of a round, each reason once; return how long to wait before the next round."""
         self.error, self._backoff = error, self._backoff.failed(_kind(error), time.monotonic())
         if self._backoff.is_new:
-            logger.warning(
-                "%s failed, and goes on in %.3g s: %s",
-                self._what,
-                self._backoff.wait_s,
-                reason_of(error),
-                exc_info=error,
-            )
+            with contextlib.suppress(Exception):  # a log filter may raise, and the next round must come
+                logger.warning(
+                    "%s failed, and goes on in %.3g s: %s",
+                    self._what,
+                    self._backoff.wait_s,
+                    reason_of(error),
+                    exc_info=error,
+                )
         return self._backoff.wait_s
 
     def went_well(self) -> bool:
@@ -59,7 +61,8 @@ class Rounds:
         if self.error is None:
             return False
         self.error = None
-        logger.info("%s works again", self._what)
+        with contextlib.suppress(Exception):
+            logger.info("%s works again", self._what)
         return True
 
 
@@ -76,4 +79,5 @@ def _kind(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return an error in one line: in its own words if it is one of ours, else with its kind."""
-    return str(error) if isinstance(error, HpcGpuError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = message_of(error)
+    return text if isinstance(error, HpcGpuError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -34,7 +34,8 @@ def holds(what: object, law: str) -> None:
 class Story:
     """What may happen to units.
 
-    ``units`` are their bytes and tops; a key of each unit's number names it, and all are there when the story begins.
+    ``units`` are their bytes, their tops, and where they lie at first if not there; a key of each unit's number names
+    it, and all are there when the story begins.
     ``parts`` are actions, each once: ``("need", unit, ...)``, ``("write", unit, ...)``, ``("peer", unit, ...)``,
     ``("urgent", unit, ...)`` from within a copy down, ``("use", unit)`` at once and to write to it,
     ``("delete", key)``, ``("set", key, unit, ...)``, ``("grow", unit, nbytes)``, ``("leave", unit, nbytes)``,
@@ -44,7 +45,7 @@ class Story:
     ``("task_over", task)``, ``("tick",)``. Copies end as they like; ``failures`` of them fail, ``losses`` for good.
     """
 
-    units: tuple[tuple[int, int], ...]
+    units: tuple[tuple[int, ...], ...]
     parts: tuple[Action, ...]
     limits: dict[int, int] = field(default_factory=lambda: {DEVICE: 10, HOST: 10})
     failures: int = 0
@@ -66,7 +67,7 @@ class World:
 
     def __init__(self, story: Story) -> None:
         self.state = SpillState(story.limits)
-        self.units = [Unit(i, nbytes, top, top) for i, (nbytes, top) in enumerate(story.units)]
+        self.units = [Unit(i, nbytes, top, *(at or [top])) for i, (nbytes, top, *at) in enumerate(story.units)]
         self.copies: list[Copy] = []
         self.captured: list[int] = []  # the versions that these copies have taken
         self.version = [0 for _ in self.units]
@@ -76,7 +77,7 @@ class World:
         self.todo = list(range(len(story.parts)))
         self.failures, self.losses, self.gives_up = story.failures, story.losses, story.gives_up
         for i, unit in enumerate(self.units):
-            self.contents[i][unit.top] = 0
+            self.contents[i][unit.at] = 0
             self.carry_out(self.state.set(i, (unit,)))
 
     # --- what may happen now ------------------------------------------------------------------------------------------
@@ -90,6 +91,8 @@ class World:
         for i, reader in enumerate(self.readers):
             if reader.is_told or self.gives_up:
                 yield "release", i
+        if self.gives_up:
+            yield from (("give_up", i) for i in range(len(self.allocations)))
         for i in self.todo:
             if self.is_possible(story.parts[i]):
                 yield "part", i, *story.parts[i]
@@ -181,6 +184,9 @@ class World:
         self.allocations.append(FailedAllocation(tier, nbytes))
         return self.state.alloc_failed(self.allocations[-1])
 
+    def do_give_up(self, i: int) -> Any:
+        return self.state.alloc_given_up(self.allocations.pop(i))
+
     def do_shrink(self, tier: int, nbytes: int) -> Any:
         return self.state.shrink(tier, nbytes)
 
@@ -247,8 +253,6 @@ class World:
                 if unit.valid >> tier & 1:
                     holds(contents.get(tier) == version, "what is valid are the present contents")
         holds(self.state.accounting.fits(DISK, 0), "the disk's limit holds")
-        urgent = [unit for r in self.readers if r.ticket.at_once and not r.is_told for unit in r.ticket.units]
-        holds(all(u.tier == u.top or u.move is not None for u in urgent), "what is urgent waits for no room")
         if not self.copies:
             self.check_quiet()
 
@@ -282,7 +286,7 @@ class World:
         queues = tuple((p, tuple(u.name for u in q)) for p, q in state.unspills._queues.items() if q)
         rooms = tuple((r.tier, r.until_bytes - tiers.freed.get(r.tier, 0)) for r in self.allocations)
         by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
-        rest = by_place, tuple(sorted(tiers.stuck)), state.unspills.pauses
+        rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.unspills.pauses
         aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in state.keys.items()))
         return (
             units,

@@ -18,6 +18,9 @@ class Store(Protocol):
     def evict(self, device: Device, nbytes: int) -> bool:
         """Move so many bytes down from a device, or as many as can; return whether anything moved."""
 
+    def may_evict(self) -> bool:
+        """Return whether this thread may wait for moves down: not if moves wait for it."""
+
     def count_rescue(self) -> None:
         """Count an allocation that has room now, since this store has made some."""
 
@@ -60,7 +63,7 @@ class AllocationFailureHook:
         end_s = time.monotonic() + self.patience_s
         while (over := self.device.used_bytes + need_bytes - self.device.memory_bytes) > 0:
             if not store.evict(self.device, over):
-                if time.monotonic() > end_s:
+                if time.monotonic() > end_s or not store.may_evict():
                     return False
                 time.sleep(_FREED_POLL_S)
         store.count_rescue()

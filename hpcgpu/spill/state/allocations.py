@@ -23,6 +23,12 @@ class FailedAllocations:
         allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
         self.waiting.append(allocation)
 
+    def forget(self, allocation: FailedAllocation) -> None:
+        """Let an allocation wait no more; those behind it may wait for its bytes, too."""
+        if allocation in self.waiting:
+            self.waiting.remove(allocation)
+        self._start_anew()
+
     def serve(self, out: list[Instruction]) -> None:
         """Send down missing bytes that are not under way; resume an allocation with room, fail one without hope."""
         accounting = self._accounting
@@ -34,5 +40,8 @@ class FailedAllocations:
             if freed >= allocation.until_bytes or not leaving:
                 self.waiting.remove(allocation)
                 out.append(Resume(allocation) if freed > allocation.had_bytes else Fail(allocation, None))
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         if not self.waiting:
-            accounting.freed.clear()
+            self._accounting.freed.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.units import Copy, Ticket, Unit
+from hpcgpu.spill.state.units import HOST, Copy, Ticket, Unit, below
 
 
 def broken(
@@ -28,7 +28,15 @@ def broken(
     yield from _bytes(state, units, under_way)
     for unit in units:
         yield from _unit(unit, [copy for copy in under_way if copy.unit is unit], tickets)
+    for copy in under_way:
+        yield from _copy(copy)
+    for tier in state.stays:
+        if tier not in state.accounting.blocked and state.accounting.fits(tier, 0):
+            yield f"tier {tier} is said to stay above its limit, and has room"
     waiting = [t for t in tickets if not t.over]
+    for unit in (unit for t in waiting if t.at_once for unit in t.units if t.lacks(unit)):
+        if unit.move is None:
+            yield f"unit {unit.name} waits for room, and a copy down waits for it"
     if state.waiting != len(waiting):
         yield f"{state.waiting} tickets are said to wait, and {len(waiting)} do"
     if not under_way and (waiting or state.allocations.waiting):
@@ -66,3 +74,11 @@ def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterat
         yield f"unit {unit.name} is dirty, and has copies"
     if unit.pins != sum(unit in t.units for t in tickets):
         yield f"unit {unit.name} has {unit.pins} pins"
+
+
+def _copy(copy: Copy) -> Iterator[str]:
+    unit, is_down = copy.unit, copy.to < copy.source
+    if copy.to != (below(copy.source) if is_down else unit.top if copy.source == HOST else HOST):
+        yield f"unit {unit.name} is copied from tier {copy.source} to {copy.to}, which is not the next one"
+    if is_down and isinstance(copy.by, Ticket):
+        yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"

@@ -10,7 +10,7 @@ small stores and checks all nine.
 1. The bytes of a tier are those that are valid there, and those under way to it.
 2. A named unit is valid somewhere at every moment.
 3. A unit has at most one copy under way.
-4. A copy starts from the highest valid tier, and that tier stays valid until the copy ends.
+4. A copy goes from the highest valid tier to the next one, up or down, and the former stays valid until the copy ends.
 5. A dirty unit is valid in one tier only: the one in which it is used.
 6. A pinned unit starts no copy down, and is not dropped from the tier in which it is used.
 7. Nobody waits when nothing is under way. A way up may wait for copies down, and a copy down waits for nobody: so there
@@ -63,7 +63,7 @@ class SpillState:
         self.waiting = 0  # tickets
         self.unspills = Unspills(self.accounting)
         self._is_leaving = False
-        self._stays: set[int] = set()  # tiers that stay above their limit, which was said
+        self.stays: set[int] = set()  # tiers that stay above their limit, or from which copies fail, which was said
 
     def set(self, key: Hashable, units: tuple[Unit, ...]) -> Instructions:
         """Let a key name these units, each given once; a new unit lies in its tier ``at``."""
@@ -213,6 +213,11 @@ class SpillState:
         self.allocations.add(room)
         return self._settled([])
 
+    def alloc_given_up(self, room: FailedAllocation) -> Instructions:
+        """A thread waits for room no more; its copies go on, in another thread."""
+        self.allocations.forget(room)
+        return self._settled([])
+
     def limit(self, tier: int, nbytes: int) -> Instructions:
         """Set the limit of a tier: of a device when its size is known, or anew."""
         self.accounting.limits[tier] = nbytes
@@ -305,13 +310,6 @@ class SpillState:
             if not is_used:
                 unit.dirty = False
                 self.accounting.drop(unit, 1 << copy.source, out)
-        if (
-            copy.source in self._stays
-            and copy.source not in self.accounting.blocked
-            and self.accounting.over(copy.source) <= 0
-        ):
-            self._stays.discard(copy.source)
-            out.append(Say("works again", copy.source, unit.nbytes, None))
 
     def _stays_up(self, copy: Copy, error: Exception, for_good: bool, out: list[Instruction]) -> None:
         unit, tier = copy.unit, copy.source
@@ -321,25 +319,36 @@ class SpillState:
             return
         self.accounting.blocked[tier] = min(unit.nbytes, self.accounting.blocked.get(tier, unit.nbytes))
         self.accounting.postpone(unit)
-        if tier not in self._stays:
-            self._stays.add(tier)
+        if tier not in self.stays:
+            self.stays.add(tier)
             out.append(Say("stays", tier, unit.nbytes, error))
+
+    def _say_what_fits(self, out: list[Instruction]) -> None:
+        for tier in tuple(self.stays):
+            if tier not in self.accounting.blocked and self.accounting.fits(tier, 0):
+                self.stays.discard(tier)
+                out.append(Say("fits", tier, 0, None))
 
     def _settled(self, out: list[Instruction]) -> Instructions:
         """Add the instructions that follow from the new state."""
         accounting = self.accounting
-        if not (accounting.lower or accounting.shrunk or self.allocations.waiting or accounting.is_over):
-            return tuple(out)  # all units are up, and have room
+        if accounting.lower or accounting.shrunk or self.allocations.waiting or accounting.is_over:
+            self._go_on(out)  # else all units are up, and have room
+        if self.stays:
+            self._say_what_fits(out)
+        return tuple(out)
+
+    def _go_on(self, out: list[Instruction]) -> None:
+        accounting = self.accounting
         accounting.refused = False
         if self.allocations.waiting:
             self.allocations.serve(out)
         accounting.settle(out)
-        if accounting.refused and accounting.over(HOST) > 0 and HOST not in self._stays:
-            self._stays.add(HOST)
+        if accounting.refused and accounting.over(HOST) > 0 and HOST not in self.stays:
+            self.stays.add(HOST)
             out.append(Say("stays", HOST, accounting.over(HOST), None))
         if accounting.shrunk:
             accounting.end_shrinking(out)
         self.unspills.go_on(out)
         if self.prefetch and accounting.lower and not self.waiting and not self.allocations.waiting:
             self.unspills.fetch_ahead(self.prefetch, out)
-        return tuple(out)

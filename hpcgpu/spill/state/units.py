@@ -194,9 +194,9 @@ class Fail(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Log that a tier stays above its limit, or moves again, or that a unit is immovable."""
+    """Log that a tier stays above its limit, or is no longer above it, or that a unit is immovable."""
 
-    what: Literal["stays", "works again", "immovable"]
+    what: Literal["stays", "fits", "immovable"]
     tier: int
     nbytes: int
     error: Exception | None

@@ -43,8 +43,8 @@ class Unspills:
 
     def _start(self, unit: Unit, to: int, out: list[Instruction]) -> bool:
         """Start a copy up, if there is room or none can be made; return False if the unit must wait."""
-        if unit.move is not None or not unit.waiters or unit.tier >= to:
-            return True  # its tickets were given up, or it is on its way
+        if unit.move is not None or not unit.waiters or unit.tier >= to or _above(unit) != to:
+            return True  # its tickets were given up, or it is on its way; since then it may have gone to disk
         self._accounting.make_room(to, out, unit.nbytes)
         if not self._accounting.fits(to, unit.nbytes) and self._accounting.leaving.get(to) and not _is_urgent(unit):
             return False

@@ -23,21 +23,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcgpu.errors import SpillError
+from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.inbox import Inbox, ThreadAllocation, ThreadTicket, drain, this_thread
+from hpcgpu.spill.store.inbox import (
+    Inbox,
+    ThreadAllocation,
+    ThreadTicket,
+    drain,
+    make_sent,
+    not_made,
+    this_thread,
+    wait_for,
+)
+from hpcgpu.spill.store.reports import Reports, called, tier_name
 from hpcgpu.spill.values.entry import ABSENT, Entry
 from hpcgpu.spill.values.unit import Content, ObjectContent, ProxiedObject, Whole
-from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
-
-_TIER_NAMES = {DISK: "disk", HOST: "host"}
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ class Todo:
     def __init__(self) -> None:
         self.garbage: list[Any] = []
         self.released: list[ProxiedObject] = []
-        self.instructions: list[Any] = []
+        self.instructions = deque[Any]()
 
 
 class Executor:
@@ -108,13 +115,13 @@ class Executor:
         self.values: dict[int, Entry] = {}
         self.on_fault: Callable[[SpillError], None] | None = None
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
-        self.trouble: dict[int, str] = {}
+        self._reports = Reports(self.state.stays)
+        self.trouble = self._reports.trouble
         self.immovable: dict[int, int] = {}
         self.orphans, self.inbox = deque[Any](), Inbox()
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
         self.closed = self.is_watched = self.wants_trim = False
-        self._immovable_kinds: set[str] = set()
 
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
@@ -156,7 +163,7 @@ class Executor:
             found = {"device": 0, "host": 0, "disk": 0}
             for tier, nbytes in self.state.accounting.bytes.items():
                 copies = self.state.accounting.copy_bytes.get(tier, 0) + self._coming.get(tier, 0)
-                found[_TIER_NAMES.get(tier, "device")] += nbytes - copies
+                found[tier_name(tier)] += nbytes - copies
         self.carry_out(todo)
         return found
 
@@ -219,20 +226,30 @@ class Executor:
                 todo.instructions.append(each)
 
     def carry_out(self, todo: Todo) -> None:
-        """Carry out a Todo; without the lock."""
+        """Carry out a Todo; without the lock. If a step raises, those after it are made before it is raised."""
         while True:
-            for found in todo.released:
-                found.release()
-            todo.released.clear()
-            todo.garbage.clear()  # memory is freed here
-            instructions, todo.instructions = todo.instructions, []
-            for instruction in instructions:
-                self._perform(instruction)
+            self._make_steps(todo)
             if not self.orphans:
                 break
             with self.lock:
                 self._bury(todo)
         if self.disk.has_waste:
+            self._wake()
+
+    def _make_steps(self, todo: Todo) -> None:
+        try:
+            while todo.released:
+                todo.released.pop().release()
+            todo.garbage.clear()  # memory is freed here
+            while todo.instructions:
+                self._perform(todo.instructions.popleft())
+        except BaseException:  # a log filter that raises, Ctrl-C: others wait for the copies and the words behind
+            self._make_steps(todo)
+            raise
+
+    def _wake(self) -> None:
+        """Wake the spill thread; after its end nobody would read it."""
+        if not self.closed:
             self.inbox.put(None)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -286,54 +303,41 @@ class Executor:
         """Wait until the units of a ticket are up; release it at the end."""
         try:
             self.carry_out(todo)
-            self._wait(ticket)
+            wait_for(ticket)
             if ticket.error is not None:
                 raise ticket.error.with_traceback(None)
             yield
         finally:
             ticket.error = None  # its traceback has this frame, which would keep the caller's objects until the next gc
-            self.tell(self.state.release, ticket)
-            while ticket.taken < ticket.sent:  # other threads may wait for these copies, too
-                if (got := this_thread.inbox.get()) is not None:
-                    self._do_taken(got)
+            try:
+                self.tell(self.state.release, ticket)
+            finally:
+                make_sent(ticket)
+
+    @staticmethod
+    def may_evict() -> bool:
+        """Return whether others do not wait for this thread: it is not the spill thread, and copies nothing down."""
+        return not (this_thread.spills or this_thread.copies_down)
 
     def evict(self, device: Device, nbytes: int) -> bool:
-        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
-
-        Nothing goes in a thread that others wait for: the spill thread, or one that copies down.
-        """
-        if this_thread.spills or this_thread.copies_down:
+        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went."""
+        if not self.may_evict():
             return False
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
-        self.tell(self.state.alloc_failed, allocation)
-        self._wait(allocation)
+        try:
+            self.tell(self.state.alloc_failed, allocation)
+            wait_for(allocation)
+        finally:
+            if not allocation.told:
+                self.tell(self.state.alloc_given_up, allocation)
+            for copy in not_made(allocation):  # another thread has freed enough, or it was interrupted
+                self._send_to_spill_thread(copy)
         return allocation.has_room
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
         with self.lock:
             self.rescues += 1
-
-    def _wait(self, waiter: ThreadTicket | ThreadAllocation) -> None:
-        """Make the copies in the inbox until ``waiter`` is told; while it waits for room, copies up wait, too."""
-        aside = []
-        while not waiter.told:
-            got = this_thread.inbox.get()
-            if got is None:
-                continue
-            if type(waiter) is ThreadAllocation and got[1].to > got[1].source:
-                aside.append(got)
-            else:
-                self._do_taken(got)
-        for got in aside:
-            this_thread.inbox.put(got)
-
-    @staticmethod
-    def _do_taken(got: tuple[Executor, Copy]) -> None:
-        executor, copy = got
-        if copy.by is not None:
-            copy.by.taken += 1  # type: ignore[union-attr]
-        executor.copy(copy)
 
     # --- copies -------------------------------------------------------------------------------------------------------
     def copy(self, copy: Copy) -> None:
@@ -342,27 +346,28 @@ class Executor:
         is_down = copy.to < copy.source
         began_s = time.perf_counter()
         this_thread.copies_down += is_down
+        is_told, todo = False, Todo()
         try:
             data = unit.copied(copy.source, copy.to, self.disk)
+            takes_bytes, moved_bytes = _sizes(copy, data)
+            seconds = time.perf_counter() - began_s
+            with self.lock:
+                self._count(copy, seconds, moved_bytes)
+                self._attach(unit, copy.to, data)
+                is_told = True
+                self._end(copy)
+                self.record(self.state.moved(copy, takes_bytes), todo)
+            del data
         except BaseException as e:
-            self._failed(copy, e)
-            if not isinstance(e, Exception):
+            if is_told:
+                self._ended(todo)
+            else:
+                self._failed(copy, e)
+            if is_told or not isinstance(e, Exception):
                 raise
             return
         finally:
             this_thread.copies_down -= is_down
-        takes_bytes = moved_bytes = unit.bytes_up(data) if copy.source == DISK else 0
-        if copy.to == DISK:
-            stored = unit.stored(data)
-            takes_bytes, moved_bytes = stored.room_bytes, stored.nbytes
-            del stored
-        todo = Todo()
-        with self.lock:
-            self._end(copy)
-            self._count(copy, time.perf_counter() - began_s, moved_bytes)
-            self._attach(unit, copy.to, data)
-            self.record(self.state.moved(copy, takes_bytes), todo)
-        del data
         self._ended(todo)
 
     def _failed(self, copy: Copy, error: BaseException) -> None:
@@ -372,14 +377,16 @@ class Executor:
         if isinstance(error, Exception):
             error.__traceback__ = None  # its frames keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
-            cause, error = error, SpillError(f"the value of {_keys_of(unit)} cannot be read back from disk: {error}")
+            cause, error = error, SpillError(f"{called(unit)} cannot be read back from disk: {message_of(error)}")
             error.__cause__ = cause
         todo = Todo()
         with self.lock:
             self._end(copy)
             if for_good and is_down and unit.keys:
                 self.immovable[unit.name] = unit.nbytes
-            told = error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {error!r}")
+            told = (
+                error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
+            )
             self.record(self.state.failed(copy, told, for_good), todo)
         self._ended(todo)
 
@@ -395,11 +402,10 @@ class Executor:
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
         if self.state.is_stuck or (self.is_watched and not self.under_way):
-            self.inbox.put(None)
+            self._wake()
 
     def _count(self, copy: Copy, seconds: float, nbytes: int) -> None:
-        ways = _TIER_NAMES.get(copy.source, "device"), _TIER_NAMES.get(copy.to, "device")
-        count = self.counters["_to_".join(ways)]
+        count = self.counters[f"{tier_name(copy.source)}_to_{tier_name(copy.to)}"]
         count.nbytes += nbytes or copy.unit.nbytes
         count.number += 1
         count.seconds += seconds
@@ -459,9 +465,9 @@ class Executor:
                 waiter.inbox.put(None)
         elif kind is Trim:
             self.wants_trim = True
-            self.inbox.put(None)
+            self._wake()
         elif kind is Say and not self.closed:
-            self._say(instruction)
+            self._reports.say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
             try:
                 on_fault(instruction.error)
@@ -469,32 +475,23 @@ class Executor:
                 logger.exception("nobody could be told that %s", instruction.error)
 
     def _send(self, copy: Copy) -> None:
-        (copy.by or self).inbox.put((self, copy))  # type: ignore[union-attr]
-        if copy.by is None and self.closed:  # the spill thread may have read its inbox for the last time
+        if copy.by is None:
+            self._send_to_spill_thread(copy)
+        else:
+            copy.by.inbox.put((self, copy))  # type: ignore[union-attr]
+
+    def _send_to_spill_thread(self, copy: Copy) -> None:
+        self.inbox.put((self, copy))
+        if self.closed:  # the spill thread may have read its inbox for the last time
             self.give_up(*drain(self.inbox))
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
-    def _say(self, say: Say) -> None:
-        # Errors as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error its frames' arrays.
-        name = _TIER_NAMES.get(say.tier, "device")
-        if say.what == "works again":
-            self.trouble.pop(say.tier, None)
-            logger.info("moving down from the %s tier works again", name)
-        elif say.what == "immovable":
-            kind = getattr(say.error, "kind", "value")
-            if kind not in self._immovable_kinds:
-                self._immovable_kinds.add(kind)
-                what = "pickled; such values stay in memory" if say.tier == HOST else "moved; such arrays stay there"
-                logger.warning("a %s cannot be %s: %s", kind, what, str(say.error))
-        else:
-            why = str(say.error or "as much lies on disk as may (max_spill)") or repr(say.error)
-            self.trouble[say.tier] = why
-            logger.warning(
-                "%s stay in the %s tier, since they cannot be moved down: %s", format_bytes(say.nbytes), name, why
-            )
 
-
-def _keys_of(unit: Content) -> str:
-    """Return how messages call a lost unit: by the keys of the values that it is a part of."""
-    keys = [repr(entry.key) for entry in tuple(unit.entries) if entry.key is not ABSENT]
-    return ", ".join(keys) or f"a {unit.contents[0].kind_of(0).__name__ if unit.contents else 'value'}"
+def _sizes(copy: Copy, data: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return what the result of a copy takes in its tier, and what was moved, in bytes; 0: as the unit says."""
+    unit: Content = copy.unit  # type: ignore[assignment]
+    if copy.to == DISK:
+        stored = unit.stored(data)
+        return stored.room_bytes, stored.nbytes
+    up_bytes = unit.bytes_up(data) if copy.source == DISK else 0
+    return up_bytes, up_bytes

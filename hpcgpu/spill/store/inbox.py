@@ -76,3 +76,53 @@ class ThreadAllocation(FailedAllocation):
     told: bool = False
     error: Exception | None = None
     has_room: bool = False
+
+
+def wait_for(waiter: ThreadTicket | ThreadAllocation) -> None:
+    """Make the copies in the inbox until ``waiter`` is told; while it waits for room, copies up wait, too."""
+    aside = []
+    try:
+        while not waiter.told:
+            got = this_thread.inbox.get()
+            if got is None:
+                continue
+            if type(waiter) is ThreadAllocation and got[1].to > got[1].source:
+                aside.append(got)
+            else:
+                _make(got)
+    finally:
+        for got in aside:
+            this_thread.inbox.put(got)
+
+
+def make_sent(ticket: ThreadTicket) -> None:
+    """Make the copies of a ticket that is over: other threads may wait for them, too."""
+    try:
+        while ticket.taken < ticket.sent:
+            if (got := this_thread.inbox.get()) is not None:
+                _make(got)
+    except BaseException:  # Ctrl-C in one of them
+        make_sent(ticket)
+        raise
+
+
+def not_made(allocation: ThreadAllocation) -> list[Copy]:
+    """Take out the copies of an allocation that is over: this thread may never read its inbox again."""
+    found, others = [], []
+    while allocation.taken < allocation.sent:
+        got = this_thread.inbox.get()
+        if got is not None and got[1].by is allocation:
+            allocation.taken += 1
+            found.append(got[1])
+        elif got is not None:
+            others.append(got)
+    for got in others:
+        this_thread.inbox.put(got)
+    return found
+
+
+def _make(got: tuple[Any, Copy]) -> None:
+    executor, copy = got
+    if copy.by is not None:
+        copy.by.taken += 1  # type: ignore[union-attr]
+    executor.copy(copy)

@@ -55,8 +55,9 @@ class SpillThread:
         self._loop = threads.keep(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
     def wake(self) -> None:
-        """Wake the thread."""
-        self._inbox.put(None)
+        """Wake the thread, if there is a next round."""
+        if not self._stops:
+            self._inbox.put(None)
 
     def request_shrink(self, above_target: Callable[[], int] | None) -> None:
         """Ask to free host memory: a tenth at a time until ``above_target`` returns 0; without it, one tenth."""
@@ -93,7 +94,7 @@ class SpillThread:
             True  # first: copies sent after the thread has read its inbox for the last time are given up
         )
         self._stops = True
-        self.wake()
+        self._inbox.put(None)
         # the garbage collector may call this in any thread: in this one, or in one that holds what this one waits for
         self._loop.join(_JOIN_S)
 

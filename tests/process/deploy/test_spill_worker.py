@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from distributed import Client, Scheduler, Worker, get_client, get_worker, wait
 from distributed.utils import DequeHandler
+from lock_guard import guarded_lock
 
 from hpcgpu import sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
@@ -28,6 +29,12 @@ from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
 
 KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def _leaf_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with guarded_lock(monkeypatch):
+        yield
 
 
 @pytest.fixture

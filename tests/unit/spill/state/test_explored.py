@@ -31,6 +31,9 @@ STORIES = {
         ABC, (("need", 0, 1), ("need", 0), ("peer", 0)), {D: 10, H: 6}, failures=0, losses=1, gives_up=True
     ),
     "allocations that fail": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), failures=1),
+    "allocations that are given up": Story(
+        ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True
+    ),
     "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
     "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
     "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),
@@ -43,6 +46,12 @@ STORIES = {
         (("expect", "t", False, 0), ("expect", "s", True, 0), ("need", 2), ("delete", 1), ("task_over", "t")),
         {D: 10, H: 8},
         failures=1,
+    ),
+    "readers that give up behind another": Story(
+        ((9, D, H), (9, D, H), (9, D), (9, H)),
+        (("need", 0), ("need", 1), ("need", 1), ("limit", H, 20)),
+        {D: 10, H: 40},
+        gives_up=True,
     ),
     "two devices": Story(
         ((6, D), (6, D + 1), (6, D + 1)),
@@ -146,6 +155,18 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "0",
         "units that lose a part",
     ),
+    "a copy leaves a tier out": (
+        unspills.Unspills._start,
+        " or _above(unit) != to",
+        "",
+        "readers that give up behind another",
+    ),
+    "what is said of a tier is never taken back": (
+        machine.SpillState._settled,
+        "self._say_what_fits(out)",
+        "pass",
+        "copies that fail twice",
+    ),
     "an allocation waits for ever": (
         allocations.FailedAllocations.serve,
         " or not leaving",
@@ -161,7 +182,7 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
         "readers",
     ),
     "what comes ahead does not yield": (
-        machine.SpillState._settled,
+        machine.SpillState._go_on,
         "not self.waiting and not self.allocations.waiting",
         "True",
         "tasks that are expected",

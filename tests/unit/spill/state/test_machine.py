@@ -134,6 +134,14 @@ def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
     assert kinds(state.tick()) == [Copy, Copy]
 
 
+def test_a_tier_is_said_to_fit_when_what_did_not_move_is_gone() -> None:
+    state, (a, b) = SpillState({HOST: 8}), units(6, 6, top=HOST)
+    state.set("a", (a,))
+    assert state.failed(copy_of(state.set("b", (b,))), FULL) == (Say("stays", HOST, 6, FULL),)
+    assert state.delete("a") == (Drop(a, HOST), Say("fits", HOST, 0, None))
+    assert not state.is_stuck
+
+
 def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
     state, (a, b) = SpillState({HOST: 5}), units(6, 3, top=HOST)
     state.failed(copy_of(state.set("a", (a,))), FULL)
@@ -289,3 +297,25 @@ def test_a_unit_that_grows_has_no_copies_below() -> None:
     assert state.grow(a, 8) == (Drop(a, HOST),)
     assert state.accounting.bytes == {DEVICE: 8, HOST: 0}
     del b
+
+
+def test_what_was_to_come_up_and_went_to_disk_comes_up_by_host_memory() -> None:
+    """A reader of x gives up while x waits behind h; on its next way up x waits for room in host memory."""
+    state, (h, x, w, v) = SpillState({DEVICE: 10, HOST: 40}), units(9, 9, 9, 9)
+    h.at = x.at = HOST
+    v.top = v.at = HOST
+    for unit in (h, x, w, v):
+        state.set(unit.name, (unit,))
+    w_down = copy_of(state.need(Ticket((h,))))
+    assert (w_down.unit, w_down.to) == (w, HOST)
+    given_up = Ticket((x,))
+    assert state.need(given_up) == state.release(given_up) == ()
+    v_down, x_down = state.limit(HOST, 20)
+    assert isinstance(x_down, Copy) and isinstance(v_down, Copy) and x_down.unit is x
+    state.moved(x_down)
+    assert state.need(Ticket((x,))) == ()  # until v has gone
+    h_up, w_to_disk = (c for c in state.moved(w_down) if isinstance(c, Copy))
+    assert (h_up.unit, h_up.to, w_to_disk.to) == (h, DEVICE, DISK)  # and x does not go to the device from where it is
+    state.moved(v_down)
+    x_up = copy_of(state.moved(w_to_disk))
+    assert (x_up.unit, x_up.to) == (x, HOST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,40 @@ def test_a_store_that_was_closed_has_settled(tmp_path: Path, gpu: FaultyGpu) -> 
     store = GpuSpillBuffer(LIMIT, None, str(tmp_path))
     store.close()
     assert store.settle(0.1)
+
+
+def test_nobody_is_woken_after_the_end(stored: Callable[..., GpuSpillBuffer]) -> None:
+    """Distributed asks a closed worker's store for its numbers, again and again."""
+    store = stored(0, 100 * KIB, target=1.0)
+    for i in range(20):
+        store[i] = np.full(20_000, i, "u1")
+    assert store.settle(20)
+    store.close()
+    left = store._executor.inbox.qsize()
+    for _ in range(10):
+        assert store.tiers["disk"] == 0
+        store.evict()
+    assert store._executor.inbox.qsize() == left
+
+
+def test_a_tier_that_has_room_again_is_in_trouble_no_more(
+    store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device was mended, and what did not move is gone: metrics and the summary went on to tell of the error."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    caplog.set_level("INFO", "distributed.worker.memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "pack", broken)
+        fill(store, gpu)
+        until(lambda: store.trouble, "the failure is said")
+        store.clear()
+        until(lambda: not store.trouble, "no tier is above its limit", limit_s=10)
+        assert "the device tier is below its limit again" in caplog.text
+        fill(store, gpu)  # the same in the same minute is in the metrics, and not said twice
+        until(lambda: store.trouble, "the failure is known again")
+    assert caplog.text.count("cudaErrorIllegalAddress") == 1
+    until(lambda: not store.trouble, "the device moves again", limit_s=10)
+    assert_moves(store, gpu)
