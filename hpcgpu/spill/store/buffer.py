@@ -312,16 +312,14 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             elif mode:
                 value = self._reader.handle(entry, mode.to_worker, todo)
             else:
-                ticket = executor.ticket(entry.used_units, writes=True)
-                executor.record(executor.state.need(ticket), todo)
+                executor.record(executor.name(entry), todo)  # meanwhile other threads may delete the key, or set it
         if value is not ABSENT:
             executor.carry_out(todo)
             return value
         if not self._hinted and asyncio._get_running_loop() is not None:
             self._hinted = True
             logger.warning(_HINT)
-        with executor.served(ticket, todo):
-            return self._reader.assembled(entry)
+        return self._reader.read(entry, todo)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
         todo = Todo()
