@@ -20,12 +20,13 @@ from hpcgpu.errors import SpillError
 from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.executor import Count, Executor, Todo
+from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Traversed
 from hpcgpu.spill.store.limits import read_flags, read_folder, read_limits
 from hpcgpu.spill.store.read_mode import ReadMode, read_mode, reading
 from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
+from hpcgpu.spill.store.todo import Count, Todo
 from hpcgpu.spill.store.transfer import Handle
 from hpcgpu.spill.values.aliasing import is_owner
 from hpcgpu.spill.values.entry import ABSENT, Entry

@@ -15,12 +15,10 @@ waits for nobody, even if to pickle runs user code that reads from the store.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hpcgpu.errors import SpillError
@@ -30,34 +28,16 @@ from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.leaf_lock import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.store.inbox import Inbox, ThreadAllocation, ThreadTicket, drain, this_thread
+from hpcgpu.spill.store.todo import Count, Todo
 from hpcgpu.spill.values.entry import ABSENT, Entry
-from hpcgpu.spill.values.unit import Content, ObjectContent, ProxiedObject, Whole
+from hpcgpu.spill.values.unit import Content, ObjectContent, Whole
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
 
 _TIER_NAMES = {DISK: "disk", HOST: "host"}
-
-
-@dataclass(slots=True)
-class Count:
-    """Moves in one direction, and the seconds that they took; changed under the store's lock, read without it."""
-
-    nbytes: int = 0
-    number: int = 0
-    seconds: float = 0.0
-
-
-class Todo:
-    """What a thread does after an event, without the lock: it frees memory, then carries out instructions in order."""
-
-    __slots__ = ("garbage", "instructions", "released")
-
-    def __init__(self) -> None:
-        self.garbage: list[Any] = []
-        self.released: list[ProxiedObject] = []
-        self.instructions: list[Any] = []
 
 
 class Executor:
@@ -91,7 +71,8 @@ class Executor:
     immovable : dict of int to int
         Bytes of the units that cannot be pickled, by their names.
     orphans : deque
-        Entries and tokens whose handle or proxy is gone; the garbage collector may add to it at any time.
+        Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone; the garbage collector
+        may add to it at any time.
     inbox : SimpleQueue
         The spill thread's.
     rescues : int
@@ -101,7 +82,7 @@ class Executor:
 
     def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
         limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk_limit_bytes)) if n}
-        self.lock = threading.Lock()
+        self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices = device_limit, list[Device]()
         self.known: dict[Any, ObjectContent] = {}
@@ -286,13 +267,18 @@ class Executor:
         """Wait until the units of a ticket are up; release it at the end."""
         try:
             self.carry_out(todo)
+            if not ticket.told and is_inside():
+                raise ReenteredError
             self._wait(ticket)
             if ticket.error is not None:
                 raise ticket.error.with_traceback(None)
             yield
         finally:
             ticket.error = None  # its traceback has this frame, which would keep the caller's objects until the next gc
-            self.tell(self.state.release, ticket)
+            if self.lock.is_mine:  # the garbage collector ends a generator, in a thread that is inside the store
+                self.orphans.append(ticket)
+            else:
+                self.tell(self.state.release, ticket)
             while ticket.taken < ticket.sent:  # other threads may wait for these copies, too
                 if (got := this_thread.inbox.get()) is not None:
                     self._do_taken(got)
@@ -300,9 +286,9 @@ class Executor:
     def evict(self, device: Device, nbytes: int) -> bool:
         """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
 
-        Nothing goes in a thread that others wait for: the spill thread, or one that copies down.
+        Nothing goes in a thread that others wait for: the spill thread, one that copies down, or one with a lock.
         """
-        if this_thread.spills or this_thread.copies_down:
+        if this_thread.spills or this_thread.copies_down or is_inside():
             return False
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         self.tell(self.state.alloc_failed, allocation)
@@ -311,7 +297,7 @@ class Executor:
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
-        with self.lock:
+        with nullcontext() if self.lock.is_mine else self.lock:
             self.rescues += 1
 
     def _wait(self, waiter: ThreadTicket | ThreadAllocation) -> None:
@@ -369,6 +355,7 @@ class Executor:
         unit: Content = copy.unit  # type: ignore[assignment]
         is_down = copy.to < copy.source
         for_good = isinstance(error, ImmovableError if is_down else OSError | SpillError)
+        for_good &= not isinstance(error, ReenteredError)
         if isinstance(error, Exception):
             error.__traceback__ = None  # its frames keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
@@ -439,6 +426,8 @@ class Executor:
             orphan = self.orphans.popleft()
             if isinstance(orphan, Entry):
                 self.unname(orphan, todo)
+            elif type(orphan) is ThreadTicket:
+                self.record(self.state.release(orphan), todo)
             elif orphan in self.state.keys:  # else it never got a name
                 self._release_member(orphan.content, todo)
                 self.record(self.state.delete(orphan), todo)

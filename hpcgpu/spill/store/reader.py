@@ -10,8 +10,9 @@ from typing import Any
 from hpcgpu.spill.devices.lookup import is_immovable
 from hpcgpu.spill.proxies import dask as proxy_dask
 from hpcgpu.spill.proxies.stored_object import StoredObject
-from hpcgpu.spill.store.executor import Executor, Todo
+from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import IdentityMap
+from hpcgpu.spill.store.todo import Todo
 from hpcgpu.spill.store.transfer import Handle, Packed
 from hpcgpu.spill.values.buffer import Buffer
 from hpcgpu.spill.values.entry import ABSENT, Entry

@@ -1,0 +1,28 @@
+"""What an event of the store leaves to do, and what its moves count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpcgpu.spill.values.unit import ProxiedObject
+
+
+@dataclass(slots=True)
+class Count:
+    """Moves in one direction, and the seconds that they took; changed under the store's lock, read without it."""
+
+    nbytes: int = 0
+    number: int = 0
+    seconds: float = 0.0
+
+
+class Todo:
+    """What a thread does after an event, without the lock: it frees memory, then carries out instructions in order."""
+
+    __slots__ = ("garbage", "instructions", "released")
+
+    def __init__(self) -> None:
+        self.garbage: list[Any] = []
+        self.released: list[ProxiedObject] = []
+        self.instructions: list[Any] = []
