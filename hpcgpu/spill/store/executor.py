@@ -29,6 +29,7 @@ from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.storage.leaf_lock import LeafLock, ReenteredError, is_inside
+from hpcgpu.spill.store.failures import forget_frames, own_error
 from hpcgpu.spill.store.inbox import Inbox, ThreadAllocation, ThreadTicket, drain, this_thread
 from hpcgpu.spill.store.todo import Count, Todo
 from hpcgpu.spill.values.entry import ABSENT, Entry
@@ -271,10 +272,10 @@ class Executor:
                 raise ReenteredError
             self._wait(ticket)
             if ticket.error is not None:
-                raise ticket.error.with_traceback(None)
+                raise own_error(ticket.error)
             yield
         finally:
-            ticket.error = None  # its traceback has this frame, which would keep the caller's objects until the next gc
+            ticket.error = None
             if self.lock.is_mine:  # the garbage collector ends a generator, in a thread that is inside the store
                 self.orphans.append(ticket)
             else:
@@ -357,7 +358,7 @@ class Executor:
         for_good = isinstance(error, ImmovableError if is_down else OSError | SpillError)
         for_good &= not isinstance(error, ReenteredError)
         if isinstance(error, Exception):
-            error.__traceback__ = None  # its frames keep the unit, which keeps the error: no memory would be freed
+            forget_frames(error)  # they keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
             cause, error = error, SpillError(f"the value of {_keys_of(unit)} cannot be read back from disk: {error}")
             error.__cause__ = cause
