@@ -279,13 +279,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         traversed = None if ours or is_owner(value) else identity_map.traverse(value)
         todo = None
         with executor.lock:
+            old = self._entries.get(key)  # first: it fails if the key cannot be hashed or compared
             if traversed is None:
                 entry = value.entry if ours else identity_map.entry_of_owner(value)
             else:
                 entry = self._entry_of(traversed, todo := Todo())
             entry.key = key
             out = executor.name(entry)
-            old = self._entries.get(key)
             self._entries[key] = entry
             if out or old is not None or executor.orphans:
                 todo = todo or Todo()
