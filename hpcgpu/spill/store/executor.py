@@ -175,16 +175,21 @@ class Executor:
             self._forget_value(entry, todo)
             for content in entry.small:
                 self._release_member(content, todo)
-            self.record(self.state.delete(entry), todo)
+            if out := self.state.delete(entry):
+                self.record(out, todo)
 
     def _release_member(self, content: ObjectContent, todo: Todo) -> None:
         """Take one name from a part; with its last name it leaves its bundle, if it is in one; under the lock."""
         if (bundle := content.bundle) is not None:
-            self.record(self.state.leave(bundle, content), todo)
+            if out := self.state.leave(bundle, content):
+                self.record(out, todo)
             if not content.keys:
                 bundle.remove(content)
-                self._forget_names(content)
-                todo.garbage += [content.take(tier) for tier in {HOST, content.top}]
+                if content.names:
+                    self._forget_names(content)
+                todo.garbage.append(content.take(HOST))
+                if content.top != HOST:
+                    todo.garbage.append(content.take(content.top))
 
     def record(self, instructions: Instructions, todo: Todo) -> None:
         """Put instructions into a Todo; take the references of drops at once; under the lock."""
@@ -198,6 +203,7 @@ class Executor:
                     self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes  # type: ignore[union-attr]
                     if each.by is not None:  # type: ignore[union-attr]
                         each.by.sent += 1  # type: ignore[union-attr]
+                todo.instructions = todo.instructions or []
                 todo.instructions.append(each)
 
     def carry_out(self, todo: Todo) -> None:
@@ -205,16 +211,16 @@ class Executor:
         while True:
             for found in todo.released:
                 found.release()
-            todo.released.clear()
+            todo.released = ()
             todo.garbage.clear()  # memory is freed here
-            instructions, todo.instructions = todo.instructions, []
+            instructions, todo.instructions = todo.instructions, ()
             for instruction in instructions:
                 self._perform(instruction)
             if not self.orphans:
                 break
             with self.lock:
                 self._bury(todo)
-        if self.disk.has_waste:
+        if self.disk.waste:
             self.inbox.put(None)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -402,12 +408,15 @@ class Executor:
         todo.garbage.append(unit.take(tier))
         if tier == unit.top:
             for content in unit.contents:
-                self._forget_names(content)
-                todo.released += content.living_objects()
+                if content.names:
+                    self._forget_names(content)
+                if content.stored_objects:
+                    todo.released = [*todo.released, *content.living_objects()]
             for entry in unit.entries:
                 if not entry.lazy or unit is entry.skeleton:
                     self._forget_value(entry, todo)
-            self.immovable.pop(unit.name, None)
+            if self.immovable:
+                self.immovable.pop(unit.name, None)
 
     def _forget_names(self, content: ObjectContent) -> None:
         for name in content.names:

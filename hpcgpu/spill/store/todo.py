@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,15 @@ class Count:
 
 
 class Todo:
-    """What a thread does after an event, without the lock: it frees memory, then carries out instructions in order."""
+    """What a thread does after an event, without the lock: it frees memory, then carries out instructions in order.
+
+    One thread fills it, and carries it out. Each call of the store makes one: so ``released`` and ``instructions`` are
+    lists only where there are some.
+    """
 
     __slots__ = ("garbage", "instructions", "released")
 
     def __init__(self) -> None:
         self.garbage: list[Any] = []
-        self.released: list[ProxiedObject] = []
-        self.instructions: list[Any] = []
+        self.released: Sequence[ProxiedObject] = ()
+        self.instructions: list[Any] | tuple[()] = ()
