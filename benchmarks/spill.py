@@ -10,10 +10,10 @@ One JSON line per figure; ``runs`` says of how many runs it is the median.
     64 MiB (2.7 GB) are made, or read, on a worker with one thread that may keep 500 MB in its upper tier.
 ``wall_s``
     How long that takes; making them includes the moves that are due at its end.
-``set_us``, ``get_us``
-    CPU time of one ``data[key] = value``, or ``data[key]``, in a store in which so many arrays of 16 B, 4 KiB or 64 KiB
-    are, none of them spilled; 10,000 calls on the keys next in order. The stores take turns in one process. A million
-    arrays of 4 KiB take 6 GiB of memory.
+``set_us``, ``get_us``, ``del_us``
+    CPU time of one ``data[key] = value``, ``data[key]`` or ``del data[key]``, in a store in which so many arrays of
+    16 B, 4 KiB or 64 KiB are, none of them spilled; 10,000 calls, of which those of set and del are on new keys. The
+    stores take turns in one process. A million arrays of 4 KiB take 6 GiB of memory.
 
 The arrays are random numbers, so that nothing is gained by compressing them. Figures of a GPU need CuPy and a GPU.
 """

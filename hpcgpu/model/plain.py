@@ -38,10 +38,18 @@ def read_option(name: str, value: object, where: str, read: Callable[[object], T
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
+    elif is_numpys_flag(value):
+        value = bool(value)
     try:
         return read(value)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}; set by {where}") from error
+
+
+def is_numpys_flag(value: object) -> bool:
+    """Tell whether a value is a bool of NumPy's, which is no subclass of Python's; NumPy is not imported for it."""
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # of NumPy 2, and 1
 
 
 def plain_number(value: object) -> float | None:

@@ -15,6 +15,7 @@ import pytest
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill.proxies import placeholder, proxy, stored_object
 from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store import executor, identity_map, reader
 from hpcgpu.spill.values import aliasing, host_objects, serialization, sizes, unit
 
@@ -39,27 +40,10 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 )
 
 
-class GuardedLock:
-    """A lock that knows who holds it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.owner: int | None = None
-
-    def __enter__(self) -> None:
-        assert self.owner != threading.get_ident(), "the lock is taken by who has it"
-        self._lock.acquire()
-        self.owner = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self.owner = None
-        self._lock.release()
-
-
 @contextlib.contextmanager
 def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail if anything that is watched happens under the lock of a store that is made meanwhile."""
-    locks: list[GuardedLock] = []
+    locks: list[LeafLock] = []
     found: list[str] = []
     collecting = set[int]()  # the garbage collector may run anything anywhere
 
@@ -69,8 +53,7 @@ def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            me = threading.get_ident()
-            if me not in collecting and any(lock.owner == me for lock in locks):
+            if threading.get_ident() not in collecting and any(lock.is_mine for lock in locks):
                 found.append(f"{name} under the lock:\n{''.join(traceback.format_stack(limit=12))}")
             return call(*args, **kwargs)
 
@@ -80,8 +63,8 @@ def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def make_guarded(self: executor.Executor, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        locks.append(GuardedLock())
-        self.lock = locks[-1]  # type: ignore[assignment]
+        self.lock = LeafLock()  # of this guard: there may be two
+        locks.append(self.lock)
 
     monkeypatch.setattr(executor.Executor, "__init__", make_guarded)
     for owner, name in WATCHED:

@@ -17,7 +17,10 @@ from hpcgpu.spill.devices.protocols import Gpu, ImmovableError
 
 
 class ArrayView(NamedTuple):
-    """The layout of an array in its memory: strides and offset in bytes."""
+    """The layout of an array in its memory: strides and offset in bytes.
+
+    Immutable; NumbaArrays makes it, in any thread.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -27,7 +30,7 @@ class ArrayView(NamedTuple):
 
 
 class BytesView(NamedTuple):
-    """A buffer shows the whole allocation."""
+    """A buffer shows the whole allocation. Immutable; RmmBuffers makes it, in any thread."""
 
     nbytes: int
     library: str = "rmm"

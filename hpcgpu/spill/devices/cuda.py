@@ -15,7 +15,7 @@ import numpy as np
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import cudf
 from hpcgpu.spill.devices.allocation_failure import with_room
-from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.copies import DriverCopies, NoCopies
 from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
 from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind
 
@@ -122,7 +122,7 @@ class CudaDevice:
 
 
 class BufferView(NamedTuple):
-    """A Buffer shows the whole allocation."""
+    """A Buffer shows the whole allocation. Immutable; CoreBuffers makes it, in any thread."""
 
     nbytes: int
     library: str = "cuda"
@@ -209,15 +209,25 @@ _MAKING = threading.RLock()
 
 @functools.cache
 def _made(number: int) -> CudaDevice:
-    try:
-        copies: Copies = DriverCopies(number)
-    except ImportError:  # CuPy does not install cuda.bindings, nor does torch before 2.10
+    why = []
+    for make in (DriverCopies, _cupy_copies, _torch_copies):
         try:
-            from hpcgpu.spill.devices.cupy import CupyCopies
+            return CudaDevice(number, make(number))
+        except MemoryError:  # later there may be some
+            raise
+        # CuPy does not install cuda.bindings, nor does torch before 2.10; without a driver each has an error of its own
+        except Exception as e:
+            why.append(f"{type(e).__name__}: {e}")
+    return CudaDevice(number, NoCopies("; ".join(why)))
 
-            copies = CupyCopies(number)
-        except ImportError:
-            from hpcgpu.spill.devices.torch import TorchCopies
 
-            copies = TorchCopies(number)
-    return CudaDevice(number, copies)
+def _cupy_copies(number: int) -> Copies:
+    from hpcgpu.spill.devices.cupy import CupyCopies
+
+    return CupyCopies(number)
+
+
+def _torch_copies(number: int) -> Copies:
+    from hpcgpu.spill.devices.torch import TorchCopies
+
+    return TorchCopies(number)

@@ -29,7 +29,10 @@ def spills_itself() -> bool:
 
 
 class CudfView(NamedTuple):
-    """An object of cuDF in packed bytes: its shape, and of each frame offset, size and whether it is on the device."""
+    """An object of cuDF in packed bytes: its shape, and of each frame offset, size and whether it is on the device.
+
+    Immutable but for the header; CudfObjects makes it, in the thread that copies.
+    """
 
     kind: type
     header: dict[str, Any]

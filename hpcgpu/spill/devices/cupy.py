@@ -12,7 +12,7 @@ from hpcgpu.spill.devices.protocols import Gpu
 
 
 class CupyView(NamedTuple):
-    """The layout of an array in its buffer."""
+    """The layout of an array in its buffer. Immutable; CupyArrays makes it, in any thread."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -51,7 +51,7 @@ def library_of(kind: Any) -> str:  # noqa: ANN401 - a class; mypy takes type for
 
 
 class Extent(NamedTuple):
-    """The memory of an array, by its ``__cuda_array_interface__``.
+    """The memory of an array, by its ``__cuda_array_interface__``. Immutable; any thread may make it.
 
     Attributes
     ----------

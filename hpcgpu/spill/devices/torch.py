@@ -21,7 +21,10 @@ _SPARSE = {
 
 
 class TensorView(NamedTuple):
-    """The layout of a tensor in its storage: strides and offset in elements, as torch counts."""
+    """The layout of a tensor in its storage: strides and offset in elements, as torch counts.
+
+    Immutable; Tensors makes it, in any thread.
+    """
 
     shape: tuple[int, ...]
     dtype: Any

@@ -31,7 +31,7 @@ class UnitReader(Protocol):
 
 
 class Token:
-    """The name that a stored object gives its content: it outlives the stored object."""
+    """The name that a stored object gives its content: it outlives the stored object. Immutable."""
 
     __slots__ = ("content",)
 

@@ -1,4 +1,7 @@
-"""The accounting of the state machine: the bytes in each tier, the order of use, and what goes down."""
+"""The accounting of the state machine: the bytes in each tier, the order of use, and what goes down.
+
+Each change of a unit changes several counts and orders, all of which are here, so the module is long.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class Accounting:
         unit.age = self._clock
         tier = unit.tier = unit.at
         unit.valid = 1 << tier
-        self.bytes[tier] = self.bytes.get(tier, 0) + unit.size(tier)
+        self.bytes[tier] = self.bytes.get(tier, 0) + (unit.nbytes if tier else unit.size(tier))
         self.orders[tier][unit.name] = unit
         if tier != unit.top:
             self.lower += 1
@@ -138,6 +141,17 @@ class Accounting:
             if tier <= HOST:
                 self.unblock()  # there is room below again
 
+    def remove(self, unit: Unit, out: list[Instruction]) -> None:
+        """Give up a unit that lies where it is used, and nowhere else: most do, so this is a short way."""
+        tier, nbytes = unit.tier, unit.nbytes
+        unit.valid, unit.tier = 0, -1
+        self.bytes[tier] -= nbytes
+        self.freed[tier] = self.freed.get(tier, 0) + nbytes
+        del self.orders[tier][unit.name]
+        out.append(Drop(unit, tier))
+        if tier == HOST and (self.blocked or self.stuck):
+            self.unblock()
+
     def unblock(self) -> None:
         """Try all again."""
         self.blocked.clear()
@@ -173,7 +187,16 @@ class Accounting:
 
     def resize(self, unit: Unit, nbytes: int) -> None:
         """Change a unit's size; what is on disk, or under way, still has the old size."""
-        more, unit.disk_bytes = nbytes - unit.nbytes, unit.size(DISK) if unit.valid >> DISK & 1 else 0
+        more = nbytes - unit.nbytes
+        if unit.valid == 1 << unit.top and unit.move is None:  # most do: a short way
+            unit.nbytes, unit.disk_bytes = nbytes, 0
+            self.bytes[unit.tier] += more
+            if more < 0:
+                self.freed[unit.tier] = self.freed.get(unit.tier, 0) - more
+                if unit.tier == HOST and (self.blocked or self.stuck):
+                    self.unblock()
+            return
+        unit.disk_bytes = unit.size(DISK) if unit.valid >> DISK & 1 else 0
         unit.nbytes = nbytes
         for tier in tiers_in(unit.valid & ~(1 << DISK)):
             self.bytes[tier] += more

@@ -167,7 +167,8 @@ class SpillState:
         if part.keys:
             return ()
         self.accounting.resize(unit, unit.nbytes - part.nbytes)
-        self.accounting.mark_idle(unit)
+        if self.accounting.stuck:
+            self.accounting.mark_idle(unit)
         return self._settled([])
 
     def moved(self, copy: Copy, nbytes: int = 0) -> Instructions:
@@ -258,12 +259,17 @@ class SpillState:
     def _unname(self, units: Iterable[Unit], out: list[Instruction]) -> None:
         for unit in units:
             unit.keys -= 1
-            self._forget(unit, out)
+            if not unit.keys:
+                self._forget(unit, out)
 
     def _forget(self, unit: Unit, out: list[Instruction]) -> None:
         if not unit.keys and not unit.pins and unit.move is None and unit.valid:
-            self.accounting.drop(unit, unit.valid, out)
-            unit.dirty, unit.disk_bytes = False, 0
+            if unit.valid == 1 << unit.top:
+                self.accounting.remove(unit, out)
+            else:
+                self.accounting.drop(unit, unit.valid, out)
+            if unit.dirty or unit.disk_bytes:  # most objects have neither, and these would be their first
+                unit.dirty, unit.disk_bytes = False, 0
 
     def _end(self, ticket: Ticket, how: Resume | Fail, out: list[Instruction]) -> None:
         ticket.over, self.waiting = True, self.waiting - 1

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+
+from hpcgpu.spill.storage.leaf_lock import LeafLock
 
 _S = TypeVar("_S")
 _PAGE_BYTES = 4096
@@ -81,7 +82,7 @@ class Pool:
     def __init__(self, limit_bytes: int, allocate: Callable[[int], np.ndarray]) -> None:
         self.limit_bytes = limit_bytes
         self._allocate = allocate
-        self._lock = threading.Lock()
+        self._lock = LeafLock()
         self._returned: deque[np.ndarray] = deque()
         self._free: dict[int, list[np.ndarray]] = {}
         self._free_bytes = self._held_bytes = 0

@@ -85,7 +85,7 @@ class Disk:
         self.folder = self._scratch.path
         self._segments = Segments(self.folder, most_bytes=limit_bytes)
         self._slabs = slabs
-        self._bin: deque[Room] = deque()
+        self.waste: deque[Room] = deque()
 
     def write(self, buffers: Sequence[memoryview]) -> Stored:
         """Write the buffers: all of them or, with OSError, none."""
@@ -97,7 +97,7 @@ class Disk:
         except BaseException:
             self._segments.give_back([slot])
             raise
-        return Stored(slot, sizes, self._bin)
+        return Stored(slot, sizes, self.waste)
 
     def empty(self, nbytes: int) -> np.ndarray:
         """Return host memory for a buffer."""
@@ -118,14 +118,9 @@ class Disk:
         """Give that memory back to the system; return its bytes."""
         return self._slabs.trim() if self._slabs is not None else 0
 
-    @property
-    def has_waste(self) -> bool:
-        """Whether the bin has slots: room that nothing refers to."""
-        return bool(self._bin)
-
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
-        if self._bin:
+        if self.waste:
             self._segments.give_back(self._emptied())
 
     @property
@@ -151,8 +146,8 @@ class Disk:
         self._scratch.remove()
 
     def _emptied(self) -> Iterator[Room]:
-        while self._bin:
+        while self.waste:
             try:
-                yield self._bin.popleft()
+                yield self.waste.popleft()
             except IndexError:  # emptied by another thread
                 return

@@ -6,11 +6,11 @@ import contextlib
 import errno
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent, Extents
+from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.storage.segment import Room, Segment, reserve
 from hpcgpu.units import format_bytes
 
@@ -80,7 +80,7 @@ class Segments:
         self._open: dict[Segment, None] = {}  # oldest first
         self._stuck: list[Segment] = []  # empty, but could not be removed
         self._knows_holes = True
-        self._lock = threading.Lock()
+        self._lock = LeafLock()
 
     @property
     def kept_bytes(self) -> int:

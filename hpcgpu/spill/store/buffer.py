@@ -20,12 +20,13 @@ from hpcgpu.errors import SpillError
 from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.executor import Count, Executor, Todo
+from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Traversed
 from hpcgpu.spill.store.limits import read_flags, read_folder, read_limits
 from hpcgpu.spill.store.read_mode import ReadMode, read_mode, reading
 from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
+from hpcgpu.spill.store.todo import Count, Todo
 from hpcgpu.spill.store.transfer import Handle
 from hpcgpu.spill.values.aliasing import is_owner
 from hpcgpu.spill.values.entry import ABSENT, Entry
@@ -278,13 +279,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         traversed = None if ours or is_owner(value) else identity_map.traverse(value)
         todo = None
         with executor.lock:
+            old = self._entries.get(key)  # first: it fails if the key cannot be hashed or compared
             if traversed is None:
                 entry = value.entry if ours else identity_map.entry_of_owner(value)
             else:
                 entry = self._entry_of(traversed, todo := Todo())
             entry.key = key
             out = executor.name(entry)
-            old = self._entries.get(key)
             self._entries[key] = entry
             if out or old is not None or executor.orphans:
                 todo = todo or Todo()
@@ -312,16 +313,14 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             elif mode:
                 value = self._reader.handle(entry, mode.to_worker, todo)
             else:
-                ticket = executor.ticket(entry.used_units, writes=True)
-                executor.record(executor.state.need(ticket), todo)
+                executor.record(executor.name(entry), todo)  # meanwhile other threads may delete the key, or set it
         if value is not ABSENT:
             executor.carry_out(todo)
             return value
         if not self._hinted and asyncio._get_running_loop() is not None:
             self._hinted = True
             logger.warning(_HINT)
-        with executor.served(ticket, todo):
-            return self._reader.assembled(entry)
+        return self._reader.read(entry, todo)
 
     def __delitem__(self, key: Any) -> None:  # noqa: ANN401
         todo = Todo()

@@ -15,12 +15,10 @@ waits for nobody, even if to pickle runs user code that reads from the store.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
@@ -30,6 +28,8 @@ from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.leaf_lock import LeafLock, ReenteredError, is_inside
+from hpcgpu.spill.store.failures import forget_frames, own_error
 from hpcgpu.spill.store.inbox import (
     Inbox,
     ThreadAllocation,
@@ -41,30 +41,11 @@ from hpcgpu.spill.store.inbox import (
     wait_for,
 )
 from hpcgpu.spill.store.reports import Reports, called, tier_name
+from hpcgpu.spill.store.todo import Count, Todo
 from hpcgpu.spill.values.entry import ABSENT, Entry
-from hpcgpu.spill.values.unit import Content, ObjectContent, ProxiedObject, Whole
+from hpcgpu.spill.values.unit import Content, ObjectContent, Whole
 
 logger = logging.getLogger("distributed.worker.memory")
-
-
-@dataclass(slots=True)
-class Count:
-    """Moves in one direction, and the seconds that they took; changed under the store's lock, read without it."""
-
-    nbytes: int = 0
-    number: int = 0
-    seconds: float = 0.0
-
-
-class Todo:
-    """What a thread does after an event, without the lock: it frees memory, then carries out instructions in order."""
-
-    __slots__ = ("garbage", "instructions", "released")
-
-    def __init__(self) -> None:
-        self.garbage: list[Any] = []
-        self.released: list[ProxiedObject] = []
-        self.instructions = deque[Any]()
 
 
 class Executor:
@@ -98,7 +79,8 @@ class Executor:
     immovable : dict of int to int
         Bytes of the units that cannot be pickled, by their names.
     orphans : deque
-        Entries and tokens whose handle or proxy is gone; the garbage collector may add to it at any time.
+        Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone; the garbage collector
+        may add to it at any time.
     inbox : SimpleQueue
         The spill thread's.
     rescues : int
@@ -108,7 +90,7 @@ class Executor:
 
     def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
         limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk_limit_bytes)) if n}
-        self.lock = threading.Lock()
+        self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices = device_limit, list[Device]()
         self.known: dict[Any, ObjectContent] = {}
@@ -200,16 +182,21 @@ class Executor:
             self._forget_value(entry, todo)
             for content in entry.small:
                 self._release_member(content, todo)
-            self.record(self.state.delete(entry), todo)
+            if out := self.state.delete(entry):
+                self.record(out, todo)
 
     def _release_member(self, content: ObjectContent, todo: Todo) -> None:
         """Take one name from a part; with its last name it leaves its bundle, if it is in one; under the lock."""
         if (bundle := content.bundle) is not None:
-            self.record(self.state.leave(bundle, content), todo)
+            if out := self.state.leave(bundle, content):
+                self.record(out, todo)
             if not content.keys:
                 bundle.remove(content)
-                self._forget_names(content)
-                todo.garbage += [content.take(tier) for tier in {HOST, content.top}]
+                if content.names:
+                    self._forget_names(content)
+                todo.garbage.append(content.take(HOST))
+                if content.top != HOST:
+                    todo.garbage.append(content.take(content.top))
 
     def record(self, instructions: Instructions, todo: Todo) -> None:
         """Put instructions into a Todo; take the references of drops at once; under the lock."""
@@ -223,6 +210,7 @@ class Executor:
                     self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes  # type: ignore[union-attr]
                     if each.by is not None:  # type: ignore[union-attr]
                         each.by.sent += 1  # type: ignore[union-attr]
+                todo.instructions = todo.instructions or deque()
                 todo.instructions.append(each)
 
     def carry_out(self, todo: Todo) -> None:
@@ -233,7 +221,7 @@ class Executor:
                 break
             with self.lock:
                 self._bury(todo)
-        if self.disk.has_waste:
+        if self.disk.waste:
             self._wake()
 
     def _make_steps(self, todo: Todo) -> None:
@@ -303,24 +291,32 @@ class Executor:
         """Wait until the units of a ticket are up; release it at the end."""
         try:
             self.carry_out(todo)
+            if not ticket.told and is_inside():
+                raise ReenteredError
             wait_for(ticket)
             if ticket.error is not None:
-                raise ticket.error.with_traceback(None)
+                raise own_error(ticket.error)
             yield
         finally:
-            ticket.error = None  # its traceback has this frame, which would keep the caller's objects until the next gc
+            ticket.error = None
             try:
-                self.tell(self.state.release, ticket)
+                if self.lock.is_mine:  # the garbage collector ends a generator, in a thread that is inside the store
+                    self.orphans.append(ticket)
+                else:
+                    self.tell(self.state.release, ticket)
             finally:
                 make_sent(ticket)
 
     @staticmethod
     def may_evict() -> bool:
-        """Return whether others do not wait for this thread: it is not the spill thread, and copies nothing down."""
-        return not (this_thread.spills or this_thread.copies_down)
+        """Tell whether nobody waits for this thread: it is no spill thread, copies nothing down, and has no lock."""
+        return not (this_thread.spills or this_thread.copies_down or is_inside())
 
     def evict(self, device: Device, nbytes: int) -> bool:
-        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went."""
+        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
+
+        Nothing goes in a thread that others wait for, see :meth:`may_evict`.
+        """
         if not self.may_evict():
             return False
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
@@ -336,7 +332,7 @@ class Executor:
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
-        with self.lock:
+        with nullcontext() if self.lock.is_mine else self.lock:
             self.rescues += 1
 
     # --- copies -------------------------------------------------------------------------------------------------------
@@ -374,8 +370,9 @@ class Executor:
         unit: Content = copy.unit  # type: ignore[assignment]
         is_down = copy.to < copy.source
         for_good = isinstance(error, ImmovableError if is_down else OSError | SpillError)
+        for_good &= not isinstance(error, ReenteredError)
         if isinstance(error, Exception):
-            error.__traceback__ = None  # its frames keep the unit, which keeps the error: no memory would be freed
+            forget_frames(error)  # they keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
             cause, error = error, SpillError(f"{called(unit)} cannot be read back from disk: {message_of(error)}")
             error.__cause__ = cause
@@ -420,12 +417,15 @@ class Executor:
         todo.garbage.append(unit.take(tier))
         if tier == unit.top:
             for content in unit.contents:
-                self._forget_names(content)
-                todo.released += content.living_objects()
+                if content.names:
+                    self._forget_names(content)
+                if content.stored_objects:
+                    todo.released = [*todo.released, *content.living_objects()]
             for entry in unit.entries:
                 if not entry.lazy or unit is entry.skeleton:
                     self._forget_value(entry, todo)
-            self.immovable.pop(unit.name, None)
+            if self.immovable:
+                self.immovable.pop(unit.name, None)
 
     def _forget_names(self, content: ObjectContent) -> None:
         for name in content.names:
@@ -445,6 +445,8 @@ class Executor:
             orphan = self.orphans.popleft()
             if isinstance(orphan, Entry):
                 self.unname(orphan, todo)
+            elif type(orphan) is ThreadTicket:
+                self.record(self.state.release(orphan), todo)
             elif orphan in self.state.keys:  # else it never got a name
                 self._release_member(orphan.content, todo)
                 self.record(self.state.delete(orphan), todo)

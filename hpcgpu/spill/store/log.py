@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcgpu.units import format_bytes
 
 if TYPE_CHECKING:
-    from hpcgpu.spill.store.executor import Count
+    from hpcgpu.spill.store.todo import Count
 
 _DOWN = ("device_to_host", "host_to_disk")
 

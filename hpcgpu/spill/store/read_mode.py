@@ -17,9 +17,8 @@ class ReadMode(NamedTuple):
 _mode: ContextVar[ReadMode | None] = ContextVar("hpcgpu-read-mode", default=None)
 
 
-def read_mode() -> ReadMode | None:
-    """Return the read mode of this context; None: readers get values."""
-    return _mode.get()
+# Returns the read mode of this context; None: readers get values. Each read asks, so it is no function in Python.
+read_mode = _mode.get
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from typing import Any
 from hpcgpu.spill.devices.lookup import is_immovable
 from hpcgpu.spill.proxies import dask as proxy_dask
 from hpcgpu.spill.proxies.stored_object import StoredObject
-from hpcgpu.spill.store.executor import Executor, Todo
+from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import IdentityMap
+from hpcgpu.spill.store.todo import Todo
 from hpcgpu.spill.store.transfer import Handle, Packed
 from hpcgpu.spill.values.buffer import Buffer
 from hpcgpu.spill.values.entry import ABSENT, Entry
@@ -48,13 +49,28 @@ class Reader:
         self.lock, self.orphans = executor.lock, executor.orphans
         self.identity_map = IdentityMap(executor.known, executor.values, executor.tier_of, self, lazily)
 
-    def restore(self, entry: Entry) -> Any:  # noqa: ANN401
-        """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`."""
-        with self._executor.needing(entry.used_units):
-            return self.assembled(entry)
+    def read(self, entry: Entry, todo: Todo) -> Any:  # noqa: ANN401
+        """Bring up a value for code that may write to it, and take the name that the entry has for the time of it."""
+        try:
+            self._executor.carry_out(todo)
+            return self.restore(entry, writes=True)
+        finally:
+            todo = Todo()
+            with self.lock:
+                self._executor.unname(entry, todo)
+            self._executor.carry_out(todo)
 
-    def assembled(self, entry: Entry) -> Any:  # noqa: ANN401
-        """Return the value of an entry; its used units are up, and pinned."""
+    def restore(self, entry: Entry, *, writes: bool = False) -> Any:  # noqa: ANN401
+        """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`.
+
+        A pin of the units is not enough: without a name the members of a bundle go, and so do the parts of a value that
+        comes up by parts, which nobody pins.
+        """
+        with self._executor.needing(entry.used_units, writes=writes):
+            return self._assembled(entry)
+
+    def _assembled(self, entry: Entry) -> Any:  # noqa: ANN401
+        """Return the value of an entry that has a name; its used units are up, and pinned."""
         value = entry.value
         if value is not ABSENT:
             return value
@@ -66,9 +82,8 @@ class Reader:
         with self.lock:
             if entry.value is not ABSENT:  # another thread was faster: all readers get one value
                 return entry.value
-            if entry.names:
-                entry.value = value
-                self.identity_map.index(entry)
+            entry.value = value
+            self.identity_map.index(entry)
         return value
 
     @contextmanager

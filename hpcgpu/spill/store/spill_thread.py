@@ -11,6 +11,7 @@ from queue import Empty
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.spill.state.units import HOST
+from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.inbox import become_spill_thread, drain
 from hpcgpu.spill.store.log import SpillLog
@@ -47,7 +48,7 @@ class SpillThread:
         self._executor, self._log = executor, SpillLog()
         self.host_is_short: Callable[[], bool] | None = None
         self._inbox = executor.inbox
-        self._due = threading.Condition()
+        self._due = threading.Condition(LeafLock())
         self._idle = self._stops = self._begun = False
         self._shrink_requested, self._ticked_s = False, time.monotonic()
         self._above_target: Callable[[], int] | None = None

@@ -30,10 +30,10 @@ _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 def is_plain(x: Any, depth: int = _DEPTH) -> bool:  # noqa: ANN401
     """Tell whether a small value may be in a bundle: the pickles of other values may be of any size, or fail."""
     kind: type = type(x)
-    if kind in _PLAIN or issubclass(kind, np.generic):
+    if kind in _PLAIN:
         return True
-    if kind is np.ndarray:
-        return not x.dtype.hasobject
+    if kind is np.ndarray or (issubclass(kind, np.generic) and kind.__module__ == "numpy"):  # no subclass of a user's
+        return not x.dtype.hasobject  # a record may have objects
     if kind is dict:
         return is_plain([*x, *x.values()], depth)
     return kind in (list, tuple) and depth > 0 and all(is_plain(part, depth - 1) for part in x)

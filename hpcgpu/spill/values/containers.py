@@ -110,7 +110,10 @@ def _all(_: int) -> slice:
 
 
 class BoundMethod:
-    """Stands for ``types.MethodType`` in pickles, since pickle finds classes by name. It has no objects."""
+    """Stands for ``types.MethodType`` in pickles, since pickle finds classes by name.
+
+    It has no objects, so no thread uses one.
+    """
 
 
 _BASES: dict[type, Base] = {

@@ -95,8 +95,9 @@ class HostObjects(ObjectContent):
         if tier == DISK:
             data, self._pickled = self._pickled, None
         else:
-            data = self.objects
-            self.objects, self._positions, self._held = [], None, None
+            data, self.objects = self.objects, []
+            if self._positions or self._held:  # most objects have neither, and these would be their first
+                self._positions = self._held = None
         return data
 
     def put(self, tier: int, data: Any) -> None:  # noqa: ANN401

@@ -196,6 +196,8 @@ GOOD = [
     ("env", {"N": 4}, {"N": "4"}),
     ("security", False, False),
     ("nodes", np.int64(3), 3),
+    ("jit_unspill", np.bool_(True), True),
+    ("security", np.bool_(False), False),
     ("device_memory_limit", np.float32(0.5), 0.5),
     ("resources", ["GPU=1,A=2", "B=3"], {"GPU": 1.0, "A": 2.0, "B": 3.0}),
 ]
@@ -212,7 +214,7 @@ def test_good_values(name: str, value: object, expected: object) -> None:
 
 BAD = [
     *(("nodes", v) for v in (0, -1, True, 1.5, "four", "", [2], "1.0")),
-    *(("gpus_per_node", v) for v in (0, False)),
+    *(("gpus_per_node", v) for v in (0, False, np.bool_(True))),
     *(
         ("memory", v)
         for v in (

@@ -5,18 +5,20 @@ The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/t
 
 from __future__ import annotations
 
+import functools
 import gc
 import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import fake_libraries as fake
 import numpy as np
 import pytest
 
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.array_interface import ArrayView, BytesView
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import extent_of, library_of
@@ -167,6 +169,31 @@ def test_what_cannot_be_made_again_counts_and_is_named(
     (beside, same) = store["beside"]
     assert same is stays
     assert content(beside) == [2]
+
+
+@pytest.mark.parametrize("limit", [0.5, 4 * EACH])
+def test_without_a_driver_an_object_counts_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: float
+) -> None:
+    def no_driver(number: int) -> NoReturn:
+        raise RuntimeError(f"the library of the driver is not found, for device {number}")
+
+    monkeypatch.setattr(cuda, "_made", functools.cache(cuda._made.__wrapped__))
+    monkeypatch.setattr(cuda, "DriverCopies", no_driver)
+    for name in ("cupy", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    store = GpuSpillBuffer(limit, None, str(tmp_path))
+    try:
+        store["stays"] = [stays := fake.Pickled(EACH)]
+        assert store.settle()
+        assert store.tiers["device"] == EACH
+        assert store.tiers["host"] < 1000
+        assert store.immovable == (1, EACH)
+        assert [m for m in caplog.messages if "fake_libraries.Pickled" in m] == caplog.messages
+        assert "Traceback" not in caplog.text
+        assert store["stays"][0] is stays
+    finally:
+        store.close()
 
 
 def test_a_peer_gets_what_cannot_be_moved_as_its_library_pickles_it(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:

@@ -108,7 +108,7 @@ class DiskLikeADict(RuleBasedStateMachine):
     @invariant()
     def files_are_needed(self) -> None:
         self.disk.empty_bin()
-        assert not self.disk.has_waste
+        assert not self.disk.waste
         assert {piece.file.path for s in self.stored.values() for piece in s.slot} == set(files(self.disk))
 
     def teardown(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from lock_guard import guarded_lock
 from spill_stores import KIB, SlowGpu
 from waiting import aside
 
-from hpcgpu.sim import SimGpu
+from hpcgpu.errors import SpillError
+from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.dask import asproxy
 from hpcgpu.spill.proxies.proxy import is_proxy
@@ -94,3 +96,120 @@ def test_the_guard_sees_what_is_done_under_the_lock(tmp_path: Path, monkeypatch:
         with store._executor.lock:
             del array
         store.close()
+
+
+def in_the_middle(store: GpuSpillBuffer, call: Callable[[], object]) -> object:
+    """Do something as the garbage collector does it: in a thread that has the store's lock, at any moment."""
+
+    class Circle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            try:
+                found.append(call())
+            except Exception as e:
+                found.append(e.with_traceback(None))
+
+    found: list[object] = []
+
+    def collect() -> None:
+        Circle()
+        with store._executor.lock:
+            gc.collect()
+
+    aside(collect).result(20)
+    assert found
+    return found[0]
+
+
+ASKS: dict[str, Callable[[GpuSpillBuffer, Any], object]] = {
+    "a proxy is touched": lambda _, p: p.get(),
+    "a proxy is written to": lambda _, p: p.fill(0),
+    "a key is read": lambda store, _: store["low"],
+    "a key is set": lambda store, _: store.__setitem__("new", 1),
+    "a key is deleted": lambda store, _: store.__delitem__("low"),
+    "the tiers are asked for": lambda store, _: store.tiers,
+    "keys are used": lambda store, _: store.using(["low"]).__enter__(),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_a_del_that_asks_the_store_under_its_lock_gets_an_error(
+    stores: Any, gpu: SimGpu, ask: Callable[[GpuSpillBuffer, Any], object]
+) -> None:
+    store, _ = stores
+    store["low"] = [gpu.asarray(np.full(40 * KIB, 1, "u1"))]
+    proxies = list(store["low"])
+    store["high"] = [gpu.asarray(np.full(40 * KIB, 2, "u1"))]
+    assert store.settle(20)
+    error = in_the_middle(store, lambda: ask(store, proxies[0]))
+    assert isinstance(error, SpillError) and "this very thread" in str(error)
+    assert proxies[0].get()[0] == 1  # as before
+    assert set(store) == {"low", "high"}
+    proxies.clear()
+    store.clear()
+    assert store.settle(20)
+    assert store.tiers == {"device": 0, "host": 0, "disk": 0}
+    assert gpu.used_bytes == 0
+
+
+def test_an_allocation_under_the_lock_fails_as_without_a_store(stores: Any) -> None:
+    store, _ = stores
+    gpu = SimGpu(100 * KIB)
+    store["key"] = gpu.asarray(np.full(60 * KIB, 1, "u1"))
+    assert isinstance(in_the_middle(store, lambda: gpu.empty(80 * KIB, "u1")), OutOfMemoryError)
+    assert gpu.empty(80 * KIB, "u1").nbytes == 80 * KIB
+
+
+def test_what_a_generator_uses_is_given_back_later(stores: Any, gpu: SimGpu) -> None:
+    store, _ = stores
+    store["key"] = gpu.asarray(np.full(40 * KIB, 1, "u1"))
+
+    def uses(circle: list[Any]) -> Iterator[None]:
+        with store.using(["key"]):
+            yield
+        del circle
+
+    def use() -> None:
+        circle: list[Any] = []
+        circle.append(uses(circle))
+        next(circle[0])
+        del circle
+        with store._executor.lock:
+            gc.collect()
+
+    aside(use).result(20)
+    (unit,) = store._entries["key"].units
+    store["other"] = 1
+    assert unit.pins == 0
+
+
+@pytest.mark.parametrize("lock", [lambda store: store.disk._slabs._lock, lambda store: store.disk._segments._lock])
+def test_nor_is_a_value_lost_that_a_del_reads_under_a_lock_of_the_disk(
+    stored: Callable[..., GpuSpillBuffer], lock: Callable[[GpuSpillBuffer], Any]
+) -> None:
+    store = stored(0, 64 * KIB, target=1.0)
+    for i in range(10):
+        store[i] = np.full(60 * KIB, i, "u1")
+    assert store.settle(20)
+    found: list[object] = []
+
+    class Circle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            try:
+                found.append(store[0])
+            except Exception as e:
+                found.append(e)
+
+    def collect() -> None:
+        Circle()
+        with lock(store):
+            gc.collect()
+
+    aside(collect).result(20)
+    assert isinstance(found[0], SpillError | np.ndarray)
+    assert store[0][0] == 0

@@ -108,6 +108,32 @@ def test_what_cannot_be_pickled_keeps_no_other_up(stored: Callable[..., GpuSpill
     assert [int(store[i][0]) for i in range(100)] == list(range(100))
 
 
+class Labelled(np.float64):
+    """A number with something in it that cannot be pickled."""
+
+    lock: Any = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError(self.lock)
+
+
+def record() -> Any:
+    return np.array([(threading.Lock(),)], dtype=[("a", object)])[0]
+
+
+@pytest.mark.parametrize("make", [record, Labelled])
+def test_a_number_of_numpys_that_cannot_be_pickled_keeps_no_other_up(
+    stored: Callable[..., GpuSpillBuffer], make: Callable[[], Any]
+) -> None:
+    store = stored(0, 4 * KIB, target=1.0)
+    store["stays"] = make()
+    for i in range(63):
+        store[i] = "x" * 200 + str(i)
+    assert store.settle()
+    assert store.tiers["host"] <= 4 * KIB
+    assert store.tiers["disk"] > 0
+
+
 def test_a_key_that_goes_frees_its_memory_whatever_else_is_in_the_bundle(
     stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
 ) -> None:
