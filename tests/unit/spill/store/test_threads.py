@@ -42,7 +42,7 @@ class Threads:
 
     def __init__(self, store: GpuSpillBuffer, gpu: SimGpu) -> None:
         self.store, self.gpu = store, gpu
-        self.direct = 0.0 if store.jit_unspill else 0.5  # the part of the reads that are done as user code does them
+        self.direct = 0.5  # the part of the reads that are done as user code does them
         self.stops, self.ends = threading.Event(), threading.Event()
 
     def start(self, act: Callable[[random.Random], None], seed: int, times: int = 1 << 30) -> tuple[Future, Future]:
