@@ -113,7 +113,14 @@ def page(folder: Path) -> Iterator[Page]:
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as browser:
         assert browser.stderr
         try:
-            address = next(line for line in browser.stderr if "DevTools listening on" in line).split()[-1]
+            said = []
+            for line in browser.stderr:
+                said.append(line)
+                if "DevTools listening on" in line:
+                    break
+            else:
+                raise RuntimeError(f"{CHROMIUM} ended with {browser.wait(30)} and said: {''.join(said)}")
+            address = said[-1].split()[-1]
             with urllib.request.urlopen(f"http://{address.split('/')[2]}/json/list", timeout=_PATIENCE_S) as answer:
                 found = next(target for target in json.load(answer) if target["type"] == "page")
             opened = Page(found["webSocketDebuggerUrl"])
