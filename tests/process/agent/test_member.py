@@ -346,6 +346,8 @@ def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks)
 @pytest.mark.parametrize("way", ["a-sign-under-way", "by-the-file-alone"])
 def test_who_has_detached_is_not_taken_for_silent(cluster: Ranks, way: str) -> None:
     lease.touch(cluster.folder)
+    later = time.time() + DEADLINE_S  # a job that starts later than the grace after the last sign ends at once
+    os.utime(cluster.folder / "lease", (later, later))
     head = cluster.start("head", client_grace_s=1.0)
     with cluster.client() as client:
         lease.detach(cluster.folder)
