@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -109,8 +110,16 @@ def page(folder: Path) -> Iterator[Page]:
     """Start a browser with its files in this folder."""
     assert CHROMIUM
     argv = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    env = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}  # where it leaves a socket
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as browser:
+    with (
+        tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short,  # a socket's path has 107 bytes at most
+        subprocess.Popen(
+            argv,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "HOME": str(folder), "TMPDIR": short},
+        ) as browser,
+    ):
         assert browser.stderr
         try:
             said = []
