@@ -1,4 +1,4 @@
-"""What to change of a job that waits for more than it may have, or than there is."""
+"""The keyword to change in a job that waits for more than it may have, or than there is."""
 
 from __future__ import annotations
 

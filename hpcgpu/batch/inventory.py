@@ -1,4 +1,4 @@
-"""What batch systems say of their queues and nodes: the questions, and the answers as a draft's facts.
+"""The batch systems' words about their queues and nodes: the questions, and the answers as a draft's facts.
 
 Read on recordings of Slurm 22.05.8 and OpenPBS 23.06.06 (tests/data/batch).
 """

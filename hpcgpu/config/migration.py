@@ -15,7 +15,7 @@ from hpcgpu.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What to write instead of another package's option, and the values for which the default behaviour is right."""
+    """The words to write instead of another package's option, and the values for which the default is right."""
 
     instead: str
     harmless: tuple[object, ...] = ()

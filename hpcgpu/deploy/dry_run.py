@@ -1,4 +1,4 @@
-"""What ``hpcgpu run`` and ``hpcgpu launch`` would start here: the plan, for this node as it is; nothing is started."""
+"""The plan of ``hpcgpu run`` and ``hpcgpu launch`` for this node as it is; nothing is started."""
 
 from __future__ import annotations
 

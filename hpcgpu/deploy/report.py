@@ -45,7 +45,7 @@ class WorkerFacts:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Where the process differs from its plan, in words."""
+        """The differences of the process from its plan, in words."""
         return explain.differences(self.spec, self.actual)
 
 

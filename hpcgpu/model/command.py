@@ -1,4 +1,4 @@
-"""What to run, and what came back. Built by pure code, executed only by :mod:`hpcgpu.host`."""
+"""A command to run, and its result. Built by pure code, executed only by :mod:`hpcgpu.host`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine says of itself, for the draft of a site file."""
+"""A machine's own words about itself, for the draft of a site file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gpus='sim:4x256MiB'`` asks for."""
+"""The simulated GPUs that ``gpus='sim:4x256MiB'`` asks for."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Who pays."""
+    """The account that pays."""
 
     needed: bool = fact(False, "whether a job without one is refused")
     env: tuple[str, ...] = fact((), "variables in which users of the site have it; the first that is set counts")
@@ -205,7 +205,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """What starts ranks there."""
+    """The program that starts ranks there."""
 
     family: str = fact("", "`srun`, `pals`, `openmpi`, `ibrun` ...: for people")
     command: tuple[str, ...] = fact(
@@ -264,7 +264,7 @@ class Dashboard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """What a job costs; times the queue's `charge`."""
+    """The price of a job; times the queue's `charge`."""
 
     unit: str = fact("", "the site's word, `SU`")
     per_node_hour: float | None = fact(None, "units for a node and hour")
@@ -275,7 +275,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What users should know."""
+    """A remark for users."""
 
     text: str = fact(MISSING, "the words")
     source: Tags = source()

@@ -65,7 +65,7 @@ class ActualBinding:
 
 @dataclass(frozen=True, slots=True)
 class Rapids:
-    """What a worker sets up of RMM and cuDF before user code runs.
+    """The parts of RMM and cuDF that a worker sets up before user code runs.
 
     Attributes
     ----------

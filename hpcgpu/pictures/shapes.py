@@ -60,7 +60,7 @@ class Text:
 
     @property
     def box(self) -> Box:
-        """What the text covers, at most."""
+        """The area that the text covers, at most."""
         width = text_width(self.text, self.size, self.bold)
         left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
         return Box(left, self.y - 0.8 * self.size, width, self.size)

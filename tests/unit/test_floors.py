@@ -359,3 +359,19 @@ def test_no_neighbour_of_the_demo_hides_a_library() -> None:
     """It is run as a script, which finds its own folder before all others."""
     neighbours = {p.stem for p in (PACKAGE / "deploy").iterdir()} - {"__pycache__", "__init__"}
     assert not neighbours & {*sys.stdlib_module_names, *metadata.packages_distributions()}
+
+
+FREE_RELATIVE = re.compile(r"(What|Who|Whoever|Whatever|Which|Where)\b")
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """Not with a free relative ("Who reads it must"): readers need the thing's name first."""
+    found = [
+        f"{path.relative_to(PACKAGE)}: {text.splitlines()[0]}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and (text := ast.get_docstring(node))
+        and FREE_RELATIVE.match(text)
+    ]
+    assert found == []

@@ -1,4 +1,4 @@
-"""What follows from a site and the GPUs that are asked for: nodes, CPUs, memory, queue and options in proportion."""
+"""The settings that follow from a site and the GPUs asked for: nodes, CPUs, memory, queue and options in proportion."""
 
 from __future__ import annotations
 

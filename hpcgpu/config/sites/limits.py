@@ -1,4 +1,4 @@
-"""What a site would refuse, said before anything is submitted: the rule, its source, and what to change."""
+"""The rules by which a site would refuse a job, checked before a submission: the rule, its source, and the advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which known machine this looks like: a hint, never a choice."""
+"""The known machine that this one looks like: a hint, never a choice."""
 
 from __future__ import annotations
 

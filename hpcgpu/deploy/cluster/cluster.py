@@ -126,7 +126,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     @property
     def scheduler_address(self) -> str:
-        """Where the scheduler is, as distributed writes it."""
+        """The scheduler's address, as distributed writes it."""
         return "<Not Connected>" if self.parts.state.end else str(super().scheduler_address)
 
     @property

@@ -1,4 +1,4 @@
-"""What a cluster object is made of: its classes reach each other's work through these parts alone."""
+"""The parts of a cluster object: its classes reach each other's work through these parts alone."""
 
 from __future__ import annotations
 

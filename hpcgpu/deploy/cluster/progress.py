@@ -1,4 +1,4 @@
-"""What a cluster says, on standard error: results of the script that made it go to standard output."""
+"""The lines of a cluster on standard error: results of the script that made it go to standard output."""
 
 from __future__ import annotations
 

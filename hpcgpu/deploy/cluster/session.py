@@ -89,7 +89,7 @@ class Session:
 
     @property
     def scheduler_file(self) -> SchedulerFile | None:
-        """What the scheduler file says; None before the connection."""
+        """The content of the scheduler file; None before the connection."""
         return self._connector.scheduler_file if self._connector else None
 
     @property

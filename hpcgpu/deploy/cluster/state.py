@@ -1,4 +1,4 @@
-"""What has become of a cluster object, in words: not started, not connected, stalled, lost, detached, closed."""
+"""The state of a cluster object in words: not started, not connected, stalled, lost, detached, closed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class State:
 
     @property
     def text(self) -> str:
-        """What people are told of a cluster that cannot be used now, or is of no use; empty of another."""
+        """The words for a cluster that cannot be used now, or is of no use; empty for another."""
         status = self._status()
         if self.end:
             return self.end_words

@@ -1,4 +1,4 @@
-"""What outlives a cluster object: the record of its run, and the guard that ends the jobs of a client that died."""
+"""The parts that outlive a cluster object: the record of its run, and the guard that ends a dead client's jobs."""
 
 from __future__ import annotations
 

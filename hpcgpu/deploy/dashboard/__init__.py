@@ -1,1 +1,1 @@
-"""What is seen of the GPUs of a run: what workers report, the summary at the end, the page, and metrics."""
+"""The view of the GPUs of a run: the workers' reports, the summary at the end, the page, and metrics."""

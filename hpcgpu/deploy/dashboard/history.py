@@ -1,4 +1,4 @@
-"""What a page has seen of all GPUs since it was opened: samples as arrays, by time."""
+"""The history of all GPUs since a page was opened: samples as arrays, by time."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ JSON = "summary as JSON: "
 
 
 class Ledger(SchedulerPlugin):
-    """What each worker was given and used.
+    """The memory and time that each worker was given and used.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the dashboard has of ours beside Dask's pages: the page "GPUs", and metrics for Prometheus.
+"""The additions to Dask's dashboard: the page "GPUs", and metrics for Prometheus.
 
 It is called when somebody looks at the dashboard for the first time: importing bokeh takes 0.3 CPU s.
 """

@@ -1,4 +1,4 @@
-"""What each worker reports in its heartbeats: time with a task, bytes by tier, moves; at its start its binding.
+"""The facts in each worker's heartbeats: time with a task, bytes by tier, moves; at its start its binding.
 
 distributed sends them (``Worker.metrics``, ``Worker.startup_information``): nothing of ours travels on its own.
 """

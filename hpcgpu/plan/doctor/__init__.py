@@ -1,1 +1,1 @@
-"""What may be wrong with a cluster's machines: facts in, findings out."""
+"""Possible faults of a cluster's machines: facts in, findings out."""

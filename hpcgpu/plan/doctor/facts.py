@@ -109,7 +109,7 @@ class Python:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginFacts:
-    """What was seen on the login node; None: not looked at, and ``unknown`` says why."""
+    """The observations on the login node; None: not looked at, and ``unknown`` says why."""
 
     request: Request | None = None
     python: Python | None = None
@@ -205,7 +205,7 @@ class Ucx:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What was seen on one node of the job; None: not looked at, and ``unknown`` says why.
+    """The observations on one node of the job; None: not looked at, and ``unknown`` says why.
 
     Attributes
     ----------
@@ -252,7 +252,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFacts:
-    """What was seen of the job, from the login node and by its nodes.
+    """The observations of the job, from the login node and by its nodes.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the doctor finds: one line for each check, as text and as plain data."""
+"""The doctor's findings: one line for each check, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDEST = max(len(verdict.value) for verdict in Verdict)
 
 
 class Seen(NamedTuple):
-    """What a check says: its verdict, what was seen, and what to do about it; ``advice`` is empty where it is well."""
+    """The result of a check: its verdict, the observation, and the advice; ``advice`` is empty where it is well."""
 
     verdict: Verdict
     seen: str

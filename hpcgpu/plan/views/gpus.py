@@ -1,4 +1,4 @@
-"""What is known of each GPU of a run now, as the workers' heartbeats have brought it."""
+"""The facts known of each GPU of a run now, as the workers' heartbeats have brought it."""
 
 from __future__ import annotations
 

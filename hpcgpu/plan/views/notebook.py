@@ -83,7 +83,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What people see of a cluster.
+    """The visible facts of a cluster.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from hpcgpu.units import counted, format_bytes, format_duration
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run used, and what to ask for next time; lines in a terminal and in a notebook.
+    """The use that a run made, and the advice for the next one; lines in a terminal and in a notebook.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Summary:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to ask for next time; nothing where what was asked for fits, or where the run was short."""
+        """The advice for the next run; nothing where what was asked for fits, or where the run was short."""
         return advise(self.usage)
 
     def as_dict(self) -> dict[str, Any]:

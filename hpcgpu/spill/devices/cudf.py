@@ -42,7 +42,7 @@ class CudfView(NamedTuple):
 
 
 class CudfObjects:
-    """What the store needs of cuDF's objects.
+    """The interface to cuDF's objects that the store needs.
 
     All allocations of an object are one buffer, and move together. Two objects with the same allocations are one
     buffer; two objects that share only some of their allocations each count all of their own.

@@ -1,4 +1,4 @@
-"""Which library's device array an object is: by the name of its class, so that no library is imported for it."""
+"""The library of a device array: by the name of its class, so that no library is imported for it."""
 
 from __future__ import annotations
 

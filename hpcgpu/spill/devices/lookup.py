@@ -1,4 +1,4 @@
-"""Which device an array is on: by its ``__hpcgpu_device__``, or by an adapter for its library."""
+"""The device of an array: by its ``__hpcgpu_device__``, or by an adapter for its library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store needs of a GPU, and what a GPU needs of the libraries whose arrays lie on it."""
+"""The interface of a GPU to the store, and of the libraries whose arrays lie on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ImmovableError(Exception):
 
 
 class Device(Protocol):
-    """What the store needs of a GPU; simulated GPUs and CUDA devices look alike to it.
+    """The interface of a GPU to the store; simulated GPUs and CUDA devices look alike to it.
 
     Thread-safe: readers, the spill thread and threads that allocate call it at the same time, never under the store's
     lock. Any call may take as long as a copy, and may raise what the device's library raises.

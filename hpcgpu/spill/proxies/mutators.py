@@ -1,4 +1,4 @@
-"""What writes to its object: methods, indexers and functions of numpy."""
+"""The operations that write to their object: methods, indexers and functions of numpy."""
 
 from __future__ import annotations
 

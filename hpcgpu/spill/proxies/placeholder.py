@@ -1,4 +1,4 @@
-"""What wrapt holds for a proxy while its object is not up, and where the object comes from.
+"""The stand-in that wrapt holds for a proxy while its object is not up, and the source of the object.
 
 A proxy has its placeholder from the beginning: wrapt's own way to load late (``__wrapped_factory__``, 2.5.2) cannot be
 undone, since ``del proxy.__wrapped__`` is an error. During an operation wrapt keeps a reference of its own to what it
@@ -24,7 +24,7 @@ HELD: Any = BASE.__wrapped__
 
 
 class Source(Protocol):
-    """Where the object of a proxy is.
+    """The source of a proxy's object.
 
     Thread-safe: proxies call it in the threads that use them, in several at once. To load may take as long as a copy.
 
@@ -101,7 +101,7 @@ class State:
 
 
 class Placeholder:
-    """What wrapt holds while the object is not up: each touch loads the object, and is passed on to it.
+    """The stand-in that wrapt holds while the object is not up: each touch loads the object, and is passed on to it.
 
     Thread-safe, as its state is; only wrapt touches it.
     """

@@ -1,4 +1,4 @@
-"""What holds in every state of the machine, read from the state itself; the tests assert it after each event."""
+"""The laws of every state of the machine, read from the state itself; the tests assert them after each event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every unit is, what is under way, and what to do next: events in, instructions out.
+"""The tier of every unit, the moves under way, and the next steps: events in, instructions out.
 
 Pure: no threads, no I/O, no clock. The executor (:mod:`hpcgpu.spill.store.executor`) holds one lock while it calls a
 method. It takes a drop's references under that lock, too. It carries out the other instructions in their order, without

@@ -1,4 +1,4 @@
-"""Which units go down next. Pure: candidates in, choice out.
+"""The choice of the units that go down next. Pure: candidates in, choice out.
 
 The order is that of the last use, longest ago first, with two changes. Units that a ready task needs go after all
 others, units that a running task needs go last; of the units that ready tasks need, those of the latest task go first.

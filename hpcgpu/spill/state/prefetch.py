@@ -1,4 +1,4 @@
-"""What tasks need that are ready or run: it goes down last, and comes up before they start."""
+"""The values of tasks that are ready or run: it goes down last, and comes up before they start."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def round_up(nbytes: int) -> int:
 
 
 class Loan:
-    """What an array of a pool, and each view of the array, keeps alive.
+    """The object that an array of a pool, and each view of the array, keeps alive.
 
     Immutable; Pool makes it. Any thread may drop the last reference: the slab (uint8 of shape (size,), of which the
     array shows the first ``nbytes``) comes back without a lock.

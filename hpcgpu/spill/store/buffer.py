@@ -42,7 +42,7 @@ TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
 class Spilled(NamedTuple):
-    """What distributed reports as spilled, in bytes.
+    """The figures that distributed reports as spilled, in bytes.
 
     ``memory`` counts values that are not in the process's memory: on the device, or on disk. ``disk`` counts values
     below the tier in which they are used; with 0 the dashboard shows nothing.
@@ -199,7 +199,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def spilled_total(self) -> Spilled:
-        """What distributed shows as spilled, and subtracts from what it counts in the process's memory."""
+        """The bytes that distributed shows as spilled, and subtracts from its count of the process's memory."""
         there = self.tiers
         return Spilled(there["device"] + there["disk"] - self.copy_bytes, self._executor.state.accounting.lower_bytes)
 

@@ -1,4 +1,4 @@
-"""What a thread does for the stores of this process: its copies, and what it waits for."""
+"""The work of a thread for the stores of this process: its copies, and its waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store says in the worker's log of tiers that stay above their limits and of values that cannot move."""
+"""The store's lines in the worker's log about tiers that stay above their limits and of values that cannot move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event of the store leaves to do, and what its moves count."""
+"""The work that an event of the store leaves, and the counts of its moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Count:
 
 
 class Todo:
-    """What a thread does after an event, without the lock: it frees memory, then carries out instructions in order.
+    """The work of a thread after an event, without the lock: it frees memory, then carries out instructions in order.
 
     One thread fills it, and carries it out. Each call of the store makes one: so ``released`` and ``instructions`` are
     made only where there are some.

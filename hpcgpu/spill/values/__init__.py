@@ -1,1 +1,1 @@
-"""What the store keeps: values of tasks, the units in them, and what each tier holds of a unit."""
+"""The content of the store: values of tasks, the units in them, and each tier's form of a unit."""

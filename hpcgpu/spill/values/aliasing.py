@@ -1,4 +1,4 @@
-"""Which allocations an object in host memory lies in: a view keeps all of its allocation alive, whatever it shows."""
+"""The allocations that an object in host memory lies in: a view keeps all of its allocation alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves between a device and host memory: an allocation, with the arrays in it."""
+"""The unit that moves between a device and host memory: an allocation, with the arrays in it."""
 
 from __future__ import annotations
 

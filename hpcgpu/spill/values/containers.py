@@ -1,4 +1,4 @@
-"""Which objects are opened in the search for device arrays, what each holds, and how an object like it is made.
+"""The objects that are opened in the search for device arrays, the content of each, and how an object like it is made.
 
 No code of the object's class runs, neither to open one nor to make one: contents are read and set as Python itself
 does. An object stays closed if it has more than these contents, or if two of it would not do for one.

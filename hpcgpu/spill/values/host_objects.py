@@ -1,4 +1,4 @@
-"""What moves from host memory to disk together: objects in the same allocations."""
+"""The unit that moves from host memory to disk: objects in the same allocations."""
 
 from __future__ import annotations
 

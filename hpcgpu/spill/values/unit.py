@@ -1,4 +1,4 @@
-"""What moves between tiers, and what each tier holds of it: device buffers, and values in host memory.
+"""The units that move between tiers, and each tier's form of them: device buffers, and values in host memory.
 
 The state machine decides where a unit is. This module says what that means for the unit's bytes. :meth:`Content.take`
 and :meth:`Content.put` run under the store's lock and only change references; :meth:`Content.copied` does the work,
@@ -74,7 +74,7 @@ class Content(Unit, ABC):
     @property
     @abstractmethod
     def contents(self) -> tuple[ObjectContent, ...]:
-        """What moves with it: itself, or the members of a bundle."""
+        """The objects that move with it: itself, or the members of a bundle."""
 
     def join(self, entry: Whole) -> None:
         """Become a part of one more value that has a name."""
@@ -149,7 +149,7 @@ class ObjectContent(Content):
 
     @property
     def unit(self) -> Content:
-        """What moves when this content does."""
+        """The unit that moves when this content does."""
         return self.bundle or self
 
     @property
