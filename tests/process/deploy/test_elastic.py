@@ -42,7 +42,13 @@ def ids(cluster: BatchGPUCluster) -> list[str]:
 
 
 def alive(job_id: str) -> bool:
-    return Path(f"/proc/{job_id.partition('.')[0]}/stat").exists()
+    """Tell whether a job's process runs: not another one with its pid, and no zombie that nobody has waited for yet."""
+    pid, _, started = job_id.partition(".")
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z" and fields[19] == started
 
 
 def test_jobs_come_and_go(home: Path, said: Said) -> None:
