@@ -158,6 +158,7 @@ def test_a_detached_cluster_is_scaled_by_who_attaches(home: Path) -> None:
         cluster.wait_for_workers(6)
         assert client.submit(sum, [1, 2]).result() == 3
         assert member in ids(cluster)
+        assert alive(member)
     assert not alive(member)
 
 
