@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from signals import signal_all
+
 LIMIT_S = 30.0  # a job whose client is gone ends within 5 s, its guard a little later
 # Threads of others that live as long as this process; each is made by the first who needs it.
 POOLS = re.compile(
@@ -150,9 +152,7 @@ def no_process_left(home: Path) -> Iterator[Path]:
         yield folder
         places = [folder, home]
         left = settled(lambda: [*(f"process {pid}: {what}" for pid, what in processes(places).items()), *names(folder)])
-        for pid in processes(places):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all(processes(places), signal.SIGKILL)
         settled(lambda: list(map(str, processes(places))))
         assert not left, f"left behind: {'; '.join(left)}"
     finally:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from pbs_words import SERVER, block, listing, recorded
 from recordings import Record
+from signals import signal_all
 
 KILL_DELAY_S = 10.0
 
@@ -117,9 +118,7 @@ class Pbs:
     def end(self, job_id: str, exit_status: int, comment: str = "", sig: int = signal.SIGTERM) -> None:
         """Have all processes of a running job get a signal: it was deleted, or is over its walltime (-29)."""
         self.set(job_id, ending=json.dumps([exit_status, comment]))
-        for pid in self.processes(job_id):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sig)
+        signal_all(self.processes(job_id), sig)
 
     def exceed_walltime(self, job_id: str) -> None:
         self.end(job_id, -29, "Job run at Fri Nov 20 at 20:31 on (node0001:ncpus=2) and exceeded resource walltime")
@@ -131,9 +130,7 @@ class Pbs:
     def lose_node(self, job_id: str) -> None:
         """Power its node off: all processes are gone, and nobody tells the server, which goes on to say R (run/50)."""
         self.set(job_id, lost="yes")
-        for pid in self.processes(job_id):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all(self.processes(job_id), signal.SIGKILL)
 
     def end_slowly(self, state: str) -> None:
         """Have jobs whose processes are gone stay in E, or in R while an epilogue runs (run/56); "": end them."""

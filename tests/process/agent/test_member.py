@@ -22,6 +22,7 @@ import pytest
 import ranks
 from distributed import Client, Scheduler
 from distributed.security import Security
+from signals import signal_all
 from waiting import until
 
 from hpcgpu.config import document
@@ -328,8 +329,7 @@ def give_signs(client: Client, stop: threading.Event) -> None:
 
 def signal_job(process: subprocess.Popen[str], sig: signal.Signals) -> None:
     """As a batch system does: to all processes of the job."""
-    for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]:
-        os.kill(pid, sig)
+    signal_all([process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))], sig)
 
 
 def test_a_detached_cluster_needs_no_client_until_one_comes_back(cluster: Ranks) -> None:

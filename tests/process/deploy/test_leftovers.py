@@ -15,6 +15,7 @@ import psutil
 import pytest
 import ranks
 from shared_host import Place, shared_host
+from signals import signal_all
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can give a run a /dev/shm of its own, to compare that, too"
@@ -93,8 +94,7 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
         }
         for kind in victim.split():
             assert who[kind]
-            for pid in who[kind]:
-                os.kill(pid, sig)
+            signal_all(who[kind], sig)
         go_on.touch()
         process.wait(60)
     await_("all processes have ended", lambda: not any(map(psutil.Process.is_running, [*family, *waiting])))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 from distributed import Client
 from pbs_replay import Pbs
+from signals import signal_all
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
@@ -31,8 +31,7 @@ def arrays(pbs: Pbs) -> list[str]:
 
 def kill(pbs: Pbs, job_id: str) -> None:
     """Let a job's node fail: all of its processes are gone at once."""
-    for pid in pbs.processes(job_id):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(pbs.processes(job_id), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from distributed import Client
 from pbs_replay import Pbs
 from pbs_words import quirks
+from signals import signal_all
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
@@ -234,8 +234,7 @@ def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
 def test_a_job_that_waits_again_is_said_while_its_old_scheduler_is_still_tried(pbs: Pbs, said: Said) -> None:
     with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
         asked = len(pbs.calls("qstat"))
-        for pid in pbs.processes(JOB):
-            os.kill(pid, signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection
+        signal_all(pbs.processes(JOB), signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection
         until(lambda: "lost its workers" in str(cluster.jobs), "the table says that the job has lost its workers")
         until(lambda: len(pbs.calls("qstat")) > asked, "qstat is asked")
         pbs.requeue(JOB)
