@@ -68,13 +68,16 @@ def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
     exit code has no meaning then, and 0 is returned.
     """
     forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
-    waited = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}
+    # No sigtimedwait: stopped for longer than its timeout and continued, it returns what lay in memory (CPython 3.11.7).
+    waited = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}
+    signal.setitimer(signal.ITIMER_REAL, patience_s, patience_s)
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             return os.waitstatus_to_exitcode(status) if len(forces) == 2 else 0
-        heard = signal.sigtimedwait(waited, patience_s)
-        if heard is None:
+        heard = signal.sigwaitinfo({signal.SIGALRM, *waited})
+        if heard.si_signo == signal.SIGALRM:
             ended = os.path.exists(path)  # noqa: PTH110 - pathlib is 3 MB
             if ended and overdue and forces:
                 os.kill(pid, forces.pop(0))
