@@ -68,7 +68,7 @@ def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
     exit code has no meaning then, and 0 is returned.
     """
     forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
-    # No sigtimedwait: stopped for longer than its timeout and continued, it returns what lay in memory (CPython 3.11.7).
+    # No sigtimedwait: stopped for longer than its timeout and continued, it returns garbage (CPython 3.11.7).
     waited = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}
     signal.setitimer(signal.ITIMER_REAL, patience_s, patience_s)
     while True:
