@@ -33,6 +33,7 @@ help:
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
 
+# What is imported is compiled then: most of what the packages bring never is, and pip need not.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'hpcgpu needs Python 3.11 or later; $(PYTHON) is older or missing. Give another: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -40,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo '$(PYTHON) has no venv. On Debian: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing hpcgpu and what it needs into $(VENV) (a minute or two):'
-	@set -o pipefail; $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt \
+	@set -o pipefail; $(BIN)/python -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt \
 	  -e '.[dev]' | while read -r word name rest; do case "$$word" in \
 	    Collecting) printf ' %s' "$${name%%[][<>=!~;(]*}" ;; \
 	    Installing) [ "$$name" != collected ] || printf '\n... all are here, and are put into place\n' ;; esac; done || \
@@ -75,7 +76,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -d build/doctrees docs build/docs
 	@echo 'the documentation is in build/docs; open build/docs/index.html'
 
-# Both take minutes, and are no part of make test.
+# Both take minutes, and are no part of make test; .ci/run has them.
 image: $(STAMP)
 	scripts/packaging.sh image
 
@@ -109,7 +110,7 @@ $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	$(PYTHON) -m venv $(UCX)
 	@echo 'installing hpcgpu with UCX into $(UCX) (half a minute)'
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
-	$(UCX)/bin/python -m pip install --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
+	$(UCX)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
 	  -e '.[ucx,mpi-runtime]' cupy-cuda13x hypothesis pytest pytest-timeout pytest-xdist
 	@touch $@
 

@@ -27,12 +27,14 @@ from bokeh.plotting import figure
 
 from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
 from hpcgpu.plan.views.gpus import GpuFacts
+from hpcgpu.plan.views.memory_table import TIER_COLOURS
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
-# Paul Tol's "bright" scheme, made to be told apart by colour-blind readers.
-_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
-_WAYS = dict(zip(DIRECTIONS, ("#4477AA", "#CCBB44", "#AA3377", "#228833"), strict=True))
+# Down, each in the colour of the tier that it leads to; up, from disk in one of its own.
+_WAYS = dict(
+    zip(DIRECTIONS, (TIER_COLOURS["host"], TIER_COLOURS["disk"], "#AA3377", TIER_COLOURS["device"]), strict=True)
+)
 _ABSENT = "#E8E8E8"
 _HEIGHT, _HIGH = 220, 320
 _BYTES = """
@@ -91,7 +93,7 @@ class Bars:
                 top=f"{tier}_top",
                 width=0.85,
                 source=self.source,
-                color=_COLOURS[tier],
+                color=TIER_COLOURS[tier],
                 line_color=None,
                 legend_label=tier,
             )
@@ -181,7 +183,7 @@ class Lines:
         self.source = ColumnDataSource({name: [] for name in ("time", *TIERS, *DIRECTIONS)})
         self.memory = _figure("", x_axis_type="datetime")
         self.memory.varea_stack(
-            list(TIERS), x="time", color=[_COLOURS[t] for t in TIERS], legend_label=list(TIERS), source=self.source
+            list(TIERS), x="time", color=[TIER_COLOURS[t] for t in TIERS], legend_label=list(TIERS), source=self.source
         )
         self.traffic = _figure("", x_axis_type="datetime")
         for way, colour in _WAYS.items():

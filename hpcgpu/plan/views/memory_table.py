@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from hpcgpu.plan.jobs.usage import DIRECTION_WORDS, DIRECTIONS
 from hpcgpu.units import format_bytes
 
+# In the notebook and on the page of GPUs: Paul Tol's "bright" scheme, made to be told apart by colour-blind readers.
+TIER_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
 _NOTHING = "-"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.views.explain import gpu_words, memory_words, port_words, worker_reasons
-from hpcgpu.plan.views.memory_table import WorkerMemory, total
+from hpcgpu.plan.views.memory_table import TIER_COLOURS, WorkerMemory, total
 from hpcgpu.units import format_bytes
 
 # So many rows people read; the dashboard has them all.
@@ -44,7 +44,6 @@ _KEY = (
     '<p class="key"><span><em></em>Dask\'s data</span><span><em class="light"></em>other memory in use</span>'
     '<span><em class="mark"></em>spilling begins</span></p>'
 )
-_COLOURS = {"device": "#5a9e1f", "host": "#3b82c4", "disk": "#c98a1b"}
 # By the first word of a state; all others are red.
 _STATES = {
     "running": "#5a9e1f",
@@ -241,7 +240,7 @@ def _of(used: int, end: int | None, limit: int | None) -> str:
 def _bar(tier: str, filled: tuple[int, int], end: int, limit: int | None) -> str:
     """Return a bar: managed bytes in full colour, others in use in a lighter one; a mark at a limit within it."""
     managed, used = (_percent(size, end) for size in filled)
-    colour = _COLOURS[tier]
+    colour = TIER_COLOURS[tier]
     if not end:
         return ""
     mark = f'<b style="left: calc({_percent(limit, end):.1f}% - 2px)"></b>' if limit and limit != end else ""
