@@ -6,59 +6,52 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from waiting import until
 
+# In a process of its own, as it is: with one thread, and a timer that is no test's.
+WAITS = """
+import signal, subprocess, sys
 from hpcgpu.host import launched
+path, patience_s, *argv = sys.argv[1:]
+waited = {signal.SIGCHLD, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+first = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+launcher = subprocess.Popen(argv, start_new_session=True, preexec_fn=first)
+sys.exit(launched.wait(launcher.pid, path, patience_s=float(patience_s)))
+"""
 
 
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """What launch() does before it becomes the parent."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    yield
-    signal.sigtimedwait({signal.SIGALRM}, 0)  # of its last look
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def waits(path: Path, patience_s: float, *launcher: str) -> list[str]:
+    return [sys.executable, "-c", WAITS, str(path), str(patience_s), *launcher]
 
 
 @pytest.mark.parametrize("does", ["exec sleep 600", "trap '' TERM; echo; while :; do sleep 600; done"])
 def test_a_launcher_that_stays_is_ended(tmp_path: Path, does: str) -> None:
     ended = tmp_path / "exit"
     ended.write_text("0\n")
-    with subprocess.Popen(["bash", "-c", does], start_new_session=True) as launcher:
-        assert launched.wait(launcher.pid, str(ended), patience_s=0.2) == 0
-        launcher.returncode = 0  # it has been waited for
+    assert subprocess.run(waits(ended, 0.2, "bash", "-c", does), timeout=60, check=False).returncode == 0
 
 
 def test_as_long_as_the_run_has_not_ended_it_stays(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1"]) as launcher:
-        assert launched.wait(launcher.pid, str(tmp_path / "exit"), patience_s=0.1) == 0
-        launcher.returncode = 0
-
-
-WAITS = """
-import signal, subprocess, sys
-from hpcgpu.host import launched
-launcher = subprocess.Popen(["bash", "-c", "trap 'exit 5' USR1; echo; while :; do sleep 0.05; done"])
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGUSR1})
-sys.exit(launched.wait(launcher.pid, sys.argv[1], patience_s=0.1))
-"""
+    does = waits(tmp_path / "exit", 0.1, "bash", "-c", "sleep 1; exit 7")
+    assert subprocess.run(does, timeout=60, check=False).returncode == 7
 
 
 def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", WAITS, str(tmp_path / "exit")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as waits:
-        assert waits.stdout
-        waits.stdout.readline()
-        process = psutil.Process(waits.pid)
+    launcher = "trap 'exit 5' USR1; echo; while :; do sleep 0.05; done"
+    argv = waits(tmp_path / "exit", 0.1, "bash", "-c", launcher)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout
+        waiting.stdout.readline()
+        process = psutil.Process(waiting.pid)
         until(lambda: process.status() == psutil.STATUS_SLEEPING, "it waits")
         process.suspend()
         until(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
         time.sleep(0.3)  # longer than its patience, which is what this is about
         process.resume()
-        waits.send_signal(signal.SIGUSR1)
-        assert waits.wait(30) == 5
+        waiting.send_signal(signal.SIGUSR1)
+        assert waiting.wait(30) == 5
