@@ -27,6 +27,8 @@ from hpcgpu.spill.store.transfer import Handle
 
 KEYS = 12
 EPISODES, EPISODE_S = 80, 0.02
+# CPython's GIL is not fair: four threads that never sleep kept the one that starts episodes waiting for up to 120 s.
+PAUSE_S = 0.0005
 
 
 class SlowGpu(SimGpu):
@@ -55,6 +57,7 @@ class Threads:
             try:
                 while not self.stops.is_set() and (times := times - 1) >= 0:
                     act(choose)
+                    time.sleep(PAUSE_S)
             except BaseException as e:
                 acted.set_exception(e)
                 raise
