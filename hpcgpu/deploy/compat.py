@@ -20,7 +20,7 @@ from distributed.comm.tcp import BaseTCPListener, TCPBackend, TCPListener, TLSBa
 from distributed.core import error_message
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
-from tornado.iostream import SSLIOStream
+from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.model.backoff import Backoff
@@ -36,10 +36,18 @@ class Handshakes(Protocol):
         """Take note of one that was accepted."""
 
     def done(self, stream: Any) -> None:  # noqa: ANN401
-        """Take note of one that has shown who it is."""
+        """Forget one that has shown who it is, or has gone."""
 
     def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
         """Take note of one that came to nothing."""
+
+
+def _was_closed(error: BaseException) -> bool:
+    """Return whether one side has closed the connection, and nothing wrong was said on it: so they end with a run."""
+    while error.__cause__:
+        error = error.__cause__
+    error = getattr(error, "real_error", None) or error
+    return isinstance(error, StreamClosedError | ConnectionError | ssl.SSLZeroReturnError | ssl.SSLEOFError)
 
 
 class _Limited(BaseTCPListener):
@@ -57,10 +65,17 @@ class _Limited(BaseTCPListener):
         try:
             await super().on_connection(comm, handshake_overrides)
         except Exception as e:  # whatever the peer sent: it was no handshake
-            self.handshakes.fail(stream, e)
+            self.end(stream, e)
             comm.abort()
             raise CommClosedError(str(e)) from e
         self.handshakes.done(stream)
+
+    def end(self, stream: Any, why: Exception) -> None:  # noqa: ANN401
+        """Take note of one that has ended."""
+        if _was_closed(why):
+            self.handshakes.done(stream)
+        else:
+            self.handshakes.fail(stream, getattr(why, "real_error", None) or why)
 
 
 class _TcpListener(_Limited, TCPListener):
@@ -74,7 +89,7 @@ class _TlsListener(_Limited, TLSListener):
         try:
             await stream.wait_for_handshake()
         except OSError as e:
-            self.handshakes.fail(stream, getattr(e, "real_error", None) or e)
+            self.end(stream, e)
             return None
         return stream
 

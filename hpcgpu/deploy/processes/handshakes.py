@@ -79,7 +79,7 @@ class HandshakeLimiter:
             self._timer = tasks.repeat(self._tick, self._deadline_s / _TICKS, "the end of handshakes")
 
     def done(self, stream: Any) -> None:  # noqa: ANN401
-        """Take note of one that has shown who it is."""
+        """Forget one that has shown who it is, or has gone."""
         self._peers.pop(stream, None)
 
     def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from background import said
 from distributed.comm import connect, listen, registry
+from waiting import run, when
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.tls import Certificate, security
@@ -123,6 +126,62 @@ def test_what_is_no_handshake_is_counted_and_closed(
     asyncio.run(main())
     (line,) = warnings(caplog)
     assert line.startswith(f"connections without a handshake: 1; the last one from {protocol}://127.0.0.1: ")
+
+
+@BOTH
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"], ids=["nothing", "a part of a handshake"])
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_of_peers_that_have_gone_nothing_is_said(
+    limit: Callable[[float, int], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+    begun: bytes,
+    reset: bool,
+) -> None:
+    """As the processes of a run do when it ends; a stranger who only knocks holds nothing."""
+    forgotten: list[object] = []
+    done = HandshakeLimiter.done
+    monkeypatch.setattr(
+        HandshakeLimiter, "done", lambda self, stream: (forgotten.append(stream), done(self, stream))[1]
+    )
+
+    async def main() -> None:
+        limit(20.0, 8)
+        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
+            host, port = listener.contact_address.rpartition("/")[2].split(":")
+            for _ in range(3):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(begun)
+                if reset:
+                    sock = writer.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.close()
+                await writer.wait_closed()
+            await when(lambda: len(forgotten) == 3)
+
+    run(main)
+    assert warnings(caplog) == []
+
+
+@BOTH
+def test_of_handshakes_that_are_under_way_at_the_end_nothing_is_said(
+    limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    async def main() -> None:
+        limit(20.0, 8)
+        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
+            host, port = listener.contact_address.rpartition("/")[2].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            if protocol == "tcp":
+                await reader.readexactly(8)  # it greets first
+                listener.abort_handshaking_comms()  # as distributed.core.Server.close does
+                await end_of(reader)
+        writer.close()
+        await writer.wait_closed()
+
+    run(main)
+    assert warnings(caplog) == []
 
 
 def test_a_stranger_with_a_certificate_of_his_own_is_told_why_by_tls(limit: Callable[[float, int], None]) -> None:
