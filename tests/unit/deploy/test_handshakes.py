@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -52,6 +53,14 @@ def arguments(protocol: str, way: str) -> dict[str, Any]:
     return {} if protocol == "tcp" else getattr(SECURE, f"get_{way}_args")("worker")
 
 
+@contextlib.asynccontextmanager
+async def listening(protocol: str) -> AsyncIterator[tuple[Any, str, int]]:
+    """A listener on this machine, its host and its port."""
+    async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
+        host, port = listener.contact_address.rpartition("/")[2].split(":")
+        yield listener, host, int(port)
+
+
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in said(caplog)]
 
@@ -62,9 +71,8 @@ def test_the_silent_go_at_the_deadline_and_those_who_have_greeted_stay(
 ) -> None:
     async def main() -> None:
         limit(1.0, 8)
-        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
-            host, port = listener.contact_address.rpartition("/")[2].split(":")
-            silent = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        async with listening(protocol) as (listener, host, port):
+            silent = [await asyncio.open_connection(host, port) for _ in range(20)]
             comm = await connect(listener.contact_address, timeout=20, **arguments(protocol, "connection"))
             ends = await asyncio.gather(*(end_of(reader) for reader, _ in silent))
             assert ends[:12] == ["reset"] * 12, "the oldest make room"
@@ -94,9 +102,8 @@ def test_the_time_in_which_this_process_did_not_listen_does_not_count(monkeypatc
         begin = limiter.begin
         monkeypatch.setattr(limiter, "begin", lambda *given: (begin(*given), accepted.set()))
         compat.limit_handshakes(limiter)
-        async with listen("tcp://127.0.0.1", echo) as listener:
-            host, port = listener.contact_address.rpartition("/")[2].split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+        async with listening("tcp") as (_, host, port):
+            reader, writer = await asyncio.open_connection(host, port)
             end = asyncio.create_task(end_of(reader))
             await accepted.wait()
             for _ in range(6):  # it turns six times in more than twice the deadline
@@ -115,10 +122,9 @@ def test_what_is_no_handshake_is_counted_and_closed(
 ) -> None:
     async def main() -> None:
         limit(20.0, 8)
-        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
-            host, port = listener.contact_address.rpartition("/")[2].split(":")
+        async with listening(protocol) as (_, host, port):
             for _ in range(3):
-                reader, writer = await asyncio.open_connection(host, int(port))
+                reader, writer = await asyncio.open_connection(host, port)
                 writer.write(b"GET / HTTP/1.0\r\n\r\n" * 9)
                 await end_of(reader)
                 writer.close()
@@ -148,10 +154,9 @@ def test_of_peers_that_have_gone_nothing_is_said(
 
     async def main() -> None:
         limit(20.0, 8)
-        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
-            host, port = listener.contact_address.rpartition("/")[2].split(":")
+        async with listening(protocol) as (_, host, port):
             for _ in range(3):
-                _, writer = await asyncio.open_connection(host, int(port))
+                _, writer = await asyncio.open_connection(host, port)
                 writer.write(begun)
                 if reset:
                     sock = writer.get_extra_info("socket")
@@ -170,9 +175,8 @@ def test_of_handshakes_that_are_under_way_at_the_end_nothing_is_said(
 ) -> None:
     async def main() -> None:
         limit(20.0, 8)
-        async with listen(f"{protocol}://127.0.0.1", echo, **arguments(protocol, "listen")) as listener:
-            host, port = listener.contact_address.rpartition("/")[2].split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+        async with listening(protocol) as (listener, host, port):
+            reader, writer = await asyncio.open_connection(host, port)
             if protocol == "tcp":
                 await reader.readexactly(8)  # it greets first
                 listener.abort_handshaking_comms()  # as distributed.core.Server.close does
