@@ -34,6 +34,15 @@ def limit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     return lambda deadline_s, most: compat.limit_handshakes(HandshakeLimiter(deadline_s, most))
 
 
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The connections whose end, or handshake, was taken note of."""
+    streams: list[object] = []
+    done = HandshakeLimiter.done
+    monkeypatch.setattr(HandshakeLimiter, "done", lambda self, stream: (streams.append(stream), done(self, stream))[1])
+    return streams
+
+
 async def echo(comm: Any) -> None:
     async with asyncio.timeout(60):
         while (message := await comm.read()) != "end":
@@ -140,17 +149,12 @@ def test_what_is_no_handshake_is_counted_and_closed(
 def test_of_peers_that_have_gone_nothing_is_said(
     limit: Callable[[float, int], None],
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    forgotten: list[object],
     protocol: str,
     begun: bytes,
     reset: bool,
 ) -> None:
     """As the processes of a run do when it ends; a stranger who only knocks holds nothing."""
-    forgotten: list[object] = []
-    done = HandshakeLimiter.done
-    monkeypatch.setattr(
-        HandshakeLimiter, "done", lambda self, stream: (forgotten.append(stream), done(self, stream))[1]
-    )
 
     async def main() -> None:
         limit(20.0, 8)
@@ -171,7 +175,7 @@ def test_of_peers_that_have_gone_nothing_is_said(
 
 @BOTH
 def test_of_handshakes_that_are_under_way_at_the_end_nothing_is_said(
-    limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, protocol: str
+    limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, forgotten: list[object], protocol: str
 ) -> None:
     async def main() -> None:
         limit(20.0, 8)
@@ -181,8 +185,9 @@ def test_of_handshakes_that_are_under_way_at_the_end_nothing_is_said(
                 await reader.readexactly(8)  # it greets first
                 listener.abort_handshaking_comms()  # as distributed.core.Server.close does
                 await end_of(reader)
-        writer.close()
-        await writer.wait_closed()
+            writer.close()
+            await writer.wait_closed()
+            await when(lambda: forgotten)
 
     run(main)
     assert warnings(caplog) == []

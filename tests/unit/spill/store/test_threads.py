@@ -27,7 +27,8 @@ from hpcgpu.spill.store.transfer import Handle
 
 KEYS = 12
 EPISODES, EPISODE_S = 80, 0.02
-# CPython's GIL is not fair: four threads that never sleep kept the one that starts episodes waiting for up to 120 s.
+# CPython's GIL is not fair: four threads that never sleep kept the one that starts episodes waiting, here for up to
+# 44 s, and in CI for longer than 120.
 PAUSE_S = 0.0005
 
 
