@@ -12,8 +12,8 @@ from paths import ROOT
 
 # What is read, and not typed: output, pictures, files of a site or a configuration; what Sphinx replaces.
 SHOWN = {"", "text", "yaml", "json", "{toctree}", "{eval-rst}"}
-# All pages with commands, those of the folders too that have tests of their own.
-TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
+# All pages with commands, those of the folders too that have tests of their own; pytest leaves one in .pytest_cache.
+TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
 TEXTS += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 SHELL_OR_PYTHON = [(page, b) for page in PAGES for b in doc_blocks.blocks(page) if b.kind in ("bash", "python")]
 
