@@ -15,35 +15,37 @@ from pathlib import Path
 from hpcgpu.host import run
 from hpcgpu.model import Command
 
-TRIM_THRESHOLD = "MALLOC_TRIM_THRESHOLD_"
+# The variables that glibc reads, and what mallopt(3) calls them (malloc.h).
+_MALLOPT = {
+    "MALLOC_TRIM_THRESHOLD_": -1,
+    "MALLOC_TOP_PAD_": -2,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_MMAP_MAX_": -4,
+    "MALLOC_ARENA_MAX": -8,
+}
 JEMALLOC = "libjemalloc.so.2"
 NOT_FOUND = (
     f"allocator='jemalloc': no {JEMALLOC} in $CONDA_PREFIX/lib, Python's own lib, $EBROOTJEMALLOC, $LD_LIBRARY_PATH "
     "or ldconfig -p; the workers take the C library's allocator (Debian has it in libjemalloc2, conda in jemalloc)"
 )
-_M_TRIM_THRESHOLD = -1  # malloc.h
 _INT_MAX = 2**31 - 1
 _ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5
 _LISTED = re.compile(rf"^\s*{re.escape(JEMALLOC)} .*=> (\S+)$", re.M)
 _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
-def set_trim_threshold(text: str) -> bool:
-    """Apply ``MALLOC_TRIM_THRESHOLD_`` in a process that has started without it.
+def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Apply glibc's ``MALLOC_`` variables that an environment has and the one before it had not.
 
-    glibc reads the variable once, before ``main``. A worker is forked by a fork server that started long before, with a
-    value of its own. A value in the worker's own environment comes too late for glibc and needs mallopt(3), which has
-    the same effect (glibc 2.36: both also end the growth of the mmap threshold).
-
-    Returns
-    -------
-    bool
-        False: the text is no number, or the C library has no mallopt.
-
+    glibc reads them once, before ``main``. A worker is forked by a fork server that started long before, with values of
+    its own. Those in the worker's own environment come too late for glibc and need mallopt(3), which has the same
+    effect (glibc 2.36; either threshold also ends the growth of the mmap threshold). What is no number is passed over,
+    as glibc does.
     """
-    with contextlib.suppress(ValueError, AttributeError):
-        return bool(ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, min(int(text, 0), _INT_MAX)))
-    return False
+    for name, option in _MALLOPT.items():
+        if name in now and now[name] != before.get(name):
+            with contextlib.suppress(ValueError, AttributeError):  # no number; musl has no mallopt
+                ctypes.CDLL(None).mallopt(option, min(int(now[name], 0), _INT_MAX))
 
 
 def trim() -> int:

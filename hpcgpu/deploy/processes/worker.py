@@ -63,11 +63,10 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     """Bind, then run the worker until told to stop; the entry of the forked process."""
     process.outlast(signal.SIGTERM, _OUTLAST_S)
     bind.bind(start.spec.binding)
-    threshold = os.environ.get(allocator.TRIM_THRESHOLD)
+    before = dict(os.environ)
     os.environ.update(start.env)
     os.environ.update(start.spec.env)
-    if (wanted := os.environ.get(allocator.TRIM_THRESHOLD)) not in (None, threshold):
-        allocator.set_trim_threshold(wanted)
+    allocator.apply_variables(before, os.environ)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it

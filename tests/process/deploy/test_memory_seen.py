@@ -20,17 +20,35 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class Mallinfo2(ctypes.Structure):
-    """malloc.h: nine numbers, then the free bytes at the end of the heap."""
+    """malloc.h: ten numbers, of which two are named: blocks that were mapped, and free bytes at the heap's end."""
 
-    _fields_ = (("others", ctypes.c_size_t * 9), ("keepcost", ctypes.c_size_t))
+    _fields_ = (
+        *(("others", ctypes.c_size_t * 3), ("hblks", ctypes.c_size_t)),
+        *(("more", ctypes.c_size_t * 5), ("keepcost", ctypes.c_size_t)),
+    )
 
 
-def heap_left(mib: int = 32) -> int:
-    """Fill the end of the heap, free it, and return what of it glibc has kept."""
+def glibc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.mallinfo2.restype = Mallinfo2
+    return libc
+
+
+def is_mapped(mib: int = 24) -> bool:
+    """Return whether glibc maps a block of this size, in place of taking it from the heap."""
+    libc = glibc()
+    before = libc.mallinfo2().hblks
+    block = libc.malloc(mib * MIB)
+    after = libc.mallinfo2().hblks
+    libc.free(block)
+    return bool(after > before)
+
+
+def heap_left(mib: int = 32) -> int:
+    """Fill the end of the heap, free it, and return what of it glibc has kept."""
+    libc = glibc()
     blocks = [0] * (mib * MIB // (60 * KIB))  # a list that grows would itself lie between them, or above
     for i in range(len(blocks)):
         blocks[i] = libc.malloc(60 * KIB)
@@ -89,6 +107,16 @@ def test_the_trim_threshold_is_in_force(
         assert (kept > 16 * MIB) == left
         [said] = client.run(lambda: os.environ["MALLOC_TRIM_THRESHOLD_"]).values()
         assert said == {**{"MALLOC_TRIM_THRESHOLD_": "65536"}, **own, **env}["MALLOC_TRIM_THRESHOLD_"]
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    "env", [{}, {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB)}], ids=["default", "worker's environment"]
+)
+def test_the_mmap_threshold_is_in_force(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    with LocalGPUCluster(gpus="sim:1", env=env) as cluster, Client(cluster) as client:
+        assert list(client.run(is_mapped).values()) == [not env]
 
 
 NVIDIA_SCRIPT = """

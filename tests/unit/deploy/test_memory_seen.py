@@ -207,8 +207,33 @@ def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
 # trimming
 
 
-def test_a_threshold_that_is_no_number_is_left_to_glibc() -> None:
-    assert not allocator.set_trim_threshold("much")
+MALLOPT = """
+import ctypes
+from hpcgpu.host import allocator
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+maps = lambda: open("/proc/self/maps").read()
+
+
+def is_mapped():
+    block = libc.malloc(24 << 20)
+    start = (block - 16) & ~0xfff
+    return f"{start:x}-" in maps()
+
+
+before = {"MALLOC_MMAP_THRESHOLD_": "1", "MALLOC_ARENA_MAX": "1"}
+print(is_mapped())
+allocator.apply_variables(before, {**before, "MALLOC_TRIM_THRESHOLD_": "much"})
+print(is_mapped())
+allocator.apply_variables(before, {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)})
+print(is_mapped())
+"""
+
+
+def test_a_variable_of_glibc_is_applied_if_it_is_a_number_and_has_changed() -> None:
+    done = subprocess.run([sys.executable, "-c", MALLOPT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]
 
 
 # the allocator
