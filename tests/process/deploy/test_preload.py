@@ -14,6 +14,7 @@ import pytest
 import ranks
 from distributed import Client, Worker, wait
 from paths import SUPPORT
+from waiting import until
 
 DASK = str(Path(sys.executable).with_name("dask"))
 PRELOAD = ("--preload", "hpcgpu.deploy.preload")
@@ -67,16 +68,20 @@ def dask_worker(folder: Path, *options: str) -> Iterator[tuple[Client, Path]]:
     common = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with contextlib.ExitStack() as stack:
 
-        def start(*argv: str, out: Any) -> None:
+        def start(*argv: str, out: Any) -> subprocess.Popen[bytes]:
             process = stack.enter_context(subprocess.Popen([DASK, *argv, *files], stderr=out, **common))
             stack.callback(process.kill)  # their own ways to end take up to 30 s
+            return process
 
         start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", out=subprocess.DEVNULL)
         out = stack.enter_context(log.open("wb"))
+        stack.callback(lambda: print(log.read_text()))  # shown if the test fails
         limits = ("--nthreads", "2", "--memory-limit", "0", "--no-dashboard", "--local-directory", str(folder / "tmp"))
-        start("worker", "--host", "127.0.0.1", *limits, *options, out=out)
-        client = stack.enter_context(Client(scheduler_file=str(contact), timeout=30))
-        client.wait_for_workers(1, timeout=30)
+        worker = start("worker", "--host", "127.0.0.1", *limits, *options, out=out)
+        client = stack.enter_context(Client(scheduler_file=str(contact), timeout=120))
+        # beside other tests that start clusters it takes half a minute
+        until(lambda: client.nthreads() or worker.poll() is not None, "the worker is there, or has ended", limit_s=120)
+        assert worker.poll() is None
         yield client, log
 
 
