@@ -68,4 +68,5 @@ def test_what_a_notebook_shows(page: browser.Page) -> None:
     browser.run_cells(page, 1)
     page.wait_for(f"{browser.output(CLUSTER)}.innerText.includes('Status: closed')")
     assert "Workers: 0" in browser.shown(page, CLUSTER)
-    assert browser.shown(page, END).strip() == ""
+    # the second where closing takes its time
+    assert browser.shown(page, END).strip() in ("", "closing: waiting for the end of the job")

@@ -21,7 +21,7 @@ import websocket
 from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_PATIENCE_S = 40
+_PATIENCE_S = 100
 _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions"),
     *("--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-proxy-server"),

@@ -201,7 +201,9 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
     """Another one, which was cancelled, is forgotten at the same time."""
     pbs.history(True)
     first = "1021[0].login01"
-    fails = ("bash", "-c", '[ "$PBS_ARRAY_INDEX" = 1 ] || { echo why; exit 3; }; sleep 600')
+    go = tmp_path / "go"
+    waits = f"until [ -e {go} ]; do sleep 0.05; done"
+    fails = ("bash", "-c", f'[ "$PBS_ARRAY_INDEX" = 1 ] || {{ {waits}; echo why; exit 3; }}; sleep 600')
     spec = JobSpec(name="x", argv=fails, exit_file=str(tmp_path / "exit"))
     policy = Policy(breaker=1, patience=Patience(ask_s=0.5))
 
@@ -209,7 +211,8 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
         fleet = Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()))), spec, 1)
         await fleet.take(0, controls=True)
         await fleet.scale(2)
-        await asyncio.to_thread(until, lambda: pbs.over(first) and pbs.processes("1021[1].login01"), "the first failed")
+        await asyncio.to_thread(until, lambda: all(map(pbs.processes, (first, "1021[1].login01"))), "both run")
+        go.touch()  # and not before: once the failure has been seen, one job is as many as are wanted
         await fleet.scale(1)
         await asyncio.to_thread(until, lambda: all(map(pbs.over, pbs.ids())), "both are over")
         await asyncio.to_thread(until, lambda: fleet.error, "no more are submitted")
