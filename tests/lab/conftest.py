@@ -9,9 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 from lab import WITH_ACCOUNTING, Lab, LabUnavailable
+from standstills import Standstills
 
 LIMIT_S = 290  # of a test whose own commands have limits of up to 240 s, while others share the machine's cores
 WHY_NOT = pytest.StashKey[Exception]()
+STANDSTILLS = Standstills()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +45,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     lab = getattr(item, "funcargs", {}).get("slurm_lab")
     if report.when == "call" and report.failed and lab:
+        report.sections.append(("Standstills of this machine", STANDSTILLS.report()))
         last = "ls -t slurm-*.out */slurm-*.out 2> /dev/null | head -n 6 | xargs -r tail -n 12"
         report.sections.append(("Logs of the last jobs", lab.exec(lab.login, ["sh", "-c", last]).stdout))
     return report

@@ -78,7 +78,8 @@ def test_a_node_whose_slurmd_does_not_answer_works_until_slurm_gives_its_job_up(
             assert run.results() == {"right": True, "lost": {}}
             assert run.ask(f"list(here({job!r}).values())") == [f"{job}-0"]
             run.until(f"here({job!r})", lambda workers: not workers)  # before slurmd, back, kills all at once
-            assert slurm_lab.job(job)["JobState"] == "PENDING"
+            facts = slurm_lab.job(job)
+            assert (facts["JobState"], facts["Restarts"]) == ("PENDING", "1"), facts
             until_named(run, job, "node3")  # where it was is known, though Slurm does not say it any more
             assert run.results() == {"right": True, "lost": {}}
         run.start_at_once(job)

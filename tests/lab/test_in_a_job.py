@@ -48,6 +48,7 @@ def jupyter(slurm_lab: Lab) -> Lab:
     return slurm_lab
 
 
+@pytest.mark.timeout(400)
 def test_a_notebook_of_the_template_has_its_jobs_cluster_and_may_submit_another(jupyter: Lab) -> None:
     """The first job has a GPU, and the second asks for none: nothing of the first one's may reach it."""
     lab = jupyter
@@ -62,7 +63,7 @@ def test_a_notebook_of_the_template_has_its_jobs_cluster_and_may_submit_another(
         assert lab.job(job)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), said
         return said.partition("its address: cat ")[2].partition("\n")[0] if "is running at" in said else ""
 
-    until(lambda: bool(address()), "Jupyter listens", limit_s=90, every_s=0.5)
+    until(lambda: bool(address()), "Jupyter listens", limit_s=200, every_s=0.5)
     argv = ["/home/hpc/jupyter/bin/python", "notebook.py", address()]
     done = lab.exec(lab.job(job)["BatchHost"], argv, stdin=CELL, timeout=150)
     assert done.stdout.splitlines()[-1:] == ["1 2 3 7"], done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -106,6 +107,8 @@ class Faulty:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self._print_scheduler_log()
         try:
             said, wrong = self._process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
@@ -174,6 +177,11 @@ class Faulty:
         """Print the ends of what this cluster's jobs have said, for who looks for the cause of a failed test."""
         logs = self.lab.exec(self.lab.login, ["sh", "-c", "tail -n 40 $(ls -t slurm-*.out | head -6)"])
         print(logs.stdout, logs.stderr)
+
+    def _print_scheduler_log(self) -> None:
+        """Print what the scheduler has said; one beside the client (``scheduler="here"``) has no job's log."""
+        with contextlib.suppress(AssertionError, OSError):
+            print(*self.ask("[*cluster.get_logs(scheduler=True, workers=False).items()]"), sep="\n")
 
     def _say(self, kind: str, text: str) -> Any:
         assert self._process.stdin
