@@ -8,10 +8,10 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
-from lab import WITH_ACCOUNTING, Lab, LabUnavailable
+from lab import PATIENCE_S, WITH_ACCOUNTING, Lab, LabUnavailable
 from standstills import Standstills
 
-LIMIT_S = 290  # of a test whose own commands have limits of up to 240 s, while others share the machine's cores
+LIMIT_S = PATIENCE_S + 60  # of a test
 WHY_NOT = pytest.StashKey[Exception]()
 STANDSTILLS = Standstills()
 

@@ -7,22 +7,21 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from lab import NETWORK, Lab
+from lab import NETWORK, PATIENCE_S, Lab
 
-PATIENCE_S = 150
 START = "import os, sys, time\nfrom distributed import Client\nfrom hpcgpu import SLURMGPUCluster\n"
 
 
 def python(lab: Lab, code: str, container: str = Lab.login, check: bool = True) -> str:
     """Run a script, on the login node or another one, and return all that it printed."""
     lab.write("script.py", START + textwrap.dedent(code))
-    done = lab.exec(container, ["python", "-u", "script.py"], timeout=PATIENCE_S)
+    done = lab.exec(container, ["python", "-u", "script.py"])
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def hpcgpu(lab: Lab, *words: str, check: bool = True) -> str:
-    done = lab.exec(lab.login, ["python", "-m", "hpcgpu", *words], timeout=PATIENCE_S)
+    done = lab.exec(lab.login, ["python", "-m", "hpcgpu", *words])
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -128,7 +127,7 @@ def test_who_takes_it_over_and_dies_ends_it_too(slurm_lab: Lab, detached: str) -
     os.kill(os.getpid(), 9)
     """
     python(slurm_lab, code, check=False)
-    slurm_lab.wait_job(detached, timeout=PATIENCE_S)
+    slurm_lab.wait_job(detached)
 
 
 def test_an_attached_object_that_dies_leaves_it_as_it_was(slurm_lab: Lab, detached: str) -> None:
@@ -307,7 +306,7 @@ def test_a_suspended_job_is_said_and_not_lost(slurm_lab: Lab) -> None:
 
 
 def test_logs_are_followed_until_the_job_ends(slurm_lab: Lab, detached: str) -> None:
-    following = slurm_lab.start(slurm_lab.login, ["python", "-m", "hpcgpu", "logs", "-f", "mine"], timeout=PATIENCE_S)
+    following = slurm_lab.start(slurm_lab.login, ["python", "-m", "hpcgpu", "logs", "-f", "mine"])
     assert following.stdout
     assert any("2 workers on 1 node ready" in line for line in following.stdout)
     hpcgpu(slurm_lab, "stop", detached)

@@ -13,7 +13,6 @@ from lab import Lab
 from hpcgpu.batch import Slurm
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
-PATIENCE_S = 120
 NASTY = ("$(id)", "`id`", "it's", 'say "hi"', "a\\b\\", "two  words", "!!", "é日本", "-n", "a\nb", "*", "#x", "", "%j")
 SHOW = """
 import json, os, sys
@@ -53,7 +52,7 @@ def test_what_is_hard_to_carry_arrives_unharmed_in_each_element(slurm_lab: Lab) 
     job = submit(slurm_lab, spec)
     elements = Slurm().elements(job, 3)
     for element in elements:
-        slurm_lab.wait_job(element, timeout=PATIENCE_S)
+        slurm_lab.wait_job(element)
     for index, element in enumerate(elements):
         log = slurm_lab.read(Slurm().log(spec, element))
         assert json.loads(log) == {"argv": list(NASTY), "env": "".join(NASTY), "index": str(index)}
@@ -108,10 +107,10 @@ def test_a_warning_to_the_script_reaches_every_rank(slurm_lab: Lab, launcher: st
     job = submit(slurm_lab, spec)
     log = Slurm().log(spec, job)
     follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"
-    slurm_lab.wait_job(job, {"RUNNING"}, timeout=PATIENCE_S)
-    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], timeout=PATIENCE_S, check=True)
+    slurm_lab.wait_job(job, {"RUNNING"})
+    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], check=True)
     slurm_lab.exec(slurm_lab.login, ["scancel", "--batch", "--signal=USR1", job], check=True)
-    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    facts = slurm_lab.wait_job(job)
     said = slurm_lab.read(log)
     assert heard(said, "SIGUSR1") == ["0", "1", "2", "3"], said
     assert facts["ExitCode"] == "3:0", said
@@ -123,7 +122,7 @@ def test_slurm_warns_before_the_time_limit(slurm_lab: Lab) -> None:
     slurm_lab.write("rank.py", RANK)
     spec = JobSpec(name="x", argv=("srun", "python3", "/home/hpc/rank.py"), walltime_s=120, warn_s=60)
     job = submit(slurm_lab, spec)
-    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    facts = slurm_lab.wait_job(job)
     assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0")
     assert heard(slurm_lab.read(Slurm().log(spec, job)), "SIGUSR1") == ["0"]
 
@@ -135,12 +134,12 @@ def test_a_cancelled_job_drains_and_leaves_its_exit_code(slurm_lab: Lab) -> None
     spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="cancelled")
     job = submit(slurm_lab, spec)
     log = Slurm().log(spec, job)
-    slurm_lab.wait_job(job, {"RUNNING"}, timeout=PATIENCE_S)
+    slurm_lab.wait_job(job, {"RUNNING"})
     follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"
-    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], timeout=PATIENCE_S, check=True)
+    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], check=True)
     (command,) = Slurm().cancel([job])
     assert Slurm().read_cancel(run(slurm_lab, command))
-    slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    slurm_lab.wait_job(job)
     slurm_lab.wait_idle()
     said = slurm_lab.read(log)
     assert heard(said, "SIGTERM") == ["0", "1", "2", "3"], said

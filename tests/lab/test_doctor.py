@@ -21,7 +21,7 @@ def doctor(lab: Lab, *words: str, home: str = "") -> tuple[Found, str]:
     """Return what a doctor on the login node finds, by the names of its checks, and what it says meanwhile."""
     env = {"HOME": home} if home else {}
     argv = ["python", "-m", "hpcgpu", "doctor", "--json", *words]
-    done = lab.exec(lab.login, argv, timeout=120, env=env)
+    done = lab.exec(lab.login, argv, env=env)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["exit_code"] == done.returncode
     return ailing.read(done.stdout), done.stderr

@@ -46,7 +46,7 @@ def test_templates_end_as_their_script_though_nobody_can_write_their_output(slur
     words = ["sbatch", "--parsable", "--chdir=ends", "--output=/dev/full", "-N1", "--ntasks-per-node=1"]
     argv = [*words, "--gpus-per-node=1", template, "--gpus", "sim:1", "script.py"]
     jobs = {code: slurm_lab.exec(slurm_lab.login, [*argv, code], check=True).stdout.strip() for code in codes}
-    found = {code: slurm_lab.wait_job(job, timeout=120)["ExitCode"] for code, job in jobs.items()}
+    found = {code: slurm_lab.wait_job(job)["ExitCode"] for code, job in jobs.items()}
     assert found == codes
 
 
@@ -56,7 +56,7 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
     job = ["salloc", "--quiet", "--chdir=ends", "-N2", "-w", "node1,node2", "--ntasks-per-node=1", "--gpus-per-node=1"]
     command = ["hpcgpu", "launch", "--gpus", "sim:1", "script.py"]
     slurm_lab.exec(slurm_lab.login, ["rm", "-f", "ends/up"])
-    assert slurm_lab.exec(slurm_lab.login, [*job, *command, "3"], timeout=120).returncode == 3
+    assert slurm_lab.exec(slurm_lab.login, [*job, *command, "3"]).returncode == 3
 
     def folders() -> set[str]:
         listing = slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls -A .hpcgpu/launches"], check=True)

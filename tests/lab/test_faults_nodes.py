@@ -94,7 +94,7 @@ def lose_and_return(lab: Lab, which: int) -> None:
         job = run.ask("cluster.job_id")
         lost = run.hosts(job)[which]
         with fault(lab, ("kill", container(lost)), ("start", container(lost))):
-            lab.wait_job(job, {"PENDING"}, timeout=90)
+            lab.wait_job(job, {"PENDING"})
             until_named(run, job, lost)
             run.start_at_once(job)
             run.until("str(cluster.jobs)", lambda table: "UP 2/2" in table)

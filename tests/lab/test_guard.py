@@ -7,9 +7,8 @@ import subprocess
 import time
 
 import pytest
-from lab import Lab
+from lab import PATIENCE_S, Lab
 
-PATIENCE_S = 120
 RUNNING = """
 import time
 from hpcgpu import SLURMGPUCluster
@@ -28,7 +27,7 @@ def client(lab: Lab, code: str, until: str) -> tuple[subprocess.Popen[str], str,
     # a test that failed may have left a folder: its guard was killed with everything else
     lab.exec(lab.login, ["sh", "-c", "rm -rf .hpcgpu/runs; mkdir -m 700 -p .hpcgpu/runs"], check=True)
     lab.write("client.py", f"import os, sys\nsys.stderr = sys.stdout\nprint('PID', os.getpid(), flush=True)\n{code}")
-    running = lab.start(lab.login, ["python", "-u", "client.py"], timeout=PATIENCE_S)
+    running = lab.start(lab.login, ["python", "-u", "client.py"])
     assert running.stdout
     said = ""
     for line in running.stdout:
@@ -58,7 +57,7 @@ def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, until: str, sig
     process, pid, job = client(slurm_lab, code, until)
     slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", pid], check=True)
     process.communicate(timeout=60)
-    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    facts = slurm_lab.wait_job(job)
     if code is PENDING:
         assert facts["JobState"] == "CANCELLED"
     wait_for_no_folder(slurm_lab)
@@ -73,6 +72,6 @@ folders = os.listdir(os.path.expanduser("~/.hpcgpu/runs"))
 print("LEFT", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read(), folders, flush=True)
 """
     slurm_lab.write("client.py", "import os" + code)
-    said = slurm_lab.exec(slurm_lab.login, ["python", "client.py"], timeout=PATIENCE_S, check=True).stdout
+    said = slurm_lab.exec(slurm_lab.login, ["python", "client.py"], check=True).stdout
     assert "GUARDS 1\n" in said
     assert "LEFT 0\n []" in said

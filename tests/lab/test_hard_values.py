@@ -11,7 +11,6 @@ from lab import CHECKOUT, Lab
 
 pytestmark = pytest.mark.timeout(300)
 
-PATIENCE_S = 200
 HARD = 'it\'s "two  words" $(id) `id` $HOME é日本 * #x !! 100% a\\b'
 LINES = f"{HARD}\n\nthird line\t-n"
 
@@ -28,7 +27,7 @@ def client(lab: Lab, code: str, **given: Any) -> dict[str, Any]:
     OPTIONS = dict(gpus="sim:1", ranks="node", launcher="fork", dashboard=False, walltime="00:30:00")
     """
     lab.write("client.py", f'{textwrap.dedent(prelude)}{textwrap.dedent(code)}\nprint("FACTS", json.dumps(facts))\n')
-    done = lab.exec(lab.login, ["python", "client.py"], timeout=PATIENCE_S)
+    done = lab.exec(lab.login, ["python", "client.py"])
     assert done.returncode == 0, done.stdout + done.stderr
     facts: dict[str, Any] = json.loads(done.stdout.split("FACTS")[1])
     return facts
@@ -75,7 +74,7 @@ def test_a_scripts_arguments_arrive_unharmed_through_the_template(slurm_lab: Lab
     argv = ["sbatch", "--parsable", "-N1", "--ntasks-per-node=2", "--output=hard.log"]
     template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
     job = slurm_lab.exec(slurm_lab.login, [*argv, template, *options, script, *arguments], check=True).stdout.strip()
-    facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+    facts = slurm_lab.wait_job(job)
     log = slurm_lab.read("hard.log")
     assert facts["ExitCode"] == "0:0", log
     line = next(line for line in log.splitlines() if line.startswith("ARGUMENTS"))

@@ -18,7 +18,7 @@ SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=2), World(nodes=2
 def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
     job = ("salloc", "--quiet", "-N2", "--ntasks-per-node=4", "--gpus-per-node=4", "-w", "node1,node2")
     command = ["python", f"{CHECKOUT}/{PROBE}", lab.login, *job, *argv]
-    return json.loads(lab.exec(lab.login, command, timeout=90, check=True).stdout)
+    return json.loads(lab.exec(lab.login, command, check=True).stdout)
 
 
 @pytest.mark.parametrize("world", SEVERAL, ids=str)

@@ -8,7 +8,6 @@ import textwrap
 import pytest
 from lab import Lab
 
-PATIENCE_S = 240
 # A head on the login node, as shape="elastic" with scheduler="here" has it, and two elements of an array.
 CLUSTER = """
     import json, os, subprocess, sys, time
@@ -73,7 +72,7 @@ def test_an_element_that_must_go_hands_its_data_over(slurm_lab: Lab, go: str, st
     kept = [sum(value) for value in client.gather(data)]
 """
     slurm_lab.write("members.py", textwrap.dedent(CLUSTER) + textwrap.dedent(code) + textwrap.dedent(END))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "members.py"], timeout=PATIENCE_S)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "members.py"])
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout.split("FACTS")[1])
     array = facts["array"]

@@ -28,7 +28,7 @@ def test_what_can_never_run_is_an_error_with_the_keyword_to_change(slurm_lab: La
     slurm_lab.exec(slurm_lab.login, [*limits, "MaxTime=90", "MaxNodes=2"], user="root", check=True)
     slurm_lab.write("never.py", CODE)
     try:
-        done = slurm_lab.exec(slurm_lab.login, ["python", "never.py"], timeout=120)
+        done = slurm_lab.exec(slurm_lab.login, ["python", "never.py"])
     finally:
         slurm_lab.exec(slurm_lab.login, [*limits, "MaxTime=UNLIMITED", "MaxNodes=UNLIMITED"], user="root")
     assert done.returncode == 0, done.stderr

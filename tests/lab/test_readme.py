@@ -22,7 +22,7 @@ def of_the_lab(page: str) -> str:
 def test_the_python_of_the_readme(slurm_lab: Lab) -> None:
     code = next(text for kind, text in README if kind == "python")
     slurm_lab.write("first.py", code)
-    done = slurm_lab.exec(slurm_lab.login, line("python "), timeout=120)
+    done = slurm_lab.exec(slurm_lab.login, line("python "))
     assert done.stdout.splitlines()[-1] == "6", done.stderr
 
 

@@ -9,7 +9,6 @@ from lab import CHECKOUT, Lab, LabUnavailable
 from pages import LINES, README, line
 
 FILE = ".config/hpcgpu/sites/lab.yaml"
-PATIENCE_S = 170
 CLUSTER = """
 from distributed import Client
 from hpcgpu import SLURMGPUCluster
@@ -33,7 +32,7 @@ echo {packages} > $(echo ~/site/lib/python3*/site-packages)/index.pth
 def hpcgpu(lab: Lab, *words: str, site: str = "lab") -> tuple[str, str]:
     """Run a command on the login node as somebody who has said the site's name; return both of its outputs."""
     argv = ["python", "-m", "hpcgpu", *words]
-    done = lab.exec(lab.login, argv, timeout=PATIENCE_S, env={"HPCGPU_SITE": site})
+    done = lab.exec(lab.login, argv, env={"HPCGPU_SITE": site})
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -59,7 +58,7 @@ def test_the_name_of_a_site_is_enough(slurm_lab: Lab, draft: str) -> None:
     assert "start: about" in plan, plan
     assert warned == ""
     slurm_lab.write("cluster.py", CLUSTER)
-    done = slurm_lab.exec(slurm_lab.login, ["python", "cluster.py"], timeout=PATIENCE_S, env={"HPCGPU_SITE": "lab"})
+    done = slurm_lab.exec(slurm_lab.login, ["python", "cluster.py"], env={"HPCGPU_SITE": "lab"})
     assert done.stdout.splitlines()[:1] == ["6 main"], done.stdout + done.stderr
     line = 1 + next(i for i, text in enumerate(draft.splitlines()) if text.startswith("defaults:"))
     assert f"  queue = main    (site lab, ~/{FILE}:{line})" in done.stdout
@@ -106,6 +105,6 @@ def test_from_pip_install_to_a_cluster_by_the_readme(slurm_lab: Lab, draft: str)
 def _typed(lab: Lab, command: str, folder: str = ".", **env: str) -> str:
     """Type a line in the venv of one's own; return what it prints."""
     argv = ["bash", "-c", f". ~/site/bin/activate && cd {folder} && {command}"]
-    done = lab.exec(lab.login, argv, timeout=PATIENCE_S, env=env)
+    done = lab.exec(lab.login, argv, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

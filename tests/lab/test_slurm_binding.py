@@ -48,7 +48,7 @@ def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--
     command = [f"{bin}/hpcgpu" if bin else "hpcgpu", *options, "bound.py"]
     command.insert(1, "launch" if not launcher else "run")
     env = {"PMIX_MCA_psec": "native"} if bin else {}
-    done = lab.exec(lab.login, [*ALLOCATION, *launcher, *command], timeout=90, env=env)
+    done = lab.exec(lab.login, [*ALLOCATION, *launcher, *command], env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(re.findall(r"FACTS (.*)", done.stdout)[0])
     assert all(len(masks) == 1 for masks in facts["masks"]), "threads of one worker have different masks"
@@ -170,7 +170,7 @@ def test_the_jobs_own_memory_limits_its_workers_without_a_cgroup(slurm_lab: Lab)
     """2 GiB without the 2 x 64 MiB of the simulated GPUs; the containers have no limit, and much more memory."""
     slurm_lab.write("memory.py", MEMORY)
     ask = ("salloc", "-N1", "--ntasks-per-node=2", "--mem=2G")
-    done = slurm_lab.exec(slurm_lab.login, [*ask, "hpcgpu", "launch", "--gpus", "sim:2x64MiB", "memory.py"], timeout=90)
+    done = slurm_lab.exec(slurm_lab.login, [*ask, "hpcgpu", "launch", "--gpus", "sim:2x64MiB", "memory.py"])
     assert "LIMITS [960, 960]" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 2
     assert "can't honor --ntasks-per-node" not in done.stderr  # srun's first words in every one-node job

@@ -8,19 +8,18 @@ import textwrap
 import time
 
 import pytest
-from lab import CHECKOUT, Lab
+from lab import CHECKOUT, PATIENCE_S, Lab
 
 WHEEL = "/opt/venv-wheel/bin"
 # Two GPUs of each node, at half the CPU of four: the README's own lines have all of them.
 NAMES = [f"node{n}-{g}" for n in (1, 2) for g in range(2)]
 # Two machines with two cores between them: nothing here is a measurement.
-PATIENCE_S = 120
 
 
 def client(lab: Lab, code: str, *arguments: str, env: dict[str, str] | None = None, python: str = "python") -> str:
     """Run a client's script on the login node and return what it printed."""
     lab.write("client.py", "import json, os, sys, time\nfrom distributed import Client\n" + textwrap.dedent(code))
-    done = lab.exec(lab.login, [python, "client.py", *arguments], timeout=PATIENCE_S, env=env)
+    done = lab.exec(lab.login, [python, "client.py", *arguments], env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -83,7 +82,7 @@ def test_a_template_runs_a_script_and_ends_with_its_exit_code(slurm_lab: Lab) ->
     ):
         argv = ["sbatch", "--parsable", "--output=template.log", template, "--gpus", "sim:2", "--no-dashboard", script]
         job = slurm_lab.exec(slurm_lab.login, argv, check=True).stdout.strip()
-        facts = slurm_lab.wait_job(job, timeout=PATIENCE_S)
+        facts = slurm_lab.wait_job(job)
         log = slurm_lab.read("template.log")
         assert facts["ExitCode"] == code, log
         assert word in log
@@ -104,7 +103,7 @@ def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str
     hpcgpu = f"{bin}/hpcgpu" if bin else "hpcgpu"
     words = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
     argv = ["salloc", "-N2", "--ntasks-per-node=2", *launcher, hpcgpu, "run", *words]
-    done = lab.exec(lab.login, argv, timeout=PATIENCE_S, env={"PMIX_MCA_psec": "native"})
+    done = lab.exec(lab.login, argv, env={"PMIX_MCA_psec": "native"})
     return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}"
 
 
@@ -170,7 +169,7 @@ def test_launch_takes_what_is_there_and_prints_it(slurm_lab: Lab) -> None:
     salloc = ["salloc", "-N2", "-w", "node1,node2", "--ntasks-per-node=2", "hpcgpu", "launch"]
     printed = slurm_lab.exec(slurm_lab.login, [*salloc, "--print", "--gpus", "sim:2", "here.py"], check=True).stdout
     assert re.search(r"srun --nodes=2 --ntasks=5 --overcommit --cpu-bind=none .*--mpi=pmix .*hpcgpu run", printed)
-    done = slurm_lab.exec(slurm_lab.login, [*salloc, "--gpus", "sim:2", "here.py"], timeout=PATIENCE_S)
+    done = slurm_lab.exec(slurm_lab.login, [*salloc, "--gpus", "sim:2", "here.py"])
     assert f"NAMES {NAMES}" in done.stdout, done.stderr
 
 
@@ -196,7 +195,7 @@ def test_scancel_reaches_the_client_with_the_reason(slurm_lab: Lab) -> None:
     slurm_lab.write(
         "client.py", "import json, os, sys, time\nfrom distributed import Client\n" + textwrap.dedent(CANCELLED)
     )
-    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"], timeout=PATIENCE_S)
+    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"])
     assert running.stdout
     job = next(line.split()[1] for line in running.stdout if line.startswith("JOB"))
     start = time.monotonic()
@@ -270,12 +269,12 @@ def test_a_killed_client_leaves_no_job(slurm_lab: Lab) -> None:
         time.sleep(600)
     """
     slurm_lab.write("client.py", "import os, sys, time\n" + textwrap.dedent(code))
-    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"], timeout=PATIENCE_S)
+    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"])
     assert running.stdout
     job, pid = next(line.split()[1:] for line in running.stdout if line.startswith("JOB"))
     slurm_lab.exec(slurm_lab.login, ["kill", "-9", pid], check=True)
     running.communicate(timeout=30)
-    facts = slurm_lab.wait_job(job, timeout=40)
+    facts = slurm_lab.wait_job(job)
     assert facts["ExitCode"] == "0:0"
 
 

@@ -8,11 +8,10 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from lab import NETWORK, Lab
+from lab import NETWORK, PATIENCE_S, Lab
 
 pytestmark = pytest.mark.timeout(300)
 
-PATIENCE_S = 240
 # Programs that stand before Slurm's: each call is a line of its arguments in a file, and then it is Slurm's turn.
 COUNTED = '#!/bin/sh\necho "$@" >> ~/front/{name}.calls\n{before}\nexec /usr/bin/{name} "$@"\n'
 PRELUDE = """
@@ -75,7 +74,7 @@ def read(stdout: str, stderr: str) -> tuple[dict[str, Any], str]:
 
 def client(lab: Lab, code: str, returncode: int = 0, **before: str) -> tuple[dict[str, Any], str]:
     env = prepare(lab, code, **before)
-    done = lab.exec(lab.login, ["python", "client.py"], timeout=PATIENCE_S, env=env)
+    done = lab.exec(lab.login, ["python", "client.py"], env=env)
     assert done.returncode == returncode, done.stdout + done.stderr
     return read(done.stdout, done.stderr)
 
@@ -186,7 +185,7 @@ def test_of_jobs_beyond_a_limit_as_many_are_submitted_as_it_takes_and_the_others
     """
     limit(accounting_lab, 5)
     env = prepare(accounting_lab, code)
-    process = accounting_lab.start(accounting_lab.login, ["python", "client.py"], timeout=PATIENCE_S, env=env)
+    process = accounting_lab.start(accounting_lab.login, ["python", "client.py"], env=env)
     assert process.stdout
     before = list(takewhile(lambda line: line != "LIMIT\n", iter(process.stdout.readline, "")))
     limit(accounting_lab, 100)

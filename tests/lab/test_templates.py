@@ -74,14 +74,14 @@ def test_they_run(slurm_lab: Lab) -> None:
         "array": submit("-array", "runs.txt", *sim, "s.py", options=("--array=1-3", *SMALL[1:]), index="-%a"),
     }
     array = jobs.pop("array")
-    codes = {name: slurm_lab.wait_job(job, timeout=120)["ExitCode"] for name, job in jobs.items()}
+    codes = {name: slurm_lab.wait_job(job)["ExitCode"] for name, job in jobs.items()}
     logs = {name: slurm_lab.read(f"templates/slurm-{name}.out") for name in jobs}
     assert codes == dict.fromkeys(logs, "0:0"), logs
     assert "HOSTS 2 WORKERS 2 ARGUMENTS its arguments" in logs["full"]
     assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["apptainer"]
     assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["pyxis"]
     assert "best of 2: rate=0.1, loss" in logs["sweep"]
-    runs = [slurm_lab.wait_job(f"{array}_{i}", timeout=120)["ExitCode"] for i in (1, 2, 3)]
+    runs = [slurm_lab.wait_job(f"{array}_{i}")["ExitCode"] for i in (1, 2, 3)]
     told = [slurm_lab.read(f"templates/slurm-array-{i}.out") for i in (1, 2, 3)]
     assert runs == ["0:0", "0:0", "2:0"], told
     assert "HOSTS 1 WORKERS 1 ARGUMENTS first 1" in told[0]

@@ -97,7 +97,7 @@ def test_the_template(ucx: Lab) -> None:
     sbatch = ["sbatch", "--parsable", "--ntasks-per-node=2", "--output=with-ucx.out"]
     argv = [*sbatch, f"{CHECKOUT}/jobscripts/slurm.sbatch", *ours, "with-ucx.py"]
     done = ucx.exec(ucx.login, ["sh", "-c", f"PATH=~/ucx/bin:$PATH {shlex.join(argv)}"], check=True)
-    facts = ucx.wait_job(done.stdout.strip(), timeout=200)
+    facts = ucx.wait_job(done.stdout.strip())
     said = ucx.read("with-ucx.out")
     assert facts["JobState"] == "COMPLETED", said
     check(json.loads(next(line for line in said.splitlines() if line.startswith("{"))), nodes=2)

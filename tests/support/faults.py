@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-from lab import NUMBER, Lab
+from lab import NUMBER, PATIENCE_S, Lab
 
-# Slurm needs 30 s to miss a node; two cores do all the rest.
-PATIENCE_S = 150
 CLIENT = """
 import json, os, sys, time
 import numpy as np

@@ -34,6 +34,8 @@ _BESIDE = int(os.environ.get("HPCGPU_LAB") or 0) + int(os.environ.get("PYTEST_XD
 NUMBER = str(_BESIDE or "")
 NETWORK = f"10.77.{_BESIDE}"
 WITH_ACCOUNTING = str(_BESIDE + 5)  # the number of the lab with slurmdbd beside it
+# How long a command or a wait may take while labs and tests beside it have all cores of a slow machine, in seconds.
+PATIENCE_S = 240
 CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
 
 
@@ -141,7 +143,7 @@ class Lab:
         container: str,
         argv: Sequence[str],
         user: str = "hpc",
-        timeout: float = 60,
+        timeout: float = PATIENCE_S,
         env: Mapping[str, str] | None = None,
         stdin: str = "",
         check: bool = False,
@@ -179,7 +181,7 @@ class Lab:
             self._errands.popitem()[1].close()
 
     def start(
-        self, container: str, argv: Sequence[str], timeout: float = 120, env: Mapping[str, str] | None = None
+        self, container: str, argv: Sequence[str], timeout: float = PATIENCE_S, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """Start a command of the user in a container and hand its process out, to talk to or to wait for."""
         pipe = subprocess.PIPE
@@ -211,7 +213,9 @@ class Lab:
         out = self.exec(self.login, ["scontrol", "--oneliner", "show", "job", job_id], check=True).stdout
         return dict(word.split("=", 1) for word in out.split() if "=" in word)
 
-    def wait_job(self, job_id: str, states: frozenset[str] | set[str] = ENDED, timeout: float = 60) -> dict[str, str]:
+    def wait_job(
+        self, job_id: str, states: frozenset[str] | set[str] = ENDED, timeout: float = PATIENCE_S
+    ) -> dict[str, str]:
         """Wait until the job is in one of the states (default: it ended) and return its facts."""
         deadline = time.monotonic() + timeout
         while (facts := self.job(job_id))["JobState"] not in states:
@@ -230,7 +234,7 @@ class Lab:
         with ThreadPoolExecutor() as pool:
             return set().union(*pool.map(there, (self.login, *self.nodes)))
 
-    def wait_idle(self, before: set[str] = frozenset(), timeout: float = 15) -> list[str]:
+    def wait_idle(self, before: set[str] = frozenset(), timeout: float = 60) -> list[str]:
         """Wait until no jobs and no new processes are left; return what still is after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while left := [*self.jobs().items(), *(self.processes() - before)]:
