@@ -78,7 +78,7 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     one, other = start(pbs, 1)[0], start(pbs, 1)[0]
     refuse_to_delete(one, tmp_path / "bin")
     said: list[str] = []
-    left, why = asyncio.run(ending.end(Pbs(), [one, other], 2.0, said.append))
+    left, why = asyncio.run(ending.end(Pbs(), [one, other], 8.0, said.append))
     assert left == [one]
     assert str(why) == "qdel failed: no"
     assert said == ["qdel failed: no"]
