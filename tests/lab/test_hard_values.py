@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import CHECKOUT, Lab
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 HARD = 'it\'s "two  words" $(id) `id` $HOME é日本 * #x !! 100% a\\b'
 LINES = f"{HARD}\n\nthird line\t-n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lab import NETWORK, PATIENCE_S, Lab
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 # Programs that stand before Slurm's: each call is a line of its arguments in a file, and then it is Slurm's turn.
 COUNTED = '#!/bin/sh\necho "$@" >> ~/front/{name}.calls\n{before}\nexec /usr/bin/{name} "$@"\n'
