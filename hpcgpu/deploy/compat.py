@@ -6,7 +6,7 @@ import functools
 import hmac
 import ssl
 import time
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
@@ -205,11 +205,13 @@ def above_target(worker: Worker) -> int:
 
 
 def read_with_handles(
-    worker: Worker, context: Callable[..., AbstractContextManager[None]], lost: Container[Any]
+    worker: Worker,
+    context: Callable[..., AbstractContextManager[None]],
+    readable: Callable[[Collection[Any]], Awaitable[Collection[Any]]],
 ) -> None:
     """Let the worker's event loop read its data in this context: before a task, and for a peer.
 
-    Keys in ``lost`` are not sent: one unreadable value would keep back all others of the same request.
+    Of the keys that are asked for, only those that ``readable`` returns are sent.
 
     ``who`` is the address of the worker that asks, and None for clients, also when they gather (distributed 2026.8.0:
     worker.py:1246, 1965; client.py:2467).
@@ -223,9 +225,9 @@ def read_with_handles(
 
     @functools.wraps(get_data)
     async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
-        readable = [k for k in keys if k not in lost]
+        there = await readable(keys)
         with context(to_worker=who is not None):
-            return await get_data(comm, keys=readable, who=who, **kwargs)
+            return await get_data(comm, keys=there, who=who, **kwargs)
 
     worker.execute = execute_with_handles
     worker.handlers["get_data"] = get_data_with_handles

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from distributed import Worker
@@ -45,7 +46,7 @@ class SpillPlugin(WorkerPlugin):
         register()
         keep_packed()
         compat.measure_device_shards()
-        compat.read_with_handles(worker, worker.data.handing_out_handles, self._lost)
+        compat.read_with_handles(worker, worker.data.handing_out_handles, self._readable)
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
         worker.metrics[stalls.TROUBLE] = lambda _: "; ".join(worker.data.trouble)
@@ -82,7 +83,6 @@ class SpillPlugin(WorkerPlugin):
         # an unreadable value cannot be copied either: the retirement would wait for it without end
         try:
             async with asyncio.timeout(_HAND_OVER_S):
-                await asyncio.to_thread(self._find_lost)
                 await self.worker.close_gracefully(restart=True, reason=_LOST)
         except TimeoutError:
             logger.warning("not all that the worker has was handed over within %g s", _HAND_OVER_S)
@@ -90,9 +90,19 @@ class SpillPlugin(WorkerPlugin):
             logger.exception("what the worker has could not be handed over")
         await self.worker.close(nanny=False, reason=_LOST)
 
-    def _find_lost(self) -> None:
-        """Note every key whose value cannot be read back."""
-        for key in list(self.worker.data):
+    async def _readable(self, keys: Collection[Any]) -> list[Any]:
+        """Return those of the keys whose values can be read; only a worker that leaves reads them for that.
+
+        One unreadable value would keep back all others of the same request. To read all that the worker has before
+        the first request could take longer than it may hand over.
+        """
+        if self._leaving:
+            await asyncio.to_thread(self._find_lost, [k for k in keys if k not in self._lost])
+        return [k for k in keys if k not in self._lost]
+
+    def _find_lost(self, keys: Collection[Any]) -> None:
+        """Note each of the keys whose value cannot be read back."""
+        for key in keys:
             with self.worker.data.handing_out_handles(), contextlib.suppress(KeyError):
                 try:
                     value = self.worker.data[key]

@@ -16,6 +16,9 @@ HEAD = """
     from hpcgpu.sim.dask import register
     from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
     register()
+    def settle(client):
+        if not all(client.run(lambda dask_worker: dask_worker.data.settle(60)).values()):
+            raise TimeoutError("the stores did not come to rest")
 """
 
 
@@ -44,6 +47,7 @@ def test_an_all_to_all_of_dicts_of_arrays(tmp_path: Path) -> None:
     with Client() as client:
         splits = [client.submit(split, i, pure=False) for i in range(N)]
         client.gather([client.submit(len, s) for s in splits])
+        settle(client)
         sums = client.gather([client.submit(take, j, *splits) for j in range(N)])
         expected = [sum(float(i * N + j) for i in range(N)) * 65_536 for j in range(N)]
         print("RIGHT", sums == expected)
@@ -90,6 +94,7 @@ def test_svds_of_more_than_the_limits(tmp_path: Path, jit: bool) -> None:
         seed = da.random.RandomState(1, RandomState=sim.RandomState)
         t = da.linalg.svd_compressed(y, k=5, n_power_iter=2, seed=seed)[1].compute().get()
         print("LOW", bool(np.allclose(t, [50, 40, 30, 20, 10], rtol=1e-6)))
+        settle(client)
         moved = report.spilled(report.workers(client))
         most = max(w.tiers["device"] for w in report.workers(client))
         print("TIERS", moved["device_to_host"] > 0, most <= 32 * 2**20)

@@ -379,23 +379,43 @@ def test_releasing_copies_nothing(gpu: SimGpu, tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_lost_on_disk_is_computed_again(
-    gpu: SimGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    gpu: SimGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And what nobody can compute again is handed over, before anything is read that nobody asks for."""
+    asked, looked_at = set(), {}
+    get = GpuSpillBuffer.__getitem__
+
+    def get_and_note(store: GpuSpillBuffer, key: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():  # tasks get their data on the event loop
+            looked_at[key] = key in asked
+        return get(store, key)
+
     async def main() -> None:
         async with cluster(tmp_path, plugin=True) as (client, a, _):
+            send = a.handlers["get_data"]
+
+            async def note_and_send(comm: Any, keys: Any, **options: Any) -> Any:
+                asked.update(keys)
+                return await send(comm, keys=keys, **options)
+
+            a.handlers["get_data"] = note_and_send
             only = {"workers": ["a", "b"], "allow_other_workers": True}
             futures = [client.submit(make, i, key=f"k-{i}", **only) for i in range(40)]
             await client.gather([client.submit(type, f, pure=False) for f in futures])
-            kept = await client.scatter({"kept": "what nobody can compute again"}, workers=[a.address])
             assert await asyncio.to_thread(a.data.settle, 10)
             lost = [p for p in a.data.disk.folder.iterdir() if p.name != ".lock"]
             assert lost
             for path in lost:
                 os.truncate(path, 10)
+            kept = await client.scatter({"kept": "what nobody can compute again"}, workers=[a.address])
+            asked.clear()
+            monkeypatch.setattr(GpuSpillBuffer, "__getitem__", get_and_note)
             firsts = [client.submit(lambda x: int(x[0]), f, pure=False, retries=3) for f in futures]
             assert await client.gather(firsts) == list(range(40))
             await a.finished()
             assert await kept["kept"] == "what nobody can compute again"
+        assert "kept" in looked_at
+        assert all(looked_at.values())
 
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # so long does a peer try to reach one that left
         asyncio.run(asyncio.wait_for(main(), 120))

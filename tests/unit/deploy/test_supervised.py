@@ -440,19 +440,18 @@ asyncio.run(main())
 
 
 def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytest.LogCaptureFixture) -> None:
-    class Data(dict[str, int]):
-        def __iter__(self) -> Any:
-            raise RuntimeError("cudaErrorIllegalAddress")
-
     async def body() -> None:
         closed = asyncio.Event()
+
+        async def close_gracefully(**_: object) -> None:
+            raise RuntimeError("cudaErrorIllegalAddress")
 
         async def close(**_: object) -> None:
             closed.set()
 
         loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
         plugin = SpillPlugin(None)  # type: ignore[arg-type]
-        plugin.worker = SimpleNamespace(loop=loop, data=Data(), close=close)
+        plugin.worker = SimpleNamespace(loop=loop, close_gracefully=close_gracefully, close=close)
         plugin._on_fault(SpillError("k cannot be read back"))
         await closed.wait()
 
