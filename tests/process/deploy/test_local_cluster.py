@@ -219,8 +219,10 @@ def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pyte
     assert "is lowered to 16.0 MiB" in lowered
     assert " free, and 2.0 PiB may be spilled there" in room
     assert (own_home / "hpcgpu.log").read_text().count(" may be spilled there") == 1
+    capfd.readouterr()  # and so does a slow end
     with LocalGPUCluster(**given, quiet=True):
-        assert capfd.readouterr().err == ""
+        pass
+    assert capfd.readouterr().err == ""
 
 
 def test_its_shape_is_fixed() -> None:
