@@ -5,7 +5,7 @@ python examples/memory_types.py --cupy                      # real ones of this 
 hpcgpu run --gpus sim:2x64MiB examples/memory_types.py      # the workers of a run, with its limits
 
 process = managed + unmanaged + recent: what the operating system says of the workers, the data that Dask knows, and
-the rest, which counts as recent until it is older than a while (30 s; 2 s here). spilled: data below the tier in which
+the rest, which counts as recent until it is older than a while (30 s; 4 s here). spilled: data below the tier in which
 it is used. device, host, disk: where the workers' stores have what they hold. MiB, all workers together.
 """
 
@@ -30,7 +30,7 @@ from hpcgpu.sim.dask import register
 
 MIB = 2**20
 COLUMNS = ("process", "managed", "unmanaged", "recent", "spilled", "device", "host", "disk")
-RECENT_S = 2.0
+RECENT_S = 4.0
 
 
 def main() -> int:
@@ -53,14 +53,16 @@ def main() -> int:
         while sum(held(client).values()):
             time.sleep(0.05)
         row(client, "arrays released")
+        later(client)  # so that the leak alone is recent
         client.run(leak, options.leak * MIB)
         row(client, "something leaked")
-        time.sleep(RECENT_S + 1)
-        row(client, f"{RECENT_S + 1:.0f} s later")
+        later(client)
         client.run(stop_leaking)
         row(client, "leak freed")
         client.run(trim)
         row(client, "malloc_trim")
+        report.trim_memory(client)
+        row(client, "trim_memory")
         print(f"spilled: {report.spill_line(report.spilled(report.workers(client)))}")
         print("the arrays are right" if good else "the arrays are WRONG")
         return 0 if good else 1
@@ -88,6 +90,12 @@ def row(client: Client, name: str) -> None:
     client.run(beat)
     memory = client.run_on_scheduler(memory_state)
     print(f"{name:<26}" + "".join(f"{(memory | held(client))[c] / MIB:10.0f}" for c in COLUMNS), flush=True)
+
+
+def later(client: Client) -> None:
+    """Wait until what is recent has become old, and print the memory again."""
+    time.sleep(RECENT_S + 1)
+    row(client, f"  {RECENT_S + 1:.0f} s later")
 
 
 def held(client: Client) -> dict[str, int]:
