@@ -16,7 +16,7 @@ import numpy as np
 from bokeh.client import pull_session
 from bokeh.models import ColumnDataSource, DataTable, Div, Plot
 
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 def look(url: str, session_id: str) -> dict[str, Any]:

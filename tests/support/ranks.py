@@ -48,14 +48,14 @@ def run(
     options: Sequence[str] = ("--gpus", "sim:2"),
     ranks: int = 1,
     env: Mapping[str, str] | None = None,
-    timeout: float = 60,
+    timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a cluster of its own and return what was printed."""
     return run_command(command(path, *arguments, options=options, ranks=ranks), env, timeout)
 
 
 def run_command(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
+    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as :func:`run` does."""
     return subprocess.run(

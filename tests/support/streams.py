@@ -16,7 +16,7 @@ STREAMS = {
 }
 
 
-def run(argv: Sequence[str], streams: str, env: Mapping[str, str], timeout: float = 60) -> int:
+def run(argv: Sequence[str], streams: str, env: Mapping[str, str], timeout: float = 120) -> int:
     """Run a program with one of :data:`STREAMS`, and return its exit code."""
     reader, writer = os.pipe()
     os.close(reader)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 T = TypeVar("T")
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 class Said:

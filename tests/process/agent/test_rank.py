@@ -46,7 +46,7 @@ def test_a_busy_worker_does_not_hold_up_the_end(tmp_path: Path) -> None:
         open(running).close()  # comes back when the task has opened it, too
         sys.exit(5)
     """
-    done = ranks.run(ranks.script(tmp_path, code), str(tmp_path / "running"), ranks=3, timeout=30)
+    done = ranks.run(ranks.script(tmp_path, code), str(tmp_path / "running"), ranks=3)
     assert done.returncode == 5, done.stderr
 
 
@@ -99,7 +99,7 @@ def test_scheduler_workers_and_nannies_are_on_the_interface_that_is_asked_for(tm
 def test_a_dead_scheduler_or_leader_ends_everything(tmp_path: Path, who: str, codes: set[int]) -> None:
     # A killed leader ends as 137 and its followers, who notice, as 70: mpirun gives the code of the first that it sees.
     path = ranks.script(tmp_path, f"c = Client()\nos.kill({who}, signal.SIGKILL)\ntime.sleep(600)")
-    done = ranks.run(path, ranks=3, timeout=30)
+    done = ranks.run(path, ranks=3)
     assert done.returncode in codes, done.stderr
     assert left_of(path) == []
 

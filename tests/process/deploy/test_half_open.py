@@ -18,11 +18,11 @@ FLOOD = """
     addresses = [c.scheduler.address, worker, facts["nanny"], dashboard]
     listeners = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
     flood = [socket.create_connection((host, int(port))) for host, port in listeners for _ in range(400)]
-    fresh = Client(timeout=20)
-    result = fresh.submit(sum, [1, 2, 3]).result(20)
+    fresh = Client(timeout=60)
+    result = fresh.submit(sum, [1, 2, 3]).result(60)
     ends = []
     for sock in flood:
-        sock.settimeout(30)
+        sock.settimeout(60)
         try:
             ends.append(sock.recv(1).hex())
         except ConnectionResetError:

@@ -50,7 +50,7 @@ def test_with(own_home: Path) -> None:
         job = psutil.Process(int(cluster.job_id))
         family = [job, *job.children(recursive=True)]
     assert len(family) == 5  # leader, fork server, scheduler, two workers
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     assert runs(own_home) == []
 
 
@@ -307,7 +307,7 @@ def test_a_dead_client_leaves_nothing(tmp_path: Path, own_home: Path, sig: signa
         family = [job, *job.children(recursive=True)]
         client.send_signal(sig)
         client.wait(30)
-        assert psutil.wait_procs(family, timeout=10)[1] == []
+        assert psutil.wait_procs(family, timeout=30)[1] == []
     until(lambda: not runs(own_home), "the folder of the run is gone")
 
 
