@@ -15,7 +15,11 @@ CORES  := $(shell nproc)
 # their tests wait two thirds of their time.
 LABS   ?= $(shell echo $$(($(CORES) < 2 ? 3 : $(CORES) > 3 ? 4 : $(CORES) + 1)))
 # Each test is given to the next process that is free; the slowest are named at the end.
-PYTEST := $(BIN)/python -m pytest -q --dist worksteal --durations 40 --durations-min 5
+RUN    := scripts/run_tests.py run
+STEAL  := --dist worksteal --durations 40 --durations-min 5
+# The verdict on the suites that ran, after a second try of what failed. `make test` has one for all, at its end.
+DECIDE := $(BIN)/python scripts/run_tests.py decide
+NOW    := 1
 
 .NOTPARALLEL:
 .PHONY: help demo test check docs image oldest clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
@@ -59,10 +63,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	@log=$$(mktemp); \
 	  $(BIN)/mypy > $$log 2>&1 & \
-	  $(PYTEST) -n $$(($(CORES) + 1)) tests/unit; tests=$$?; \
+	  $(BIN)/python $(RUN) unit $(STEAL) -n $$(($(CORES) + 1)) tests/unit; tests=$$?; \
 	  wait $$!; types=$$?; \
 	  cat $$log; rm -f $$log; \
 	  exit $$((tests | types))
+	@[ -z "$(NOW)" ] || $(DECIDE) unit
 
 # Sphinx comes for this alone: no test needs it. A warning is an error, and so is a name that leads nowhere.
 $(VENV)/.installed-docs: $(STAMP) constraints-docs.txt
@@ -92,20 +97,23 @@ test: system
 	  $(MAKE) --no-print-directory $(UCX)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
 	  $(MAKE) --no-print-directory $(STAMP) && wait $$ucx || exit; \
-	  $(PYTEST) -n $(LABS) --dist load --maxschedchunk 1 tests/lab > $$log 2>&1 & lab=$$!; \
-	  $(BIN)/python -m pytest -q tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
+	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
+	    > $$log 2>&1 & lab=$$!; \
+	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
 	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
-	  $(MAKE) --no-print-directory -k check clusters ucx; here=$$?; \
+	  $(MAKE) --no-print-directory -k check clusters ucx NOW=; here=$$?; \
 	  wait $$pbs; real=$$?; \
 	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
 	  wait $$lab; there=$$?; \
 	  echo 'the tests on the Slurm lab:'; cat $$log; rm -f $$log; \
-	  exit $$((here | there | real))
+	  $(DECIDE) unit process ucx lab pbs; tests=$$?; \
+	  exit $$((here | there | real | tests))
 
 # Each of these starts several processes, and waits for them now and then: two more of them than cores. With one more,
 # two cores had nothing to do for a fifth of the time once the lab was done.
 clusters: $(STAMP)
-	$(PYTEST) -n $$(( $(CORES) < 7 ? $(CORES) + 2 : 8 )) tests/process tests/gpu
+	$(BIN)/python $(RUN) process $(STEAL) -n $$(( $(CORES) < 7 ? $(CORES) + 2 : 8 )) tests/process tests/gpu
+	@[ -z "$(NOW)" ] || $(DECIDE) process
 
 $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	$(PYTHON) -m venv $(UCX)
@@ -116,7 +124,8 @@ $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	@touch $@
 
 ucx: $(UCX)/.installed
-	$(UCX)/bin/python -m pytest -q -n 2 --dist loadscope --durations 10 --durations-min 5 tests/ucx
+	$(UCX)/bin/python $(RUN) ucx -n 2 --dist loadscope --durations 10 --durations-min 5 tests/ucx
+	@[ -z "$(NOW)" ] || $(UCX)/bin/python scripts/run_tests.py decide ucx
 
 system:
 	@scripts/system-deps.sh

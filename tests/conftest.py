@@ -18,7 +18,7 @@ import pytest
 import ranks
 from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
-from waiting import Said
+from waiting import SLOWNESS, Said, scaled
 
 from hpcgpu.model import Patience
 
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.import_plugin("required")
+    config.pluginmanager.import_plugin("outcomes")
     # Nothing is failed by the time it took: the machine may be busy.
     slow = [hypothesis.HealthCheck.too_slow]
     # As in Hypothesis's own profile for CI: a commit is judged by what it changes. Runs of people find new examples.
@@ -45,6 +45,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         # For all processes of ours that tests start, also in the lab's containers: they see this checkout read-only.
         compileall.compile_dir(PACKAGE, quiet=1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test the time that it needs on this machine."""
+    for item in items if SLOWNESS > 1 else ():
+        mark = item.get_closest_marker("timeout")
+        seconds = mark.args[0] if mark and mark.args else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(scaled(seconds)), append=False)
+
+
+def pytest_report_header() -> str:
+    return f"limits of waits: {SLOWNESS:g} times (HPCGPU_SLOWNESS)"
 
 
 def pytest_collection_finish() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lab import CHECKOUT, PATIENCE_S, Lab, LabUnavailable
+from lab import CHECKOUT, Lab, LabUnavailable
 from waiting import until
 
 CELL = """
@@ -63,7 +63,7 @@ def test_a_notebook_of_the_template_has_its_jobs_cluster_and_may_submit_another(
         assert lab.job(job)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), said
         return said.partition("its address: cat ")[2].partition("\n")[0] if "is running at" in said else ""
 
-    until(lambda: bool(address()), "Jupyter listens", limit_s=PATIENCE_S, every_s=0.5)
+    until(lambda: bool(address()), "Jupyter listens", limit_s=240, every_s=0.5)
     argv = ["/home/hpc/jupyter/bin/python", "notebook.py", address()]
     done = lab.exec(lab.job(job)["BatchHost"], argv, stdin=CELL, timeout=150)
     assert done.stdout.splitlines()[-1:] == ["1 2 3 7"], done.stdout + done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 from errands import Errands
 from paths import ROOT
+from waiting import scaled
 
 LAB_SH = ROOT / "docker" / "lab.sh"
 UNAVAILABLE = 3  # exit code of lab.sh
@@ -35,7 +36,7 @@ NUMBER = str(_BESIDE or "")
 NETWORK = f"10.77.{_BESIDE}"
 WITH_ACCOUNTING = str(_BESIDE + 5)  # the number of the lab with slurmdbd beside it
 # How long a command or a wait may take while labs and tests beside it have all cores of a slow machine, in seconds.
-PATIENCE_S = 240
+PATIENCE_S = scaled(240)
 CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
 
 

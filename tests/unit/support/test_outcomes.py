@@ -1,4 +1,4 @@
-"""A required test that was skipped fails a CI run, with the reason."""
+"""Outcomes of a session: required tests that are skipped, and tests without an outcome, fail it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from outcomes import is_named, read_required
 from paths import SUPPORT
 from recordings import records
-from required import is_named, read_required
 
 pytest_plugins = ["pytester"]
 
@@ -28,7 +28,7 @@ ALONE, WORKERS, FOLDER = (), ("-n", "2"), ("-n", "2", "tests")
 
 def run(pytester: pytest.Pytester, required: str, options: Sequence[str] = ALONE) -> pytest.RunResult:
     pytester.makeini(f"[pytest]\nmarkers = gpu: x\ntestpaths = tests\npythonpath = {SUPPORT}\n")
-    pytester.makeconftest("pytest_plugins = ['required']")
+    pytester.makeconftest("pytest_plugins = ['outcomes']")
     pytester.mkdir("tests").joinpath("test_it.py").write_text(SUITE)
     pytester.path.joinpath("tests/required.txt").write_text(required)
     plugins = ("-p", "xdist") if options else ()
@@ -93,3 +93,19 @@ def test_a_recording_is_read_or_refused(tmp_path: Path) -> None:
     path.write_text("squeue\n")
     with pytest.raises(ValueError, match="not a record"):
         list(records(path))
+
+
+LOST = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item): return True if item.name == "test_here" else None
+"""
+
+
+@pytest.mark.parametrize("options", [ALONE, WORKERS], ids=["alone", "workers"])
+def test_session_with_a_test_that_has_no_outcome_fails(pytester: pytest.Pytester, options: Sequence[str]) -> None:
+    pytester.makepyfile(lost=LOST)
+    pytester.syspathinsert()
+    result = run(pytester, "tests/*::test_gpu\n", (*options, "-p", "lost"))
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["collected, but neither passed, failed nor skipped: tests/test_it.py::test_here"])
