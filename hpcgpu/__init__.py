@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.1.0a1"
 
 _ERRORS = (
     *("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError", "TrustError"),
