@@ -72,7 +72,7 @@ for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo
 def _templates(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
     from hpcgpu.deploy import templates
 
-    return [name for name in templates.TEMPLATES if name.startswith(typed)]
+    return [name for name in templates.names() if name.startswith(typed)]
 
 
 @hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
@@ -242,10 +242,9 @@ def template(name: str | None, folder: bool, as_json: bool) -> None:
     from hpcgpu.deploy import templates
 
     if as_json:
+        rows = {name: templates.purpose_and_usage(name) for name in templates.names()}
         click.echo(
-            json.dumps(
-                {name: {"about": t.about, "usage": t.usage} for name, t in templates.TEMPLATES.items()}, indent=2
-            )
+            json.dumps({name: {"about": about, "usage": usage} for name, (about, usage) in rows.items()}, indent=2)
         )
     elif folder:
         click.echo(templates.folder())
