@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from hpcgpu.spill.state.invariants import broken
+from spill_invariants import broken
+
 from hpcgpu.spill.state.machine import SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Resume, Ticket, Unit
 

@@ -5,5 +5,5 @@ No class here has threads, I/O or a clock. Only ``machine`` is called from outsi
 
 ``machine`` has the events and the laws, ``accounting`` the bytes and what goes down, ``unspills`` the ways up,
 ``allocations`` the threads whose allocations failed, ``prefetch`` what tasks will need, ``policy`` which units go,
-``units`` the nouns, ``invariants`` the laws as a check.
+``units`` the nouns.
 """

@@ -4,8 +4,8 @@ Pure: no threads, no I/O, no clock. The executor (:mod:`hpcgpu.spill.store.execu
 method. It takes a drop's references under that lock, too. It carries out the other instructions in their order, without
 the lock.
 
-The laws. ``invariants.broken`` checks the first seven in a state; ``tests/unit/spill/state`` goes through all states of
-small stores and checks all nine.
+The laws. The tests (``spill_invariants.py``) check the first seven in each state, and all nine in all states of small
+stores.
 
 1. The bytes of a tier are those that are valid there, and those under way to it.
 2. A named unit is valid somewhere at every moment.

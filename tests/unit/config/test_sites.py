@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import site_schema as schema
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import DATA, ROOT
 
 from hpcgpu.batch import get
 from hpcgpu.config.layers import chosen_site, read_settings
-from hpcgpu.config.sites import schema
 from hpcgpu.config.sites.limits import check_submission, forbidden, notes
 from hpcgpu.config.sites.match import looks_like
 from hpcgpu.config.sites.read import read_site

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from spill_invariants import broken
 from spill_stores import KIB
 from waiting import aside
 
@@ -22,7 +23,6 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.proxies.proxy import unproxy
-from hpcgpu.spill.state.invariants import broken
 from hpcgpu.spill.store.transfer import Handle
 
 KEYS = 12
