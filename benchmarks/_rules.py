@@ -161,7 +161,7 @@ def _nearest(topology: Topology, gpu: Gpu, ports: Sequence[Nic]) -> list[Nic]:
 
 def _distance(topology: Topology, gpu: Gpu, nic: Nic) -> tuple[int, int]:
     """Return (0, bridges) below one host bridge, else 1 same NUMA node, 2 same package, 3 far or unknown."""
-    for gpu_pci, nic_pci, bridges in topology.hops:
+    for gpu_pci, nic_pci, bridges, _ in topology.hops:
         if (gpu_pci, nic_pci) == (gpu.pci, nic.pci):
             return 0, bridges
     packages = {n.os_index: n.package for n in topology.numa_nodes}

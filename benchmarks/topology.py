@@ -35,7 +35,7 @@ from statistics import fmean, median
 
 from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_order, local_cores, usable_ports
 
-from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology
+from hpcgpu.model import Binding, CpuSet, Gpu, Hop, Nic, NumaNode, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
 from hpcgpu.topology import document
 
@@ -87,7 +87,7 @@ def built(gpus: int, nics: int, pus: int) -> Topology:
     )
     cards = tuple(Gpu(f"0000:{i + 1:02x}:00.0", f"GPU-{i}", numa_node=i * nodes // gpus) for i in range(gpus))
     ports = tuple(Nic(f"mlx5_{i}", f"0000:{i + 1:02x}:10.0", numa_node=i * nodes // nics) for i in range(nics))
-    hops = tuple((g.pci, n.pci, 2) for g, n in zip(cards, ports, strict=False))
+    hops = tuple(Hop(g.pci, n.pci, 2, 1) for g, n in zip(cards, ports, strict=False))
     return Topology(numa, tuple(core), cards, ports, hops)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hpcgpu.deploy import settings as wanted_settings
@@ -30,6 +31,7 @@ from hpcgpu.plan.views.overview import Plan, render_overview
 from hpcgpu.topology import document
 
 _STDIN = "-"
+_WRITER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,11 @@ def read_text(name: str) -> str:
     try:
         if name == _STDIN:
             return sys.stdin.buffer.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
-        with Path(name).open("rb") as file:
+        # Without O_NONBLOCK, a FIFO without a writer keeps open() waiting for ever.
+        with os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not select.select([file], [], [], _WRITER_S)[0]:
+                raise ConfigError(f"{name} is a FIFO to which nothing was written for {_WRITER_S:.0f} s; give a file")
+            os.set_blocking(file.fileno(), True)
             return file.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
     except OSError as e:
         raise ConfigError(

@@ -38,6 +38,8 @@ def compare(files: Sequence[str]) -> tuple[str, bool]:
         One machine only, a file that cannot be read, or nodes that do not answer.
 
     """
+    if twice := next((name for name in files if files.count(name) > 1), ""):
+        raise ConfigError(f"--diff compares machines, and {named(twice)} was given twice; give a file of each machine")
     nodes = {named(name): read_described(name) for name in files} if files else _nodes_of_the_job()
     if len(nodes) < 2:
         raise ConfigError(

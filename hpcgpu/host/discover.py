@@ -18,7 +18,7 @@ from hpcgpu.topology import document, hwloc_xml, nccl_xml, pci, sysfs
 
 _AFFINITY = "affinity mask of this process"
 _CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
-_PCI_FILES = ("class", "vendor", "device", "numa_node")
+_PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width")
 _LSTOPO_TIMEOUT_S = 20.0
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpcgpu.model.settings import Settings as Settings
     from hpcgpu.model.site import Site as Site
     from hpcgpu.model.topology import Gpu as Gpu
+    from hpcgpu.model.topology import Hop as Hop
     from hpcgpu.model.topology import Nic as Nic
     from hpcgpu.model.topology import NumaNode as NumaNode
     from hpcgpu.model.topology import Topology as Topology
@@ -54,6 +55,7 @@ _HOMES = {
     "Settings": "settings",
     "Site": "site",
     "Gpu": "topology",
+    "Hop": "topology",
     "Nic": "topology",
     "NumaNode": "topology",
     "Topology": "topology",

@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hpcgpu.model.cpuset import CpuSet
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node.
-
-    Attributes
-    ----------
-    cpuset : CpuSet
-        The local PUs; may be empty for memory that is no DRAM.
-    package : int
-        The package of these PUs.
-    kind : str
-        ``dram``; ``hbm`` beside DRAM (Xeon Max, Knights Landing), ``gpu`` for a GPU's own memory
-        (POWER9, Grace Hopper), ``cxl``, or ``other``.
-
-    """
+    """A NUMA node."""
 
     os_index: int
-    cpuset: CpuSet
+    cpuset: CpuSet  # the local PUs; may be empty for memory that is not DRAM
     memory_bytes: int
-    package: int = 0
-    kind: str = "dram"
+    package: int = 0  # of these PUs
+    kind: str = "dram"  # or hbm (Xeon Max, Knights Landing), gpu (POWER9, Grace Hopper), cxl, other
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU or a MIG slice of one, identified by PCI address and UUID, never by an index.
+    """A GPU or a MIG slice, identified by PCI address and UUID, never by an index."""
 
-    Attributes
-    ----------
-    pci : str
-        ``0000:03:00.0``; a slice has its GPU's.
-    uuid : str
-        ``GPU-…``; empty: unknown (a topology file without NVML).
-    numa_node : int or None
-        None: locality unknown.
-    memory_bytes : int
-        0: unknown.
-    mig : str
-        Name of a slice's profile (``1g.10gb``); empty for a whole GPU.
-
-    """
-
-    pci: str
-    uuid: str = ""
+    pci: str  # 0000:03:00.0; a slice has the address of its GPU
+    uuid: str = ""  # GPU-…; "": unknown (a topology file without NVML)
     model: str = ""
     vendor: str = "nvidia"
-    numa_node: int | None = None
-    memory_bytes: int = 0
-    mig: str = ""
+    numa_node: int | None = None  # None: unknown
+    memory_bytes: int = 0  # 0: unknown
+    mig: str = ""  # profile of a slice (1g.10gb); "" for a whole GPU
 
     @property
     def can_run(self) -> bool:
@@ -65,33 +39,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One port of a network card, named as UCX names it (``mlx5_0`` port 1).
-
-    Attributes
-    ----------
-    kind : str
-        ``infiniband``, ``roce``, ``slingshot``, ``opa``, ``efa``, ``usnic`` or ``ethernet``.
-    state : str
-        ``active``, ``down``, ``init`` or ``armed`` (no subnet manager yet), or ``unknown`` if the source does not
-        tell (hwloc, for plain interfaces).
-    rate_gbps : float
-        0: unknown.
-    virtual : bool
-        True for a virtual function (SR-IOV) of another card.
-    interface : str or None
-        The IP interface of the port (``ib0``, ``hsn1``); empty: none; None: the source does not tell.
-
-    """
+    """One port of a network card, named as UCX names it (``mlx5_0`` port 1)."""
 
     name: str
     pci: str
     port: int = 1
-    kind: str = "infiniband"
-    state: str = "active"
-    rate_gbps: float = 0.0
+    kind: str = "infiniband"  # or roce, slingshot, opa, efa, usnic, ethernet
+    state: str = "active"  # or down, init or armed (no subnet manager yet), unknown (hwloc, for plain interfaces)
+    rate_gbps: float = 0.0  # Gb/s; 0: unknown
     numa_node: int | None = None
-    interface: str | None = ""
-    virtual: bool = False
+    interface: str | None = ""  # IP interface (ib0, hsn1); "": none; None: unknown
+    virtual: bool = False  # a virtual function (SR-IOV) of another card
+    # PCI link of the card, GB/s; 0: unknown. Not compared: hwloc 1 does not tell it, and rounds it otherwise than /sys.
+    link_gbytes_s: float = field(default=0.0, compare=False)
 
     @property
     def active(self) -> bool:
@@ -99,41 +59,28 @@ class Nic:
         return self.state in ("active", "unknown")
 
 
+class Hop(NamedTuple):
+    """The PCI path between a GPU and a NIC."""
+
+    gpu: str  # PCI address
+    nic: str  # PCI address
+    bridges: int  # on the way between the two
+    depth: int  # of the lowest bridge above both: 0 for the host bridge, 1 for a root port or a switch below it
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One node.
+    """One node."""
 
-    Attributes
-    ----------
-    numa_nodes : tuple of NumaNode
-        NUMA nodes with DRAM, on which workers' pages are planned. No PU is local to two of them. A node whose PUs a
-        description leaves out has none.
-    cores : tuple of CpuSet
-        The PUs of each core.
-    hops : tuple of (str, str, int)
-        PCI addresses of GPU and NIC, and the number of PCI bridges between the two.
-    source : str
-        The origin of the description, for people.
-    other_memory : tuple of NumaNode
-        Memory that is not for a worker's heap.
-    name : str
-        The machine's product name.
-    l3 : tuple of CpuSet
-        The PUs below each L3 cache; empty: unknown.
-    allowed, allowed_nodes : CpuSet or None
-        PUs and NUMA nodes that were granted to the process that described the node; None: unknown.
-
-    """
-
-    numa_nodes: tuple[NumaNode, ...]
-    cores: tuple[CpuSet, ...]
+    numa_nodes: tuple[NumaNode, ...]  # with DRAM; no PU is local to two; without PUs: the description leaves them out
+    cores: tuple[CpuSet, ...]  # the PUs of each core
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
-    hops: tuple[tuple[str, str, int], ...] = ()
-    source: str = ""
+    hops: tuple[Hop, ...] = ()  # pairs of GPU and NIC below one PCI host bridge
+    source: str = ""  # origin of the description, for people
     warnings: tuple[str, ...] = ()
-    other_memory: tuple[NumaNode, ...] = ()
-    name: str = ""
-    l3: tuple[CpuSet, ...] = ()
-    allowed: CpuSet | None = None
-    allowed_nodes: CpuSet | None = None
+    other_memory: tuple[NumaNode, ...] = ()  # not for the heap of a worker
+    name: str = ""  # product name of the machine
+    l3: tuple[CpuSet, ...] = ()  # the PUs below each L3 cache; (): unknown
+    allowed: CpuSet | None = None  # PUs granted to the process that wrote the description; None: unknown
+    allowed_nodes: CpuSet | None = None  # NUMA nodes likewise

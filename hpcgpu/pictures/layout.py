@@ -145,9 +145,9 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     rate = f"{nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
     beside = nic.interface if nic.interface and nic.interface != nic.name else ""
     known = nic.state != "unknown"
-    kind = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if known else "")
+    fabric = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if known else "")
     rest = (beside, rate, "VF" if nic.virtual else "", "" if known else "state unknown")
-    lines = [kind, ", ".join(filter(None, rest))]
+    lines = [fabric, ", ".join(filter(None, rest))]
     room = width - 14
     texts = [Text(x + 7, y + 17, fit(port_name(nic), room, _PLAIN, bold=True), _PLAIN, bold=True)]
     texts += [
@@ -157,7 +157,8 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     marks = tags(workers, x + 7, end + 1, room)
     said = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.said_of(workers))))
     box = Box(x, y, width, bottom(marks, end) + (5 if marks else 0) - y)
-    return Tile("port", box, tuple(texts), marks, tooltip=said, crossed=not nic.active)
+    kind = "port" if workers or not node.bindings else "port idle"
+    return Tile(kind, box, tuple(texts), marks, tooltip=said, crossed=not nic.active)
 
 
 def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
@@ -215,8 +216,13 @@ def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
             "core that several workers share",
         ),
         (
+            any(t.kind == "port idle" and not t.crossed for t in everything),
+            Tile("port idle", Box(0, 0, 36, _CORE_HEIGHT)),
+            "port of no worker",
+        ),
+        (
             any(t.crossed for t in everything),
-            Tile("port", Box(0, 0, 36, _CORE_HEIGHT), crossed=True),
+            Tile("port idle", Box(0, 0, 36, _CORE_HEIGHT), crossed=True),
             "port that is not active",
         ),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.plan.binding.ports import DISTANCE_WORDS, Ports
 from hpcgpu.plan.views.explain import MAKERS, port_name
 from hpcgpu.units import counted, format_bytes
 
@@ -141,6 +142,8 @@ def worker_words(node: Node, worker: int) -> tuple[str, str, str, str, str]:
         port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
         for n in binding.nics
     ]
+    if own and binding.nics:
+        ports.append(DISTANCE_WORDS[Ports(node.topology).distance(own, binding.nics[0]).kind])
     return (
         node.names[worker],
         f"{gpu_name(own)}, {own.pci}" if own else "-",

@@ -28,7 +28,8 @@ _STYLES = {
     "unknown": ("#FFFFFF", _LINE, 1, 6),
     "core": ("#FFFFFF", _LINE, 1, 2),
     "gpu": ("#FFFFFF", "#333333", 1.2, 4),
-    "port": ("#FFFFFF", "#555555", 1, 4),
+    "port": ("#FFFFFF", INK, 2, 4),
+    "port idle": (_PALE, "#777777", 1, 4),
     "memory": ("#FFFFFF", _LINE, 1, 4),
     "tag": ("#FFFFFF", "#333333", 0.8, 2),
 }
@@ -83,7 +84,7 @@ def _tile(tile: Tile) -> Iterator[str]:
         yield f"<title>{_said(tile.tooltip)}</title>"
     yield from _shape(tile)
     for text in tile.texts:
-        yield _text(text, FADED if tile.crossed else INK)
+        yield _text(text, FADED if tile.kind == "port idle" else INK)
     for inside in tile.inside:
         yield from _tile(inside)
     yield "</g>"
@@ -104,6 +105,8 @@ def _shape(tile: Tile) -> Iterator[str]:
     if kind == "core":
         line = INK if tile.workers else "#AAAAAA"
     outline = f'rx="{radius}" stroke="{line}" stroke-width="{width}"'
+    if kind == "port idle":
+        outline += ' stroke-dasharray="4 3"'
     yield f'<rect {_box(box)} {outline} fill="{fill}"/>'
     if kind == "gpu" and len(tile.workers) > 1:
         each = box.width / len(tile.workers)

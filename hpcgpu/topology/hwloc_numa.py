@@ -14,6 +14,7 @@ Placed = tuple[ET.Element, tuple[ET.Element, ...]]
 # A GPU's own memory, and high-bandwidth memory beside DRAM, are not for a worker's heap.
 _OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
 _PACKAGES = ("Package", "Socket")  # "Socket" until hwloc 1.10
+_LOCAL = ("Core", "PU", "Bridge", "PCIDev", "OSDev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,18 @@ def read_numa_nodes(
         A value that is none.
 
     """
-    packages = [(safe_xml.whole(o, "os_index"), _cpus(o)) for o, _ in objects if o.get("type") in _PACKAGES]
+    packages = [(safe_xml.count(o, "os_index"), _cpus(o)) for o, _ in objects if o.get("type") in _PACKAGES]
     named = [placed for placed in objects if placed[0].get("type") == "NUMANode"]
     latency, bandwidth = _attribute(root, "Latency", min), _attribute(root, "Bandwidth", max)
     found: dict[int, _Memory] = {}
     for o, parents in named or [placed for placed in objects if placed[0].get("type") == "Machine"]:
-        index = safe_xml.whole(o, "os_index") if named else 0
+        index = safe_xml.count(o, "os_index") if named else 0
+        if index in found:
+            raise safe_xml.Misread(o, "os_index", "a number that no other NUMA node has")
         cpus = _cpus(o)
         kind = _kind(o, parents, cpus, is_power)
         package = _package(parents, cpus, packages)
-        node = NumaNode(index, cpus, safe_xml.whole(o, "local_memory"), package, kind)
+        node = NumaNode(index, cpus, safe_xml.count(o, "local_memory"), package, kind)
         number = o.get("gp_index", "")
         home = parents[-1] if parents and o.find("object") is None else None
         found[index] = _Memory(node, home, latency.get(number, 0), bandwidth.get(number, 0))
@@ -101,20 +104,23 @@ def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_powe
 
 
 def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
-    """Tell whether memory without PUs is DRAM whose PUs were cut away (lstopo --restrict): other memory never had any.
+    """Tell whether memory without PUs is DRAM whose PUs were cut away (lstopo --restrict).
 
-    Memory that never had PUs is attached to an object with PUs. In version 1 it has no children, while everything local
-    to a DRAM node is below it.
+    Other memory never had PUs, and is attached to an object with PUs. In version 1, cores and devices that are local
+    to a DRAM node are below it. A ``Group`` without PUs below the node says nothing: hwloc 1 puts one there for the
+    memory of POWER9's GPUs.
     """
     above = parents[-1] if parents else None
     beside_none = above is not None and above.get("cpuset") is not None and not _cpus(above)
-    return beside_none or node.find("object") is not None
+    return beside_none or any(
+        o.get("type") in _LOCAL or safe_xml.cpuset(o, "complete_cpuset") for o in node.iter("object")
+    )
 
 
 def _package(parents: Sequence[ET.Element], cpus: CpuSet, packages: Sequence[tuple[int, CpuSet]]) -> int:
     above = next((p for p in reversed(parents) if p.get("type") in _PACKAGES), None)
     if above is not None:
-        return safe_xml.whole(above, "os_index")
+        return safe_xml.count(above, "os_index")
     return next((i for i, pus in packages if pus & cpus), 0)
 
 

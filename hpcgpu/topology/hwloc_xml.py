@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci, safe_xml
 from hpcgpu.topology.hwloc_numa import Placed, read_numa_nodes
+from hpcgpu.topology.nccl_xml import cores_of_masks
 
 # OS devices: version 1 and 2 number the kinds, version 3 has a bit for each, and OpenFabrics is also a network.
 _NET, _OPENFABRICS = 2, 3
@@ -27,7 +30,9 @@ _LEFT_OUT = (
     "NUMA nodes {} are left out of this file, and the places of GPUs next to them: lstopo --disallowed --of xml writes "
     "all of them"
 )
-_NO_CORES = "neither cores nor PUs are described: each PU of the NUMA nodes counts as a core"
+_NO_CORES = "which PUs share a core is not described ({})"
+_PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?", re.I)
+_SCRUBBED = "several GPUs have the UUID {}: it is taken for unknown"
 
 
 def read(text: str) -> Topology:
@@ -63,6 +68,7 @@ def _topology(root: ET.Element) -> Topology:
     numa, other = read_numa_nodes(root, objects, is_power=is_power)
     cores, warnings = _cores([o for o, _ in objects], numa)
     gpus, nics, chains = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
+    gpus, scrubbed = _without_equal_uuids(gpus)
     return Topology(
         tuple(numa),
         cores,
@@ -70,9 +76,9 @@ def _topology(root: ET.Element) -> Topology:
         tuple(nics),
         pci.hops(chains, gpus, nics),
         source=f"hwloc XML v{safe_xml.word(root, 'version') or '1.0'}",
-        warnings=(*warnings, *_left_out(machines, objects), *(() if chains else (pci.NO_PCI,))),
+        warnings=(*warnings, *scrubbed, *_left_out(machines, objects), *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
-        name=next((name for f in facts if (name := f.get("DMIProductName") or f.get("PlatformModel"))), ""),
+        name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
         l3=tuple(sorted({_cpus(o) for o, _ in objects if _is_l3(o)} - {CpuSet()}, key=min)),
         allowed=_allowed(machines, "allowed_cpuset"),
         allowed_nodes=_allowed(machines, "allowed_nodeset"),
@@ -80,11 +86,17 @@ def _topology(root: ET.Element) -> Topology:
 
 
 def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
-    for kind in ("Core", "PU"):
-        if found := {_cpus(o) for o in objects if o.get("type") == kind} - {CpuSet()}:
-            return tuple(sorted(found, key=min)), ()
-    pus = sorted(CpuSet().union(*(n.cpuset for n in numa)))
-    return tuple(CpuSet([pu]) for pu in pus), (_NO_CORES,) if pus else ()
+    cores: set[CpuSet] = set()
+    for o in (o for o in objects if o.get("type") == "Core" and _cpus(o)):
+        if any(_cpus(o) & core for core in cores):
+            raise safe_xml.Misread(o, "cpuset", "PUs that no other core has")
+        cores.add(_cpus(o))
+    if cores:
+        return tuple(sorted(cores, key=min)), ()
+    rest = {_cpus(o) for o in objects if o.get("type") == "PU"} - {CpuSet()}
+    found, how = cores_of_masks(n.cpuset for n in numa)
+    alone = sorted(pu for pu in rest if not any(pu & core for core in found))
+    return tuple(sorted([*found, *alone], key=min)), (_NO_CORES.format(how),) if found or alone else ()
 
 
 def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
@@ -102,9 +114,11 @@ def _devices(
     chains: dict[str, tuple[str, ...]] = {}
     described = _described(objects)
     for device, parents in objects:
-        if device.get("type") != "PCIDev" or not device.get("pci_busid"):
+        if device.get("type") != "PCIDev":
             continue
         address = safe_xml.read(device, "pci_busid", pci.address, "a PCI address such as 0000:06:00.0")
+        if address in chains:
+            raise safe_xml.Misread(device, "pci_busid", "a PCI address that no other device has")
         chains[address] = tuple(_bridge(p) for p in parents if p.get("type") == "Bridge")
         nodes = _nodes_above(parents)
         near = pci.home(nodes, numa) if nodes <= described else None
@@ -113,8 +127,15 @@ def _devices(
     return sorted(gpus, key=lambda g: g.pci), sorted(nics, key=lambda n: (n.pci, n.name, n.port)), chains
 
 
+def _without_equal_uuids(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
+    """Return the GPUs without UUIDs that several of them have, and a warning: some people scrub their files."""
+    counts = Counter(g.uuid for g in gpus if g.uuid)
+    equal = [uuid for uuid, count in counts.items() if count > 1]
+    return [replace(g, uuid="") if g.uuid in equal else g for g in gpus], [_SCRUBBED.format(uuid) for uuid in equal]
+
+
 def _described(objects: Sequence[Placed]) -> CpuSet:
-    return CpuSet(safe_xml.whole(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
+    return CpuSet(safe_xml.count(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
 
 
 def _left_out(machines: Sequence[ET.Element], objects: Sequence[Placed]) -> tuple[str, ...]:
@@ -153,8 +174,10 @@ def _nodes_above(parents: tuple[ET.Element, ...]) -> CpuSet:
 
 def _ids(device: ET.Element) -> tuple[str, str, str]:
     """Return class, vendor and device from ``0302 [10de:2335] [10de:18bf] a1``."""
-    klass, _, rest = device.get("pci_type", "").partition(" ")
-    vendor, _, number = rest.partition("]")[0].strip("[ ").partition(":")
+    match = _PCI_TYPE.fullmatch(device.get("pci_type", "").strip())
+    if match is None:
+        raise safe_xml.Misread(device, "pci_type", "class, vendor and device such as 0302 [10de:2335] [10de:18bf] a1")
+    klass, vendor, number = match.groups()
     return klass.lower(), vendor.lower(), number.lower()
 
 
@@ -174,6 +197,13 @@ def _kib(text: str) -> int:
 
 def _hexadecimal(text: str) -> int:
     return int(text, 16)
+
+
+def _decimal(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
 
 
 def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
@@ -200,14 +230,15 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
         elif kind > 0 and kind & _NET_BIT if version3 else kind == _NET:
             nets.append(osdev)
     virtual = pci.is_virtual(vendor, number)
+    link = safe_xml.read(device, "pci_link_speed", _decimal, "GB/s such as 31.5", "0")
     if pci.is_slingshot(vendor, number):
         # hwloc tells no state of an interface; the live machine's is added from /sys (topology.sysfs.refine_nics).
         name = next((safe_xml.word(o, "name") for o in (*rdma, *nets)), "")
         interface = next((word for o in nets if not (word := safe_xml.word(o, "name")).startswith("cxi")), "")
-        return [Nic(name, address, 1, "slingshot", "unknown", 0.0, near, interface)] if name else []
+        return [Nic(name, address, 1, "slingshot", "unknown", 0.0, near, interface, False, link)] if name else []
     if not rdma:
         names = sorted((_number(o, "Port", absent="1"), safe_xml.word(o, "name")) for o in nets)
-        return [Nic(name, address, port, "ethernet", "unknown", 0.0, near, name, virtual) for port, name in names]
+        return [Nic(name, address, port, "ethernet", "unknown", 0.0, near, name, virtual, link) for port, name in names]
     out = []
     for osdev in rdma:
         facts = _infos(osdev)
@@ -218,7 +249,7 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
             state = pci.port_state(facts.get(f"Port{port}State", ""))
             name = safe_xml.word(osdev, "name")
-            out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual))
+            out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link))
     return out
 
 

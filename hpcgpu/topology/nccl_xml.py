@@ -8,9 +8,9 @@ memory sizes, IP interfaces of RDMA ports, or NUMA nodes without a device.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
@@ -22,6 +22,8 @@ _COARSE = (
 )
 _SINGLE = "each counts as a core"
 _PAIRED = "of a NUMA node's two runs, such as 0-11,48-59, the first of each count as one, and so on"
+_RENUMBERED = "numaid=-1 with PUs {}: they count as NUMA node {}"
+_TWICE = "{} is described in two places: the first one counts"
 _SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be told apart and count as one"
 # Shipped files write these for switches that the virtual machine does not show.
 _MADE_UP = ("0000", "ffff")
@@ -50,10 +52,8 @@ def read(text: str) -> Topology:
         Not NCCL's XML, cut off, of several hosts, without any PU, or with a value that cannot be read.
 
     """
-    root, functions, claims = _parse(text)
-    if claims.keys() == {-1}:
-        claims, functions = {0: claims[-1]}, [replace(f, numaid=0) for f in functions]
-    claims.pop(-1, None)
+    root, functions, claims, warnings = _parse(text)
+    claims, functions, warnings = _numbered(claims, functions, warnings)
     pus = CpuSet().union(*claims.values())
     if not pus:
         raise ParseError(
@@ -61,14 +61,13 @@ def read(text: str) -> Topology:
             "it can add the places of GPUs and network cards to the machine's own description",
             evidence=text[:400],
         )
-    warnings = []
     homes = {i: i for i, s in claims.items() if s}
     if sum(len(s) for s in claims.values()) > len(pus):
         homes = dict.fromkeys(claims, min(claims))
         claims = {min(claims): CpuSet(pus)}
         warnings.append(_SHARED)
-    cores, paired = _cores(claims.values())
-    warnings.insert(0, _COARSE.format(cores=_PAIRED if paired else _SINGLE))
+    cores, how = cores_of_masks(claims.values())
+    warnings.insert(0, _COARSE.format(cores=how))
     gpus = [Gpu(f.address, vendor=v, numa_node=homes.get(f.numaid)) for f in functions if (v := _gpu_vendor(f))]
     try:
         nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
@@ -82,7 +81,7 @@ def read(text: str) -> Topology:
         cores,
         tuple(sorted(gpus, key=lambda g: g.pci)),
         tuple(sorted(nics, key=lambda n: (n.pci, n.name, n.port))),
-        pci.hops({f.address: f.switches for f in functions}, gpus, nics),
+        pci.hops({f.address: f.switches for f in functions}, gpus, nics, host_bridges=False),
         source=f"NCCL topology XML v{root.get('version', '1')}",
         warnings=tuple(warnings) if gpus or nics or nameless else (*warnings, pci.NO_PCI),
     )
@@ -102,7 +101,7 @@ def locate(topology: Topology, text: str) -> Topology:
         As :func:`read`, but a file without PUs will do.
 
     """
-    _, functions, claims = _parse(text)
+    _, functions, claims, _ = _parse(text)
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}
     if not lost:
@@ -118,7 +117,7 @@ def locate(topology: Topology, text: str) -> Topology:
     def numa_node(address: str, node: int | None) -> int | None:
         return homes[found[address].numaid] if node is None and address in found else node
 
-    told = pci.hops({a: f.switches for a, f in found.items()}, topology.gpus, topology.nics)
+    told = pci.hops({a: f.switches for a, f in found.items()}, topology.gpus, topology.nics, host_bridges=False)
     return replace(
         topology,
         gpus=tuple(replace(g, numa_node=numa_node(g.pci, g.numa_node)) for g in topology.gpus),
@@ -133,8 +132,24 @@ def locate(topology: Topology, text: str) -> Topology:
     )
 
 
-def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet]]:
-    """Return the root, the PCI functions and the PUs of each numaid."""
+def _numbered(
+    claims: dict[int, CpuSet], functions: list[_Function], warnings: list[str]
+) -> tuple[dict[int, CpuSet], list[_Function], list[str]]:
+    """Give numaid=-1 a number of its own if it has PUs that no other numaid has."""
+    if -1 not in claims:
+        return claims, functions, warnings
+    rest = {i: pus for i, pus in claims.items() if i >= 0}
+    own = CpuSet(claims[-1].difference(*rest.values()))
+    if not own and rest:
+        return rest, functions, warnings
+    number = max(rest, default=-1) + 1
+    note = [_RENUMBERED.format(own, number)] if rest else []
+    functions = [replace(f, numaid=number) if f.numaid < 0 else f for f in functions]
+    return {**rest, number: own}, functions, [*warnings, *note]
+
+
+def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet], list[str]]:
+    """Return the root, the PCI functions, the PUs of each numaid, and warnings."""
     root = safe_xml.parse(text, "NCCL topology XML")
     if root.tag != "system":
         raise ParseError(f"not NCCL topology XML: it begins with <{root.tag}>, not <system>", evidence=text[:400])
@@ -151,14 +166,16 @@ def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet]]:
             functions += _below(cpu, (), numaid)
     except safe_xml.Misread as e:
         raise safe_xml.misread(text, root, e) from e
-    addresses = sorted(f.address for f in functions)
-    if twice := next((a for a, b in pairwise(addresses) if a == b), ""):
-        raise ParseError(f"NCCL topology XML with {twice} in two places", evidence=text[:400])
-    return root, functions, claims
+    first: dict[str, _Function] = {}
+    for function in functions:
+        first.setdefault(function.address, function)
+    # NCCL itself takes such files.
+    twice = sorted(a for a, count in Counter(f.address for f in functions).items() if count > 1)
+    return root, list(first.values()), claims, [_TWICE.format(address) for address in twice]
 
 
-def _cores(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], bool]:
-    """Return the cores, and whether some are pairs: Linux numbers second hyperthreads after all cores (0-11,48-59)."""
+def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:
+    """Return the cores of NUMA nodes, and how they were made: Linux numbers second hyperthreads last (0-11,48-59)."""
     out: list[CpuSet] = []
     paired = False
     for pus in map(sorted, masks):
@@ -168,7 +185,7 @@ def _cores(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], bool]:
             paired = True
         else:
             out += [CpuSet([pu]) for pu in pus]
-    return tuple(sorted(out, key=min)), paired
+    return tuple(sorted(out, key=min)), _PAIRED if paired else _SINGLE
 
 
 def _is_run(pus: Sequence[int]) -> bool:
@@ -203,17 +220,18 @@ def _gpu_vendor(function: _Function) -> str:
 def _nics(function: _Function, near: int | None) -> list[Nic]:
     klass, vendor, number = _class(function), _word(function, "vendor"), _word(function, "device")
     virtual = pci.is_virtual(vendor, number)
+    link = pci.link_gbytes_s(*(function.element.get(name, "") for name in ("link_speed", "link_width")))
     out = []
     for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
         name, rate = safe_xml.word(net, "name"), max(safe_xml.whole(net, "speed"), 0) / 1000
         told = safe_xml.whole(net, "port", "1")
         if told < 1:  # NCCL's socket transport: an interface, and its ports count from 0
-            out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual))
+            out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual, link))
             continue
         # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort).
         port = max(told - i, 1)
         kind = pci.nic_kind(klass, vendor, number)
-        out.append(Nic(name, function.address, port, kind, "unknown", rate, near, None, virtual))
+        out.append(Nic(name, function.address, port, kind, "unknown", rate, near, None, virtual, link))
     return out
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpcgpu.errors import ParseError
-from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
+from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode
 
 # A board's management controller is a VGA device too (ASPEED 1a03, Matrox 102b), so the vendor decides.
 # Intel's 0300 is the graphics of a desktop CPU; its Data Center Max is 0380. AMD's Instinct is 1200 or 0380.
@@ -18,6 +18,8 @@ _GPU_CLASSES = {
 NO_PCI = "no PCI device is described, so neither GPUs nor network cards are known"
 
 _ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
+_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) GT/s", re.ASCII)
+_LANES = re.compile(r"[0-9]{1,2}", re.ASCII)
 _CASSINI = ("17db", "0501")
 _OMNI_PATH = ("8086", ("24f0", "24f1"))
 # RDMA devices that are no RoCE, and that UCX's verbs transports do not support: Cisco usNIC, AWS EFA.
@@ -30,6 +32,8 @@ _VIRTUAL = {
     "8086": ("10ca", "10ed", "1515", "1520", "154c", "1889"),
     "1137": ("0071", "00cf"),
 }
+# DMI names of boards whose maker left them as the firmware's vendor had them.
+_PLACEHOLDERS = ("", "to be filled by o.e.m", "system product name", "default string", "not specified", "none", "n/a")
 # IBTA's port states, as the kernel and hwloc number them.
 _STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
@@ -91,12 +95,12 @@ def port_state(number: str) -> str:
 
 
 def hops(
-    chains: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], nics: Iterable[Nic]
-) -> tuple[tuple[str, str, int], ...]:
-    """Return (GPU, NIC, bridges on the way between them) for the pairs below one host bridge.
+    chains: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], nics: Iterable[Nic], *, host_bridges: bool = True
+) -> tuple[Hop, ...]:
+    """Return the PCI paths of the pairs of GPU and NIC that have a bridge in common.
 
-    ``chains`` holds the bridges above each device, host bridge first. Pairs on different host
-    bridges are left out: their distance is that of their NUMA nodes.
+    ``chains`` holds the bridges above each device from the top; ``host_bridges``: the first is the host bridge.
+    The distance of other pairs is that of their NUMA nodes.
     """
     out = set()
     for gpu in gpus:
@@ -104,8 +108,22 @@ def hops(
             a, b = chains.get(gpu.pci, ()), chains.get(nic.pci, ())
             shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             if shared:
-                out.add((gpu.pci, nic.pci, len(a) + len(b) - 2 * shared + 1))
+                out.add(Hop(gpu.pci, nic.pci, len(a) + len(b) - 2 * shared + 1, shared - host_bridges))
     return tuple(sorted(out))
+
+
+def link_gbytes_s(speed: str, width: str) -> float:
+    """Return the data rate of a PCI link such as ``16.0 GT/s PCIe`` with 16 lanes, as hwloc does; 0: unknown."""
+    transfers, lanes = _SPEED.match(speed.strip()), _LANES.fullmatch(width.strip())
+    if transfers is None or lanes is None:
+        return 0.0
+    rate = float(transfers[1])
+    return rate * (0.8 if rate <= 5 else 128 / 130) / 8 * int(lanes[0])  # 8b/10b coding until PCI Express 2
+
+
+def product_name(*names: str) -> str:
+    """Return the first name of the machine that a person has given; firmware has placeholders."""
+    return next((name for name in names if name.strip().lower().rstrip(".") not in _PLACEHOLDERS), "")
 
 
 def home(nodes: CpuSet, numa: Sequence[NumaNode]) -> int | None:

@@ -115,6 +115,11 @@ def whole(element: ET.Element, name: str, absent: str = "0") -> int:
     return read(element, name, _whole, "a whole number", absent)
 
 
+def count(element: ET.Element, name: str, absent: str = "0") -> int:
+    """Return an attribute that is a size or an index."""
+    return read(element, name, _count, "a whole number from 0", absent)
+
+
 def cpuset(element: ET.Element, name: str) -> CpuSet:
     """Return an attribute that is a mask; empty if it is missing."""
     return read(element, name, mask, "a mask such as 0x00000001,0x0000ffff", "0x0")
@@ -155,6 +160,12 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,19}", text.strip(), re.ASCII):
         raise ValueError(text[:40])
     return int(text)
+
+
+def _count(text: str) -> int:
+    if (number := _whole(text)) < 0:
+        raise ValueError(text[:40])
+    return number
 
 
 def mask(text: str) -> CpuSet:

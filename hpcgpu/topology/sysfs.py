@@ -50,7 +50,7 @@ def read(files: Mapping[str, str]) -> Topology:
         source="sysfs",
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
-        name=printable(files.get("class/dmi/id/product_name", "")),
+        name=pci.product_name(printable(files.get("class/dmi/id/product_name", ""))),
         l3=tuple(sorted({_list(files, p) for p in files if _L3.fullmatch(p)} - {CpuSet()}, key=min)),
     )
 
@@ -77,6 +77,7 @@ def refine_nics(nics: tuple[Nic, ...], files: Mapping[str, str]) -> tuple[Nic, .
                 rate_gbps=now.rate_gbps,
                 interface=nic.interface or now.interface,
                 virtual=nic.virtual or now.virtual,
+                link_gbytes_s=now.link_gbytes_s or nic.link_gbytes_s,
             )
         out.append(nic)
     return tuple(out)
@@ -195,13 +196,19 @@ def _plain(
         up = files.get(f"class/net/{name}/operstate", "").strip()
         state = {"": "unknown", "unknown": "unknown", "up": "active"}.get(up, "down")
         rate = max(_value(files, f"class/net/{name}/speed", float, "a number", "0"), 0.0) / 1000
-        out.append(Nic(name, address, port, kind, state, rate, near, name, _is_virtual(files, device)))
+        virtual, link = _is_virtual(files, device), _link_gbytes_s(files, device)
+        out.append(Nic(name, address, port, kind, state, rate, near, name, virtual, link))
     return out
 
 
 def _is_virtual(files: Mapping[str, str], device: str) -> bool:
     vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("vendor", "device"))
     return f"{_PCI}{device}/physfn" in files or pci.is_virtual(vendor, number)
+
+
+def _link_gbytes_s(files: Mapping[str, str], device: str) -> float:
+    names = ("current_link_speed", "current_link_width")
+    return pci.link_gbytes_s(*(files.get(f"{_PCI}{device}/{name}", "") for name in names))
 
 
 def _port(
@@ -225,5 +232,5 @@ def _port(
     ports = sum(p.startswith(f"class/infiniband/{name}/ports/") and p.endswith("/state") for p in files)
     siblings = sorted(n for n, p in nets if p == port) or (sorted(n for n, _ in nets) if ports == 1 else [])
     interface = siblings[0] if siblings else ""
-    near, virtual = _near(files, device, numa), _is_virtual(files, device)
-    return Nic(name, pci.address(device), port, kind, state, rate, near, interface, virtual)
+    near, virtual, link = _near(files, device, numa), _is_virtual(files, device), _link_gbytes_s(files, device)
+    return Nic(name, pci.address(device), port, kind, state, rate, near, interface, virtual, link)

@@ -15,7 +15,7 @@ from pathlib import Path
 from paths import TOPOLOGIES
 
 from hpcgpu.model import CpuSet, NumaNode, Topology
-from hpcgpu.topology import hwloc_xml
+from hpcgpu.topology import hwloc_xml, pci
 
 # THISSYSTEM=0: hwloc asks neither this machine's kernel nor its CPU. "stop": no component but these two.
 ENVIRONMENT = {"HWLOC_COMPONENTS": "linux,linuxio,stop", "HWLOC_THISSYSTEM": "0"}
@@ -137,6 +137,7 @@ def _device(sys: Path, device: ET.Element, chain: tuple[str, ...], nodes: CpuSet
         subsystem_device=f"0x{model}",
         revision=f"0x{revision}",
         numa_node=near[0].os_index if len(near) == 1 else -1,
+        **_link_of(float(device.get("pci_link_speed", "0"))),
         local_cpus=_mask(cpus),
     )
     config = bytearray(64)  # hwloc reads of it the kind of header and, of a bridge, the buses below it
@@ -150,6 +151,16 @@ def _device(sys: Path, device: ET.Element, chain: tuple[str, ...], nodes: CpuSet
         config[0x19], config[0x1A] = (int(bus, 16) for bus in below.strip("]").split("-"))
     (folder / "config").write_bytes(config)
     _link(sys / "bus/pci/devices" / chain[-1], folder)
+
+
+def _link_of(gbytes_s: float) -> dict[str, object]:
+    """The link's speed and width, as the kernel tells them, from its data rate."""
+    for speed in ("2.5", "5.0", "8.0", "16.0", "32.0"):
+        lane = pci.link_gbytes_s(f"{speed} GT/s", "1")
+        for width in (1, 2, 4, 8, 16):
+            if abs(lane * width - gbytes_s) < 0.01:
+                return {"current_link_speed": f"{speed} GT/s PCIe", "current_link_width": width}
+    return {}
 
 
 def _osdev(sys: Path, osdev: ET.Element, chain: tuple[str, ...], device: ET.Element, version3: bool) -> None:

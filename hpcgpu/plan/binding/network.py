@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from hpcgpu.model import Binding, Gpu, Nic, Topology
 from hpcgpu.plan.binding.assignment import assign
-from hpcgpu.plan.binding.ports import NODE, UNKNOWN, Distance, Ports, label
+from hpcgpu.plan.binding.ports import NODE, Distance, Ports, label
 
 _UCX_KINDS = ("infiniband", "roce")
 # Costs, lexicographic up to 100 workers and 100 ports: no sum of lesser costs reaches a greater one. From the greatest:
-# slots that must be filled, rate, class of distance, load of a card, PCI bridges, and the distance in PCI order.
-_BRIDGE, _CARD, _CLASS, _RATE, _MUST = 10**12, 10**16, 10**22, 10**26, 10**30
+# slots that must be filled, rate, class of distance, height of the common bridge, load of a card, PCI bridges, and the
+# distance in PCI order.
+_BRIDGE, _CARD, _HEIGHT, _CLASS, _RATE, _MUST = 10**12, 10**16, 10**22, 10**26, 10**30, 10**34
+_DEEPEST = 20  # bridges above a device; recorded machines have at most 6
 
 
 class PortPlan(NamedTuple):
@@ -150,8 +152,9 @@ def _card(nic: Nic) -> str:
 
 
 def _cost(ports: Ports, gpus: Sequence[Gpu], i: int, j: int) -> int:
-    kind, bridges = ports.distance(gpus[i], ports.usable[j])
-    return min(kind, UNKNOWN) * _CLASS + bridges * _BRIDGE + _skew(i, gpus, j, ports.usable)
+    kind, height, bridges = ports.distance(gpus[i], ports.usable[j])
+    rank = max(height + _DEEPEST, 0)
+    return kind * _CLASS + rank * _HEIGHT + bridges * _BRIDGE + _skew(i, gpus, j, ports.usable)
 
 
 def _skew(i: int, gpus: Sequence[Gpu], j: int, nics: Sequence[Nic]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hpcgpu.model import Hop
 from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
 from hpcgpu.plan.doctor.finding import Seen, failed, not_looked_at, ok, warning, worst
 from hpcgpu.units import format_bytes
@@ -84,7 +85,7 @@ def _nics_of(node: NodeFacts) -> Seen:
     if not dead:
         return ok(", ".join(alive)) if alive else not_looked_at("no network card is seen")
     lost = {nic.pci for nic in fast if not nic.active} - {nic.pci for nic in fast if nic.active}
-    near = sorted({gpu for gpu, pci, _ in _nearest(node) if pci in lost})
+    near = sorted({gpu for gpu, pci, *_ in _nearest(node) if pci in lost})
     said = f"{dead}, nearest to the GPU at {', '.join(near)}" if near else dead
     if alive and not near:
         return ok(f"{', '.join(alive)}; no GPU misses the others: {said}")
@@ -96,12 +97,14 @@ def _nics_of(node: NodeFacts) -> Seen:
     )
 
 
-def _nearest(node: NodeFacts) -> list[tuple[str, str, int]]:
-    """Return the hops of each GPU to its nearest ports."""
-    least: dict[str, int] = {}
-    for gpu, _, count in node.hops:
-        least[gpu] = min(count, least.get(gpu, count))
-    return [hop for hop in node.hops if hop[2] == least[hop[0]]]
+def _nearest(node: NodeFacts) -> list[Hop]:
+    """Return the PCI paths of each GPU to its nearest ports."""
+
+    def length(hop: Hop) -> tuple[int, int]:
+        return (-hop.depth, hop.bridges)
+
+    least = {gpu: min(length(hop) for hop in node.hops if hop.gpu == gpu) for gpu in {hop.gpu for hop in node.hops}}
+    return [hop for hop in node.hops if length(hop) == least[hop.gpu]]
 
 
 def check_cuda(facts: TrialFacts) -> Seen:

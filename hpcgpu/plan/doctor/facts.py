@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hpcgpu.model import Nic
+from hpcgpu.model import Hop, Nic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +221,8 @@ class NodeFacts:
         Version of their driver; empty: none.
     granted_gpus : int or None
         GPUs of this node that the batch system has granted; None: it does not tell.
-    hops : tuple of (str, str, int)
-        GPU and NIC by PCI address, and the PCI bridges between the two.
+    hops : tuple of Hop
+        PCI paths between GPUs and NICs.
     ucx : Ucx
         As ``ucx_info`` tells it.
     no_ucx_links : str
@@ -241,7 +241,7 @@ class NodeFacts:
     driver: str = ""
     granted_gpus: int | None = None
     nics: tuple[Nic, ...] | None = None
-    hops: tuple[tuple[str, str, int], ...] = ()
+    hops: tuple[Hop, ...] = ()
     scratch: Folder | None = None
     speed: GpuSpeed | None = None
     ucx: Ucx | None = None

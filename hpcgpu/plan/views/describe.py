@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.ports import DISTANCES, SPARE, Ports
 from hpcgpu.plan.views.explain import worker_reasons
@@ -85,7 +85,7 @@ def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any
         "gpu": _gpu(gpu) if gpu else None,
         "cpuset": str(binding.cpuset),
         "shared_cores": binding.shared_cores,
-        "memory": {"policy": binding.memory_policy, "nodes": _near_first(binding.memory_nodes, near.numa_node)},
+        "memory": {"policy": binding.memory_policy, "nodes": _memory_nodes(binding, near.numa_node)},
         "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(near, n).kind]} for n in binding.nics],
         "interface": binding.interface or None,
         "env": dict(spec.env),
@@ -93,7 +93,9 @@ def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any
     }
 
 
-def _near_first(nodes: CpuSet, home: int | None) -> str:
+def _memory_nodes(binding: Binding, home: int | None) -> str:
+    """Return the NUMA nodes of a worker's memory, the near one first; "" if the memory is not bound."""
+    nodes = CpuSet() if binding.memory_policy == "none" else binding.memory_nodes
     if home not in nodes or len(nodes) == 1:
         return str(nodes)
     return f"{home},{CpuSet(nodes - {home})}"

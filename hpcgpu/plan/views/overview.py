@@ -9,13 +9,11 @@ from typing import NamedTuple
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
-from hpcgpu.plan.binding.ports import DISTANCES, FAR, Ports, Why, label, unused_ports
+from hpcgpu.plan.binding.ports import DISTANCE_WORDS, FAR, Ports, Why, label, unused_ports
 from hpcgpu.plan.views.explain import aligned, gpu_words, others_words, port_words, worker_reasons
 from hpcgpu.units import counted
 
 _COLUMNS = ("worker", "GPU", "NUMA", "cores: PUs", "memory", "port")
-_NEAR = {"pci": "same PCI host bridge", "node": "same NUMA node", "package": "same package"}
-_FAR = {"machine": "another package", "unknown": "distance unknown"}
 _WIDEST = 1 << 16
 
 
@@ -135,8 +133,7 @@ def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
     """Yield distance and rate of the nearest port, and whether its state is unknown."""
     if not nics:
         return
-    kind = DISTANCES[ports.distance(gpu, nics[0]).kind]
-    yield (_NEAR | _FAR)[kind]
+    yield DISTANCE_WORDS[ports.distance(gpu, nics[0]).kind]
     yield f"{nics[0].rate_gbps:g} Gb/s" if nics[0].rate_gbps else "rate unknown"
     if nics[0].state == "unknown":
         yield "state unknown"

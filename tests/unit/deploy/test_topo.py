@@ -271,10 +271,10 @@ def test_text_fits_80_columns(folder: Path, name: str) -> None:
 def test_what_was_not_looked_at_is_said(folder: Path) -> None:
     """NCCL's files tell rates and no states; hwloc's tell states and no rates."""
     said = planned(folder, text_of("nccl/oci-h100")).table()
-    assert "  mlx5_0:1 mlx5_1:1, same PCI host bridge, 180 Gb/s, state unknown" in said
+    assert "  mlx5_0:1 mlx5_1:1, same switch, 180 Gb/s, state unknown" in said
     assert "IP interface" not in said.partition("\n\n")[2]  # the format has none, so nothing is said of a port's
     turin = planned(folder, text_of("turin-4gpu-nvml")).table()
-    assert "mlx5_4:1 (ib1x), another package, rate unknown\n" in turin
+    assert "mlx5_4:1 (ib1x), across packages, rate unknown\n" in turin
 
 
 def test_a_plan_that_is_poor_says_so(folder: Path) -> None:

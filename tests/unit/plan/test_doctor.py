@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from paths import ROOT, TOPOLOGIES
 
-from hpcgpu.model import Nic
+from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.doctor import devices, links, login, nodes
 from hpcgpu.plan.doctor.facts import (
     Folder,
@@ -66,7 +66,7 @@ def node(host: str, other: str) -> NodeFacts:
         gpus=("H100",) * 4,
         driver="570.86",
         nics=(NIC,),
-        hops=(("0000:03:00.0", NIC.pci, 2),),
+        hops=(Hop("0000:03:00.0", NIC.pci, 2, 1),),
         scratch=DISK,
         speed=GpuSpeed(name="H100", init_s=0.5, near_bytes_per_s=5e10, far_bytes_per_s=3e10),
         ucx=Ucx(version="1.18.0", transports=("rc_mlx5", "tcp")),

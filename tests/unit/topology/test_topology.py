@@ -80,7 +80,7 @@ def test_ports_with_state_kind_and_interface() -> None:
 
 
 def test_hops_are_known_below_one_host_bridge_only() -> None:
-    hops = {(a, b): h for a, b, h in machine("turin-4gpu-nvml").hops}
+    hops = {(a, b): h for a, b, h, _ in machine("turin-4gpu-nvml").hops}
     assert hops["0000:96:00.0", "0000:93:00.0"] == 5
     assert ("0000:96:00.0", "0000:e3:00.0") not in hops
 
@@ -138,7 +138,7 @@ def test_a_file_without_cores_is_planned_on_the_pus_of_its_numa_nodes() -> None:
       <object type="NUMANode" os_index="1" cpuset="0xc" nodeset="0x2" local_memory="64"/></object></topology>"""
     topology = hwloc_xml.read(text)
     assert [str(c) for c in topology.cores] == ["0", "1", "2", "3"]
-    assert "neither cores nor PUs are described" in topology.warnings[0]
+    assert "which PUs share a core is not described (each counts as a core)" in topology.warnings[0]
     with pytest.raises(ParseError, match="no node to plan for"):
         hwloc_xml.read(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
 

@@ -1,0 +1,323 @@
+"""Machines and files as they are elsewhere: synthetic ones of a few objects, each for one fault that was seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import GIB, mask
+from waiting import scaled
+
+from hpcgpu.deploy.topo import Selection, plan, read_text
+from hpcgpu.deploy.topo_diff import compare
+from hpcgpu.errors import ConfigError, ParseError
+from hpcgpu.model import CpuSet, Settings, Topology
+from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.binding.ports import DISTANCES, Ports
+from hpcgpu.topology import document, hwloc_xml, nccl_xml
+
+GPU_IDS, IB_IDS, ROCE_IDS, EFA_IDS = (
+    "0302 [10de:2901] [10de:2901] a1",
+    "0207 [15b3:1021] [15b3:0058] 00",
+    "0200 [15b3:1021] [15b3:0041] 00",
+    "0200 [1d0f:efa2] [1d0f:efa2] 00",
+)
+
+
+def function(bus: int, ids: str, name: str = "", link: float = 63.0, uuid: str = "") -> str:
+    """A PCI function as hwloc writes it; with a name it is an RDMA device with an active port."""
+    info = f'<info name="NVIDIAUUID" value="{uuid}"/>' if uuid else ""
+    rdma = f'<object type="OSDev" name="{name}" osdev_type="3"><info name="Port1State" value="4"/></object>'
+    inside = (rdma if name else "") + info
+    at = f'pci_busid="0000:{bus:02x}:00.0" pci_type="{ids}" pci_link_speed="{link}"'
+    return f'<object type="PCIDev" {at}>{inside}</object>'
+
+
+def bridge(bus: int, *inside: str) -> str:
+    at = f'pci_busid="0000:{bus:02x}:00.0" pci_type="0604 [1000:c010] [1000:100b] a0"'
+    below = f'bridge_type="1-1" bridge_pci="0000:[{bus:02x}-{bus:02x}]"'
+    return f'<object type="Bridge" {below} {at}>{"".join(inside)}</object>'
+
+
+def host_bridge(bus: int, *inside: str) -> str:
+    return f'<object type="Bridge" bridge_type="0-1" bridge_pci="0000:[{bus:02x}-{bus:02x}]">{"".join(inside)}</object>'
+
+
+def machine(*inside: str, cores: int = 8) -> str:
+    """One package and NUMA node, as hwloc 2 writes it."""
+    pus = mask(range(cores))
+    numa = f'<object type="NUMANode" os_index="0" cpuset="{pus}" nodeset="0x1" local_memory="{64 * GIB}"/>'
+    places = "".join(f'<object type="Core" cpuset="{mask([i])}"/>' for i in range(cores))
+    return (
+        f'<topology version="2.0"><object type="Machine" cpuset="{pus}" nodeset="0x1" complete_nodeset="0x1">'
+        f'<object type="Package" os_index="0" cpuset="{pus}" nodeset="0x1">{numa}{places}{"".join(inside)}</object>'
+        "</object></topology>"
+    )
+
+
+def ports_of(topology: Topology, **options: str) -> list[list[str]]:
+    everything = CpuSet().union(*topology.cores)
+    bindings = plan_bindings(topology, topology.gpus, CpuSet(everything), Settings(**options))
+    return [[nic.name for nic in b.nics] for b in bindings]
+
+
+# --- W1: memory of GPUs -------------------------------------------------------------------------------------------
+
+
+def power9(below: str) -> str:
+    """POWER9 as hwloc 1 writes it: GPU memory is a NUMA node of its own, with ``below`` in it."""
+    cores = "".join(f'<object type="Core" cpuset="{mask([i])}"/>' for i in range(4))
+    return (
+        '<topology><object type="Machine" cpuset="0xf" complete_cpuset="0xf" nodeset="0x8001">'
+        '<info name="Architecture" value="ppc64le"/>'
+        '<object type="NUMANode" os_index="0" cpuset="0xf" complete_cpuset="0xf" nodeset="0x1" '
+        f'local_memory="{64 * GIB}">'
+        f"{cores}{function(3, GPU_IDS)}{function(4, GPU_IDS)}</object>"
+        f'<object type="NUMANode" os_index="15" cpuset="0x0" complete_cpuset="0x0" nodeset="0x8000" '
+        f'local_memory="{16 * GIB}">{below}</object></object></topology>'
+    )
+
+
+def group(inside: str) -> str:
+    return f'<object type="Group" cpuset="0x0" complete_cpuset="0x0">{inside}</object>'
+
+
+@given(st.recursive(st.just(""), lambda inside: inside.map(group), max_leaves=4))
+def test_memory_of_a_gpu_is_never_planned(below: str) -> None:
+    topology = hwloc_xml.read(power9(below))
+    assert [n.kind for n in topology.other_memory] == ["gpu"]
+    for policy in ("preferred-many", "bind", "interleave"):
+        wanted = Settings(memory_policy=policy)
+        for binding in plan_bindings(topology, topology.gpus, CpuSet(range(4)), wanted):
+            assert 15 not in binding.memory_nodes
+
+
+def test_dram_whose_cores_were_cut_away_stays_dram() -> None:
+    topology = hwloc_xml.read(power9('<object type="Group" cpuset="0x0" complete_cpuset="0xf0"/>'))
+    assert [n.os_index for n in topology.numa_nodes] == [0, 15]
+    topology = hwloc_xml.read(power9('<object type="Core" cpuset="0x0"/>'))
+    assert [n.os_index for n in topology.numa_nodes] == [0, 15]
+
+
+# --- W2: ports for management -------------------------------------------------------------------------------------
+
+
+def b200(rails: str = "") -> str:
+    """Eight GPUs, two ConnectX-7 functions of the NVSwitches, eight rails of a kind on the switches of the GPUs."""
+    managers = [function(0x62 + i, IB_IDS, f"mlx5_{i}", 3.938462) for i in range(2)]
+    out = [host_bridge(0x60, bridge(0x61, *managers))]
+    for i in range(8):
+        rail = [function(0x90 + i, rails, f"rail{i}")] if rails else []
+        out.append(host_bridge(0x70 + i, bridge(0x80 + i, function(0xA0 + i, GPU_IDS), *rail)))
+    return machine(*out)
+
+
+@pytest.mark.parametrize(
+    ("rails", "expected"),
+    [
+        ("", [[]] * 8),
+        (EFA_IDS, [[]] * 8),
+        (ROCE_IDS, [[f"rail{i}"] for i in range(8)]),
+        (IB_IDS, [[f"rail{i}"] for i in range(8)]),
+    ],
+    ids=["none", "efa", "roce", "infiniband"],
+)
+def test_ports_of_the_fabric_manager_serve_no_worker(rails: str, expected: list[list[str]]) -> None:
+    topology = hwloc_xml.read(b200(rails))
+    if not rails:  # nothing to compare with: two ports are what there is
+        assert ports_of(topology) != expected
+        return
+    assert ports_of(topology) == expected
+    ports = Ports(topology)
+    why = {nic.name: reason.one for nic, reason in ports.why_not.items()}
+    assert why["mlx5_0"] == "it has a PCI link of 3.9 GB/s where others have 63.0: a management port"
+
+
+def test_rails_win_over_infiniband_that_is_elsewhere() -> None:
+    """Also where the file tells no links, as NCCL's and hwloc 1's."""
+    topology = hwloc_xml.read(b200(ROCE_IDS).replace("3.938462", "0.0").replace("63.0", "0.0"))
+    assert ports_of(topology) == [[f"rail{i}"] for i in range(8)]
+
+
+@given(st.lists(st.sampled_from([2.0, 3.9, 7.9, 15.8, 31.5, 63.0]), min_size=1, max_size=6), st.booleans())
+def test_a_port_with_a_fraction_of_the_others_serves_no_worker(links: Sequence[float], by_rate: bool) -> None:
+    cards = [host_bridge(0x20 + i, function(0x30 + i, IB_IDS, f"mlx5_{i}", link)) for i, link in enumerate(links)]
+    gpus = [host_bridge(0x10 + i, function(0x40 + i, GPU_IDS)) for i in range(4)]
+    topology = hwloc_xml.read(machine(*cards, *gpus))
+    if by_rate:
+        nics = tuple(replace(n, rate_gbps=n.link_gbytes_s, link_gbytes_s=0.0) for n in topology.nics)
+        topology = replace(topology, nics=nics)
+    of = {f"mlx5_{i}": link for i, link in enumerate(links)}
+    least = max(links) / (2 if by_rate else 4)
+    used = {name for names in ports_of(topology) for name in names}
+    assert used
+    assert all(of[name] >= least for name in used)
+
+
+# --- W3: cores of stripped files ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.booleans())
+def test_workers_share_no_core_in_a_file_without_cores(nodes: int, cores: int, named_pus: bool) -> None:
+    """Linux numbers the second hyperthreads after all cores, so 0-47,96-143 are 48 cores."""
+    whole = nodes * cores
+    sets = [
+        CpuSet([*range(n * cores, (n + 1) * cores), *range(whole + n * cores, whole + (n + 1) * cores)])
+        for n in range(nodes)
+    ]
+    parts = "".join(
+        f'<object type="Group" cpuset="{mask(s)}" nodeset="{mask([n])}">'
+        f'<object type="NUMANode" os_index="{n}" cpuset="{mask(s)}" nodeset="{mask([n])}" local_memory="{GIB}"/>'
+        + "".join(f'<object type="PU" os_index="{i}" cpuset="{mask([i])}"/>' for i in s if named_pus)
+        + f"{function(16 + 2 * n, GPU_IDS)}{function(17 + 2 * n, GPU_IDS)}</object>"
+        for n, s in enumerate(sets)
+    )
+    everything = CpuSet(range(2 * whole))
+    whole_machine = f'type="Machine" cpuset="{mask(everything)}" nodeset="{mask(range(nodes))}"'
+    text = f'<topology version="2.0"><object {whole_machine}>{parts}</object></topology>'
+    nccl = "".join(
+        f'<cpu numaid="{n}" affinity="{mask(s).replace("0x", "")}">'
+        f'<pci busid="0000:{16 + 2 * n:02x}:00.0" class="0x030200"/>'
+        f'<pci busid="0000:{17 + 2 * n:02x}:00.0" class="0x030200"/></cpu>'
+        for n, s in enumerate(sets)
+    )
+    twins = {pu: pu % whole for pu in everything}
+    for topology in (hwloc_xml.read(text), nccl_xml.read(f"<system>{nccl}</system>")):
+        bindings = plan_bindings(topology, topology.gpus, everything)
+        if nodes * cores >= len(bindings) and not (nodes == 1 or cores == 1):
+            owners = [{twins[pu] for pu in b.cpuset} for b in bindings]
+            assert sum(map(len, owners)) == len(set().union(*owners)), [str(b.cpuset) for b in bindings]
+
+
+# --- W4: distance by the common bridge ----------------------------------------------------------------------------
+
+
+@given(st.integers(0, 4), st.integers(0, 4))
+def test_a_nearer_common_bridge_always_wins(own_bridges: int, gpu_bridges: int) -> None:
+    """A card with bridges of its own below the switch of the GPU, beside a card behind another root port."""
+    near = function(0x50, IB_IDS, "near")
+    for i in range(own_bridges):
+        near = bridge(0x51 + i, near)
+    gpu = function(0x40, GPU_IDS)
+    for i in range(gpu_bridges):
+        gpu = bridge(0x41 + i, gpu)
+    inside = (bridge(0x30, bridge(0x31, gpu), bridge(0x32, near)), bridge(0x60, function(0x61, IB_IDS, "far")))
+    topology = hwloc_xml.read(machine(host_bridge(0x20, *inside)))
+    assert [names[0] for rule in ("balanced", "nearest") for names in ports_of(topology, nics=rule)] == ["near"] * 2
+    ports = Ports(topology)
+    kinds = {nic.name: DISTANCES[ports.distance(topology.gpus[0], nic).kind] for nic in topology.nics}
+    assert kinds == {"near": "switch", "far": "root"}
+
+
+def test_the_distance_class_of_a_port_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "node.xml"
+    inside = (
+        bridge(0x30, function(0x31, GPU_IDS), function(0x32, IB_IDS, "mlx5_0")),
+        bridge(0x40, function(0x41, GPU_IDS)),
+    )
+    file.write_text(machine(host_bridge(0x20, *inside)))
+    machine_plan = plan(Selection(file=str(file)), {}, "option")
+    table, picture = machine_plan.table(), machine_plan.picture()
+    assert "mlx5_0:1, same switch" in table
+    assert "mlx5_0:1, same root complex" in table
+    words = " ".join(ET.fromstring(picture).itertext()).split()
+    assert [words.count(word) for word in ("switch", "root")] == [1, 1]
+    assert 'class="port idle"' not in picture
+
+
+# --- small ones ---------------------------------------------------------------------------------------------------
+
+
+def test_equal_uuids_are_taken_for_unknown() -> None:
+    cards = [host_bridge(0x20 + i, function(0x30 + i, GPU_IDS, uuid="GPU-x" if i < 2 else "GPU-y")) for i in range(3)]
+    topology = hwloc_xml.read(machine(*cards))
+    assert [g.uuid for g in topology.gpus] == ["", "", "GPU-y"]
+    assert "several GPUs have the UUID GPU-x: it is taken for unknown" in topology.warnings
+
+
+def test_pus_of_an_unknown_numa_node_of_nccl_are_not_idle() -> None:
+    cpu = '<cpu numaid="{}" affinity="{}"><pci busid="0000:0{}:00.0" class="0x030200"/></cpu>'
+    topology = nccl_xml.read(f"<system>{cpu.format(0, 'f', 1)}{cpu.format(-1, 'f0', 2)}</system>")
+    assert [(n.os_index, str(n.cpuset)) for n in topology.numa_nodes] == [(0, "0-3"), (1, "4-7")]
+    assert [g.numa_node for g in topology.gpus] == [0, 1]
+    assert "numaid=-1 with PUs 4-7: they count as NUMA node 1" in topology.warnings
+
+
+def test_a_device_twice_in_a_file_of_nccl_counts_once() -> None:
+    """NCCL takes such files."""
+    pci = '<pci busid="0000:01:00.0" class="0x030200"/>'
+    topology = nccl_xml.read(f'<system><cpu numaid="0" affinity="f">{pci}{pci}</cpu></system>')
+    assert len(topology.gpus) == 1
+    assert "0000:01:00.0 is described in two places: the first one counts" in topology.warnings
+
+
+NUMA_2 = '<object type="NUMANode" os_index="0" cpuset="0xf0" nodeset="0x2"/>'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('pci_busid="0000:31:00.0"', "", "no pci_busid; expected a PCI address"),
+        ('pci_busid="0000:31:00.0"', 'pci_busid="0000:30:00.0"', "expected a PCI address that no other device has"),
+        (f'pci_type="{GPU_IDS}"', 'pci_type="0302"', "expected class, vendor and device such as 0302"),
+        (f'local_memory="{64 * GIB}"', 'local_memory="-1"', "expected a whole number from 0"),
+        ('os_index="0" cpuset', 'os_index="-1" cpuset', "expected a whole number from 0"),
+        (
+            '<object type="Core" cpuset="0x00000002"/>',
+            '<object type="Core" cpuset="0x00000001"/>',
+            "expected PUs that no other core has",
+        ),
+        ("</object></topology>", f"{NUMA_2}</object></topology>", "expected a number that no other NUMA node has"),
+    ],
+)
+def test_a_value_that_would_lose_something_is_refused(old: str, new: str, message: str) -> None:
+    text = machine(*(f"\n{host_bridge(0x20 + i, function(0x30 + i, GPU_IDS))}" for i in range(2)))
+    assert old in text
+    with pytest.raises(ParseError, match=f"^line [0-9]+: .*{message}"):
+        document.read(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("name", ["To be filled by O.E.M.", "System Product Name", "Default string"])
+def test_a_placeholder_is_no_name_of_a_machine(name: str) -> None:
+    text = machine().replace(
+        'complete_nodeset="0x1">', f'complete_nodeset="0x1"><info name="DMIProductName" value="{name}"/>', 1
+    )
+    assert hwloc_xml.read(text).name == ""
+
+
+def test_memory_that_is_not_bound_has_no_nodes_in_json(tmp_path: Path) -> None:
+    file = tmp_path / "node.xml"
+    file.write_text(machine(host_bridge(0x20, function(0x30, GPU_IDS))))
+    found = plan(Selection(file=str(file)), {}, "option")
+    assert "not bound" in found.table()
+    assert found.described()["workers"][0]["memory"] == {"policy": "none", "nodes": ""}
+
+
+def test_one_file_twice_is_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / "node.xml"
+    file.write_text(machine())
+    with pytest.raises(ConfigError, match=r"node\.xml was given twice; give a file of each machine"):
+        compare([str(file), str(file)])
+
+
+def test_a_fifo_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.deploy.topo._WRITER_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe is a FIFO to which nothing was written for 0 s; give a file"):
+        read_text(str(tmp_path / "pipe"))
+
+
+def test_a_fifo_with_a_writer_is_read(tmp_path: Path) -> None:
+    """As of ``hpcgpu topo --from <(lstopo --of xml)``."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen([sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}, 'w').write('<topology/>')"])
+    assert read_text(str(tmp_path / "pipe")) == "<topology/>"
+    assert writer.wait(scaled(60)) == 0
