@@ -131,6 +131,7 @@ class SchedulerProcess:
         spec = SchedulerSpec(
             local_directory=str(resources.scratch.path),
             host=self._own_address or (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
+            port=settings.scheduler_port,
             protocol=self.protocol,
             certificate=self.certificate,
             dashboard_secret=self.secret,

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcgpu.errors import ConfigError, HpcGpuError, whole
@@ -28,26 +29,26 @@ def main() -> None:
     _run(hpcgpu, "hpcgpu")
 
 
-def join() -> None:
-    """Run the command ``python -m hpcgpu.worker``."""
+def join(name: str = "python -m hpcgpu.worker", words: Sequence[str] | None = None) -> None:
+    """Run the command ``hpcgpu worker`` under another name; ``words``: its arguments, else those of this program."""
     from hpcgpu.cli.worker import worker
 
-    _run(worker, "python -m hpcgpu.worker")
+    _run(worker, name, words)
 
 
-def _run(command: click.Command, name: str) -> None:
+def _run(command: click.Command, name: str, words: Sequence[str] | None = None) -> None:
     """Run a command, and end with 0, 2 for what was typed, or 1 for what failed, whether or not it can be said."""
     log.open_missing()
-    code = _exit_code(command, name)
+    code = _exit_code(command, name, words)
     log.finish()
     sys.exit(code)
 
 
-def _exit_code(command: click.Command, name: str) -> int:
+def _exit_code(command: click.Command, name: str, words: Sequence[str] | None) -> int:
     import click
 
     try:
-        return int(command(prog_name=name, standalone_mode=False) or 0)
+        return int(command(words, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as e:
         with contextlib.suppress(OSError):
             e.show()

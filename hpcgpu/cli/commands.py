@@ -25,6 +25,7 @@ from hpcgpu.cli.options import (
 from hpcgpu.cli.report import report
 from hpcgpu.cli.topo import topo
 from hpcgpu.cli.version import version
+from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
 
@@ -42,6 +43,7 @@ _DRY = click.option("--dry-run", is_flag=True, help="Print the plan for this nod
 _HEADINGS = {
     "Begin": ("demo", "site", "plan", "doctor"),
     "Run a script on GPUs": ("run", "launch", "jobscript", "template"),
+    "Join a scheduler": ("worker",),
     "Clusters that are there": ("ps", "logs", "stop"),
     "Facts": ("topo", "report", "version"),
 }
@@ -65,7 +67,7 @@ def hpcgpu() -> None:
     """Run a Dask cluster on the GPUs of a batch job: the scheduler on rank 0, one bound, spilling worker per GPU."""
 
 
-for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo, version):
+for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo, version, worker):
     hpcgpu.add_command(_command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from types import MappingProxyType
 from typing import Any
@@ -55,13 +55,24 @@ def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function
     text = f"{_in_flags(field.metadata['text'])}{_example(field)}{_default(field)}"
     names = [flag(n) for n in (name, *field.metadata["aliases"])]
     if kind == "flag":
-        return click.option(f"{names[0]}/--no-{names[0][2:]}", name, default=None, help=text, hidden=hidden)
+        return click.option(*_switches(names), name, default=None, help=text, hidden=hidden)
     choices, many = field.metadata["choices"], kind in MANY
     shown = "|".join(choices) or MANY.get(kind, "VALUE")
     complete = _sites if name == "site" else _starting(choices)
     return click.option(
         *names, name, default=None, multiple=many, metavar=shown, help=text, hidden=hidden, shell_complete=complete
     )
+
+
+def _switches(names: Sequence[str]) -> Iterator[str]:
+    """Yield the forms of a flag for click; dask-cuda says --enable-X and --disable-X."""
+    yield f"{names[0]}/--no-{names[0][2:]}"
+    for name in names:
+        off = name.replace("--enable-", "--disable-", 1) if name.startswith("--enable-") else f"--no-{name[2:]}"
+        if name != names[0]:
+            yield f"{name}/{off}"
+        elif off != f"--no-{name[2:]}":
+            yield f" /{off}"
 
 
 def _example(field: Field[Any]) -> str:

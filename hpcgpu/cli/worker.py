@@ -1,4 +1,7 @@
-"""The command line of ``dask worker``, for this node's GPUs; dask-jobqueue runs it as ``python -m hpcgpu.worker``."""
+"""The command line of ``dask worker``, for this node's GPUs: ``hpcgpu worker``, ``dask gpu-worker``.
+
+dask-jobqueue runs it as ``python -m hpcgpu.worker``.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ class _LikeDasks(Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
+            name = f"enable_{name.removeprefix('disable_')}" if name.startswith("disable_") else name
             if known := DASK_WORKER.get(name) or DASK_CUDA.get(name):
                 raise ConfigError(f"{error.option_name}: {known.instead}") from error
             raise
@@ -34,10 +38,11 @@ class _LikeDasks(Command):
 
 @click.command(
     cls=_LikeDasks,
+    short_help="Join a Dask scheduler with this node's GPUs.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     examples={
-        "python -m hpcgpu.worker tls://10.0.0.1:8786 --device-memory-limit 0.8": "all GPUs of this node's job",
-        "python -m hpcgpu.worker --scheduler-file scheduler.json --gpus sim:2": "simulated ones",
+        "hpcgpu worker tls://10.0.0.1:8786 --device-memory-limit 0.8": "all GPUs of this node's job",
+        "hpcgpu worker --scheduler-file scheduler.json --gpus sim:2": "simulated ones",
     },
 )
 @click.argument("scheduler", required=False)
@@ -60,7 +65,8 @@ class _LikeDasks(Command):
 def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> int:  # noqa: ANN401
     """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
 
-    Takes the options of 'dask worker', and those of hpcgpu that are about a worker.
+    Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
+    gpu-worker' and 'python -m hpcgpu.worker' are the same command.
     """
     from hpcgpu.agent.standalone_node import StandaloneOptions, run
 
@@ -87,12 +93,20 @@ def _address(given: str | None, file: str | None) -> str:
         raise ConfigError(f"{given} and --scheduler-file {file}: say one of them")
     if file:
         given = _address_in(Path(file))
-    if not given:
-        raise ConfigError("no scheduler was given: python -m hpcgpu.worker tls://10.0.0.1:8786, or --scheduler-file")
+    # Dask's own option; dask worker takes it, too.
+    if not (given := given or _configured_address()):
+        raise ConfigError("no scheduler was given: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
     protocol, known, _ = given.partition("://")
     if known and protocol not in _PROTOCOLS:
         raise ConfigError(f"{given!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
     return given
+
+
+def _configured_address() -> str:
+    """Return ``scheduler-address`` of Dask's configuration; "" if it is not set."""
+    import dask.config
+
+    return str(dask.config.get("scheduler-address", None) or "")
 
 
 def _address_in(file: Path) -> str:
@@ -103,3 +117,17 @@ def _address_in(file: Path) -> str:
             f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e}); give the file that "
             "'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
         ) from e
+
+
+@click.command(
+    "gpu-worker",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Join a Dask scheduler with this node's GPUs (hpcgpu worker).",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def gpu_worker(words: tuple[str, ...]) -> None:
+    """Run ``hpcgpu worker`` below Dask's own command, which shows errors of other packages as tracebacks."""
+    from hpcgpu.cli import join
+
+    join("dask gpu-worker", words)

@@ -17,7 +17,7 @@ REQUEST = (
     *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
 )
 TIME = ("walltime", "drain")
-CLIENT = ("shape", "scheduler", "client_grace")
+CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
 START = ("ranks", "launcher")
 
 _ASKED = (
@@ -38,6 +38,8 @@ _START = dict.fromkeys(START, "{entry_point} is one rank, and starts no others; 
 _PYTHON = "its ranks have the Python that runs the script; start the script by another, or take 'hpcgpu run'"
 _HERE = "this cluster is the GPUs of one machine; leave it out, or take a class of a batch system"
 
+_ALSO_HERE = ("job_name", "log_directory", "client_grace", "dashboard_port")
+
 RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
     *("hpcgpu run", "hpcgpu launch", "hpcgpu jobscript with a script"),
     *("GPURunner", "LocalGPUCluster"),
@@ -49,7 +51,7 @@ _UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         JOBSCRIPT: _CLIENT,
         RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
         LOCAL: {
-            **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in ("job_name", "log_directory", "client_grace")},
+            **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
             "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
             "the futures of a client",
         },

@@ -12,18 +12,21 @@ from types import MappingProxyType
 
 from hpcgpu.errors import ConfigError
 
+ANYTHING = ("*",)
+LOOPBACK = ("127.0.0.1", "localhost", "tcp://127.0.0.1", "tls://127.0.0.1")
+
 
 @dataclass(frozen=True, slots=True)
 class Hint:
     """The words to write instead of another package's option, and the values for which the default is right."""
 
     instead: str
-    harmless: tuple[object, ...] = ()
+    harmless: tuple[object, ...] = ()  # or ANYTHING
 
     def is_harmless(self, value: object) -> bool:
         """Return whether the value, or its text from the environment, can be ignored."""
         # By text, since True == 1 and processes=1 is not processes=True.
-        return str(value).lower() in {str(h).lower() for h in self.harmless}
+        return self.harmless == ANYTHING or str(value).lower() in {str(h).lower() for h in self.harmless}
 
 
 UCX = "UCX chooses its transports itself; leave it out, or give env={'UCX_TLS': '...'}"
@@ -64,7 +67,7 @@ JOBQUEUE: Mapping[str, Hint] = MappingProxyType(
         "scheduler_options": Hint(SCHEDULER, ({},)),
         "shared_temp_directory": Hint("certificates need no shared folder; leave it out"),
         "config_name": Hint("the section of the dask configuration is hpcgpu; site names a site file"),
-        "silence_logs": Hint("no log is silenced, those of the job go to log_directory", (False,)),
+        "silence_logs": Hint("logs of workers never come to this process, whatever the level", ANYTHING),
     }
 )
 # dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
@@ -82,13 +85,11 @@ DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
         "worker_class": Hint(WATCHED),
         "pre_import": Hint(PRELOAD),
         "start": Hint("the cluster starts when it is made"),
-        "host": Hint(ADDRESS),
-        "ip": Hint(ADDRESS),
+        "host": Hint(ADDRESS, LOOPBACK),
+        "ip": Hint(ADDRESS, LOOPBACK),
         "contact_address": Hint(ADDRESS),
-        "scheduler_port": Hint(PORTS, (0,)),
         "port": Hint(PORTS, (0,)),
-        "dashboard_address": Hint(DASHBOARD),
-        "diagnostics_port": Hint(DASHBOARD),  # of distributed 2025.4
+        "diagnostics_port": Hint("give dashboard_port"),  # of distributed 2025.4
         "worker_dashboard_address": Hint("workers have no web server; " + DASHBOARD),
         "http_prefix": Hint(DASHBOARD),
         "services": Hint("gone from distributed; leave it out"),
@@ -148,6 +149,8 @@ def read_local_cuda(given: Mapping[str, object]) -> tuple[dict[str, object], dic
     """
     ours = dict(given)
     environ: dict[str, str] = {}
+    if "dashboard_address" in ours and ours["dashboard_address"] is None:  # as LocalCluster has it
+        ours["dashboard"] = ours.get("dashboard", False)
     visible = ours.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         devices = [d.strip() for d in visible.split(",")] if isinstance(visible, str) else _devices(visible)

@@ -20,7 +20,7 @@ TYPES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("bytes", "duration"), "int or str"),
         **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
         **dict.fromkeys(("text",), "str"),
-        "gpus": "int or str",
+        **dict.fromkeys(("gpus", "port"), "int or str"),
         **dict.fromkeys(("texts", "lines"), "list of str"),
         "cores": "str or int",
         "nics": "str or list of str",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.settings import CUDF, RMM, Settings
+from hpcgpu.model.settings import Settings
 from hpcgpu.model.simulated import parse_simulated
 
 if TYPE_CHECKING:
@@ -84,11 +84,6 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
 
 def _check_rapids(settings: Settings) -> None:
     said = settings.said
-    wanted = [name for name in (*RMM, *CUDF) if getattr(settings, name)]
-    if wanted and settings.gpus is not None:
-        raise ConfigError(
-            f"{said(wanted[0])} with {said('gpus')}: simulated GPUs have neither RMM nor cuDF; leave one of the two out"
-        )
     if settings.rmm_async and settings.rmm_managed_memory:
         raise ConfigError(
             f"{said('rmm_async')} with {said('rmm_managed_memory')}: CUDA's asynchronous allocator gives no managed "

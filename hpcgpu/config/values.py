@@ -22,6 +22,8 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TWO_VARIABLES = re.compile(r"(\s*[A-Za-z_][A-Za-z0-9_]*\s*)=([^=]*?),(\s*[A-Z_][A-Z0-9_]*=.*)")
 _SMALLEST_NODE_BYTES = 1 << 20  # as a node's memory; no Python starts in less
 CORES = ("all", "local")
+_LOOPBACK = ("", "localhost", "127.0.0.1", "[::1]")
+_HIGHEST_PORT = (1 << 16) - 1
 NIC_RULES = ("balanced", "nearest", "ucx")
 
 
@@ -66,6 +68,21 @@ def _whole(value: object, what: str, least: int) -> int:
 
 def _count(_: Field[Any], value: object) -> int:
     return _whole(value, "count", 1)
+
+
+def _port(option: Field[Any], value: object) -> int:
+    """Read a port; Dask's address of a dashboard has a colon before it."""
+    host, _, number = str(value).strip().rpartition(":")
+    if host and "dashboard_address" not in option.metadata["aliases"]:
+        number = ""
+    elif host not in _LOOPBACK:
+        raise ConfigError(
+            f"{value!r} is not on loopback, the only place where others cannot reach the dashboard; give the port "
+            "alone, such as ':8787'; ssh -L brings it to another machine"
+        )
+    if isinstance(value, bool) or not number.isascii() or not number.isdecimal() or int(number) > _HIGHEST_PORT:
+        raise ConfigError(f"{value!r} is not a port; allowed: 1 to {_HIGHEST_PORT}, or 0 for a free one")
+    return int(number)
 
 
 def _cores(option: Field[Any], value: object) -> str | int:
@@ -248,6 +265,7 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
 READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
     {
         "count": _count,
+        "port": _port,
         "number": lambda _, value: _whole(value, "number", 0),
         "cores": _cores,
         "nics": _nics,

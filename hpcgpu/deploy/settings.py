@@ -24,7 +24,7 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
 from hpcgpu.model.limit import read_disk_limit, read_part
 from hpcgpu.model.plain import read_option
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.settings import CUDF, RMM, options, user_name
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
@@ -34,7 +34,7 @@ _MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
     **dict.fromkeys(("target", "spill", "pause", "terminate"), read_part),
     "max-spill": read_disk_limit,
 }
-_said: set[str] = set()  # of dask-jobqueue's section, in this process
+_said: set[str] = set()  # notes, in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,19 @@ def read(
         sites.say_differences(differing, settings, in_file)
     check_entry_point(entry_point, settings, given, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
+    _say_unused(settings)
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()
     return Wanted(_expanded(settings), site)
+
+
+def _say_unused(settings: Settings) -> None:
+    """Say once that simulated GPUs have neither RMM nor cuDF: a script for GPUs runs on them unchanged."""
+    names = [name for name in (*RMM, *CUDF) if getattr(settings, name)] if settings.gpus else []
+    text = f"{settings.said('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(names)}"
+    if names and text not in _said:
+        _said.add(text)
+        log.say(text)
 
 
 def check_dask_memory() -> None:

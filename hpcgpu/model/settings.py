@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
         "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
         "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
-        "Network": ("protocol", "security", "interface", "dashboard"),
+        "Network": ("protocol", "security", "interface", "scheduler_port", "dashboard", "dashboard_port"),
         "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
         "Workers": ("resources", "env", "allocator"),
         "RMM and cuDF": (*RMM, *CUDF),
@@ -220,6 +220,13 @@ class Settings:
         user_name="death_timeout",
     )
     dashboard: bool = option(True, "flag", "the scheduler's dashboard, on loopback behind a secret")
+    dashboard_port: int = option(
+        0,
+        "port",
+        "port of this machine's loopback for the link to the dashboard; the next free one if it is taken",
+        aliases=("dashboard_address",),
+    )
+    scheduler_port: int = option(0, "port", "port of the scheduler; a free one if 0")
     progress: bool = option(False, "flag", "say on standard error how many tasks are done")
     resources: Mapping[str, float] = option(MappingProxyType({}), "numbers", "Dask resources of each worker")
     allocator: str = option(

@@ -39,6 +39,7 @@ directives and shell lines belong to the value.
 _UNITS: Mapping[str, str] = {
     **dict.fromkeys(("duration", "seconds"), "seconds"),
     "bytes": "bytes",
+    "port": "a port, `8787` or `':8787'`",
     "limit": "bytes, or a fraction of the GPU's memory",
     "device-limit": "bytes, or a fraction of the GPU's memory",
     "host-limit": "bytes, or a fraction of the node's memory",
@@ -51,7 +52,8 @@ _CUDA |= {"interface", "resources", "death_timeout", "set_rmm_allocator_for_libs
 INSTEAD: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "dask-cuda": {
         "gpus_per_node": {"n_workers": ""},
-        "dashboard": dict.fromkeys(("dashboard_address", "diagnostics_port", "http_prefix", "service_kwargs"), ""),
+        "dashboard": dict.fromkeys(("http_prefix", "service_kwargs"), ""),
+        "dashboard_port": {"diagnostics_port": ""},
         "rendezvous": {"scheduler_file": "of `dask cuda worker`"},
     },
     "dask-jobqueue": {
@@ -62,12 +64,14 @@ INSTEAD: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "drain": {"worker_extra_args": "`--lifetime`"},
         "memory_limit": {"memory": "divided by `processes`"},
         "interface": {"scheduler_options": ""},
-        "dashboard": {"dashboard_address": "", "scheduler_options": ""},
+        "dashboard": {"scheduler_options": ""},
+        "dashboard_port": {"dashboard_address": ""},
+        "scheduler_port": {"scheduler_options": ""},
         "resources": {"worker_extra_args": "`--resources`", "extra": ""},
         "env": {"job_script_prologue": "lines with `export`", "env_extra": ""},
     },
     "dask-mpi": {
-        "dashboard": {"dashboard_address": ""},
+        "dashboard_port": {"dashboard_address": ""},
         "rendezvous": {"scheduler_file": ""},
         "resources": {"worker_options": '`{"resources": {...}}`'},
         "env": {"worker_options": '`{"env": {...}}`, of a Nanny'},

@@ -14,17 +14,13 @@ from hpcgpu.supervise import tasks
 
 
 class BrowserLink:
-    """Lets browsers of this machine reach the dashboard; the event loop's thread alone changes it.
+    """Lead browsers of this machine to the dashboard. Not thread-safe: for the thread of the event loop.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's. Each object that is attached to the run has a file of its own in it, for people who see a log alone.
-
+    Each object that is attached to the run has a file of its own in the run's folder, for people who see only a log.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._secret = folder, ""
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self._folder, self._port, self._secret = folder, port, ""
         self._scheduler: Any = None
         self._forwarder: Forwarder | None = None
 
@@ -54,7 +50,7 @@ class BrowserLink:
         is_new, self._scheduler, self._secret = secret != self._secret, scheduler, secret
         if not secret or not is_new:
             return False
-        self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret)
+        self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret, self._port)
         await tasks.in_thread(functools.partial(private.write, self._file, f"{self.url}\n"))
         return True
 

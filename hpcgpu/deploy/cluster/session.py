@@ -147,7 +147,7 @@ class Session:
         self._connector = Connector(self.folder, job, head, self._progress, self._patience, python)
         scheduler = await self._connector.open()
         self.hold(scheduler)
-        self.browser = BrowserLink(self.folder)
+        self.browser = BrowserLink(self.folder, self._settings.dashboard_port)
         await self._lead_browsers(scheduler)
         return scheduler
 

@@ -19,6 +19,7 @@ import dask
 from distributed.core import CommClosedError
 from distributed.utils import format_dashboard_link
 
+from hpcgpu.host import log
 from hpcgpu.supervise import tasks
 
 # The scheduler's handler; hpcgpu.deploy.processes.dashboard serves it.
@@ -28,6 +29,7 @@ _CHUNK_BYTES = 1 << 16
 # A browser sends its first line at once. Neighbours who send none may not keep all descriptors of this process.
 _FIRST_LINE_S = 10.0
 _MOST_WAITING = 64
+_NEXT_PORTS = 100
 _DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 # People come here by the link of distributed's Client, which has no secret.
 NO_SECRET = (
@@ -59,16 +61,11 @@ class Forwarder:
         self.port: int = server.sockets[0].getsockname()[1]
 
     @classmethod
-    async def open(cls, connect: Callable[[], Awaitable[Any]], secret: Callable[[], str]) -> Self:
-        """Listen.
+    async def open(cls, connect: Callable[[], Awaitable[Any]], secret: Callable[[], str], port: int = 0) -> Self:
+        """Listen on ``port``, or on the next free one.
 
-        Parameters
-        ----------
-        connect : coroutine function
-            Returns a connection to the scheduler's :data:`HANDLER`. OSError: there is no scheduler now.
-        secret : callable
-            Returns the first part of the dashboard's paths. Requests without it get no connection.
-
+        ``connect`` returns a connection to the scheduler's :data:`HANDLER`, or raises OSError if there is no scheduler
+        now. ``secret`` returns the first part of the dashboard's paths; requests without it get no connection.
         """
         carrying: set[asyncio.Task[Any]] = set()
         waiting = 0
@@ -92,13 +89,25 @@ class Forwarder:
                 writer.close()
                 carrying.discard(task)
 
-        return cls(await asyncio.start_server(serve, _HOST, 0), carrying)
+        return cls(await _listen(serve, port), carrying)
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
         self._server.close()
         for task in tuple(self._carrying):
             task.cancel()
+
+
+async def _listen(serve: Callable[..., Awaitable[None]], port: int) -> asyncio.Server:
+    """Return a server on a port of loopback; if the port is taken, on the next free one, which is said."""
+    for number in (*range(port, min(port + _NEXT_PORTS, 1 << 16)), 0) if port else (0,):
+        with contextlib.suppress(OSError):
+            server = await asyncio.start_server(serve, _HOST, number)
+            if number != port:
+                now = server.sockets[0].getsockname()[1]
+                log.say(f"port {port} of this machine is taken: the link to the dashboard has port {now}")
+            return server
+    raise OSError(f"no port of {_HOST} is free")
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:

@@ -71,6 +71,7 @@ class SchedulerSpec:
 
     local_directory: str
     host: str
+    port: int = 0  # 0: a free one
     protocol: str
     certificate: Certificate | None = None
     dashboard_secret: str = field(default="", repr=False)
@@ -100,6 +101,8 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         scheduler = await _start(spec)
     except Exception as e:
         reason = reason_of(cause_of(e))
+        if spec.port:
+            reason += f"; scheduler_port={spec.port}: leave it out for a free port"
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
         await control.drained()
         return 1
@@ -149,7 +152,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
 async def _start(spec: SchedulerSpec) -> Scheduler:
     scheduler = Scheduler(
         host=spec.host,
-        port=0,
+        port=spec.port,
         protocol=spec.protocol,
         security=security(spec.certificate),
         local_directory=spec.local_directory,

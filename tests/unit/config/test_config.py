@@ -373,7 +373,15 @@ def test_calls_of_dask_cudas_documents() -> None:
     call = {"protocol": "tcp", "n_workers": 2, "CUDA_VISIBLE_DEVICES": "0,1", "device_memory_limit": 10**10}
     call |= {"local_directory": "/scratch/me"}
     assert read_settings(read_local_cuda(call)[0]).gpus_per_node == 2
-    assert "dashboard=True or False" in fails(read_local_cuda(call | {"dashboard_address": ":8787"})[0])
+    for address in (":8787", "8787", 8787, "127.0.0.1:8787", "localhost:8787"):
+        assert read_settings(read_local_cuda(call | {"dashboard_address": address})[0]).dashboard_port == 8787
+    assert not read_settings(read_local_cuda(call | {"dashboard_address": None})[0]).dashboard
+    assert "is not on loopback" in fails(read_local_cuda(call | {"dashboard_address": "0.0.0.0:8787"})[0])
+    assert read_settings(read_local_cuda(call | {"scheduler_port": 8786})[0]).scheduler_port == 8786
+    for port in (True, -1, 1 << 16, "", "a", "127.0.0.1:1"):
+        assert "scheduler_port" in fails({"scheduler_port": port})
+    assert read_settings({"silence_logs": 50, "processes": True, "host": "127.0.0.1"}) == read_settings({})
+    assert "interface says on which network" in fails({"host": "10.0.0.1"})
     rmm = {"rmm_pool_size": 10**10, "rmm_maximum_pool_size": 0.9, "rmm_allocator_external_lib_list": "cupy,torch"}
     taken = read_settings(read_local_cuda(call | rmm)[0])
     assert (taken.rmm_pool_size, taken.rmm_maximum_pool_size) == (Limit(10**10), Limit(0.9))

@@ -1,0 +1,123 @@
+"""The calls of the documents that the project grew from run here unchanged but for names, on simulated GPUs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import dask
+import pytest
+import ranks
+from distributed import Client, LocalCluster
+from paths import DATA, ROOT
+from waiting import scaled
+
+import hpcgpu
+from hpcgpu import LocalGPUCluster
+
+SEEDS = DATA / "seeds"
+CALLS = [ast.unparse(node) for node in ast.parse((SEEDS / "calls.py.txt").read_text()).body]
+COMMANDS = (SEEDS / "commands.txt").read_text().splitlines()
+# The same command under three names.
+NAMES = {
+    "hpcgpu": ["hpcgpu", "worker"],
+    "dask": ["dask", "gpu-worker"],
+    "module": [sys.executable, "-m", "hpcgpu.worker"],
+}
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
+def test_call_of_a_seed_runs(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = re.search(r"n_workers=(\d+)", call)
+    workers = int(count[1]) if count else 2
+    monkeypatch.setenv("HPCGPU_GPUS", f"sim:{workers}x64MiB")
+    port = free_port()
+    names = {
+        **{"LocalCUDACluster": LocalGPUCluster, "dask": dask},
+        **{"protocol": "tcp", "visible_devices": "0,1", "device_limit": 10**7, "device_pool_size": 10**7},
+        **{"dask_workdir": str(tmp_path), "dashboard_port": str(port)},
+    }
+    exec(call, names)
+    with names["cluster"] as cluster, Client(cluster) as client:
+        client.wait_for_workers(workers, timeout=scaled(90))
+        assert client.submit(sum, [1, 2]).result(scaled(60)) == 3
+        jit, limit = "jit_unspill" in call, cluster.memory().workers[0].device_limit_bytes
+        assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
+        for text, expected in (("=50000", 50000), ("=0.3", int(0.3 * 2**26)), ("device_limit", 10**7)):
+            assert limit == expected or text not in call
+        if "dashboard_port" in call:
+            assert cluster.dashboard_link.startswith(f"http://127.0.0.1:{port}/")
+
+
+def test_ports_of_a_cluster_are_those_of_the_call(capfd: pytest.CaptureFixture[str]) -> None:
+    """The link of the dashboard takes the next free port; the scheduler has the port or an error."""
+    wanted = free_port()
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        taken = int(other.getsockname()[1])
+        options = {"gpus": "sim:1x64MiB", "scheduler_port": wanted, "dashboard_address": f":{taken}"}
+        with LocalGPUCluster(**options) as cluster:
+            assert cluster.scheduler_address.endswith(f":{wanted}")
+            port = int(cluster.dashboard_link.split("/")[2].rpartition(":")[2])
+            assert port != taken
+            said = f"port {taken} of this machine is taken: the link to the dashboard has port {port}"
+            assert said in capfd.readouterr().err
+            with pytest.raises(hpcgpu.JobError, match=f"scheduler_port={wanted}: leave it out for a free port"):
+                LocalGPUCluster(gpus="sim:1x64MiB", scheduler_port=wanted)
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("hpcgpu", c) for c in COMMANDS] + [(n, COMMANDS[2]) for n in ("dask", "module")]
+)
+def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, tmp_path: Path) -> None:
+    """``dask-scheduler`` runs at its usual address there; here Dask's configuration has the address."""
+    variables = dict(word.split("=") for word in shlex.split(line) if re.match("[A-Z_]+=", word))
+    argv = [word for word in shlex.split(line) if word not in (f"{n}={v}" for n, v in variables.items())]
+    variables |= {"DASK_SCHEDULER_ADDRESS": scheduler.scheduler_address, "HPCGPU_GPUS": "sim:2x64MiB"}
+    env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin", **variables)
+    with subprocess.Popen([*NAMES[name], *argv[1:]], env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        try:
+            with Client(scheduler) as client:
+                client.wait_for_workers(2, timeout=scaled(90))
+                memory = hpcgpu.memory(client).workers
+                jit = "jit" in line.lower()
+                assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
+                expected = {"50000": 50000, "5GB": 2**26, "0.3": int(0.3 * 2**26)}.get(argv[-1])
+                assert expected is None or {w.device_limit_bytes for w in memory} <= {expected, 5 * 10**9}
+        finally:
+            process.terminate()
+            process.wait(scaled(60))
+
+
+def check_seeds(folder: Path) -> None:
+    text = "\n".join(path.read_text() for path in folder.glob("*.txt"))
+    lines = {
+        line.strip().removeprefix("$ ") for line in text.splitlines() if re.match(r"\s+\$ .*dask-cuda-worker", line)
+    }
+    assert lines == set(COMMANDS)
+    plain = re.sub(r"\s", "", text)
+    for call in re.findall(r"LocalCUDACluster\([^=]+=[^)]*\)", (SEEDS / "calls.py.txt").read_text()):
+        assert re.sub(r"\s", "", call) in plain
+
+
+if (DOCUMENTS := ROOT.parent / "shared/seeds").is_dir():
+
+    def test_calls_are_those_of_the_documents() -> None:
+        check_seeds(DOCUMENTS)
