@@ -1,4 +1,4 @@
-"""``hpcgpu report``: a folder that can be attached to a bug."""
+"""``hpcgpu report``: write a folder to attach to a bug report."""
 
 from __future__ import annotations
 

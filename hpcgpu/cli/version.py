@@ -1,4 +1,4 @@
-"""``hpcgpu version``: what a report of a fault needs to name."""
+"""``hpcgpu version``: show the versions that a fault report must name."""
 
 from __future__ import annotations
 
