@@ -276,7 +276,6 @@ LONG = {
     "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/batch_run.py": "all that a cluster object asks of a run of a batch system",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
-    "deploy/processes/scheduler.py": "the scheduler process, from its start to its end, and what it serves meanwhile",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/accounting.py": "all counts of bytes and all orders of units: each change of a unit changes several",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
