@@ -1,4 +1,4 @@
-"""The known facts of one machine: a site file.
+"""The facts about one machine: a site file.
 
 The classes here and in ``model.site_facts`` are the schema: ``hpcgpu.config.sites`` reads YAML into them, and makes the
 JSON schema and the reference page from their fields and texts.

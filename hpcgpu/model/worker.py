@@ -1,4 +1,4 @@
-"""The binding of one worker process (:class:`Binding`), and everything that it starts with (:class:`WorkerSpec`)."""
+"""The binding of one worker process (:class:`Binding`), and all parameters of its start (:class:`WorkerSpec`)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def may_answer(job: JobFacts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Jobs in a row that ended before their first worker; the log of the last one is the one to show."""
+    """Jobs in a row that ended before their first worker. Errors show the log of the last job."""
 
     in_a_row: int = 0
     last_s: float = float("-inf")  # when it ended, as JobFacts' times

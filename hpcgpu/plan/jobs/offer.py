@@ -1,4 +1,4 @@
-"""Compare a request with what the batch system offers."""
+"""Compare a request with the nodes that the batch system offers."""
 
 from __future__ import annotations
 

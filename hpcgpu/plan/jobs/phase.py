@@ -61,7 +61,7 @@ def words(status: JobStatus) -> str:
 
 
 def reason_of(status: JobStatus) -> str:
-    """Format why a job does not start, and what to ask for instead if waiting does not help."""
+    """Format why a job does not start, and the request to make instead if waiting does not help."""
     return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
 
 

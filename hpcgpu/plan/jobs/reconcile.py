@@ -77,13 +77,13 @@ class Actions:
 
 @dataclass(slots=True, eq=False)
 class _Classified:
-    """The jobs by what is to become of them."""
+    """The jobs by their fate."""
 
     gone: list[tuple[JobFacts, str]] = field(default_factory=list)
-    missing: list[tuple[JobFacts, str]] = field(default_factory=list)
-    ghosts: list[tuple[JobFacts, str]] = field(default_factory=list)
+    missing: list[tuple[JobFacts, str]] = field(default_factory=list)  # not listed for long
+    ghosts: list[tuple[JobFacts, str]] = field(default_factory=list)  # stuck, or without workers for long
     leaving: list[JobFacts] = field(default_factory=list)
-    outgoing: list[JobFacts] = field(default_factory=list)
+    outgoing: list[JobFacts] = field(default_factory=list)  # near their walltime
     alive: list[JobFacts] = field(default_factory=list)
 
 
