@@ -1,4 +1,4 @@
-"""Numbers with units, from text and back. The only place that knows what ``5GB`` means."""
+"""Parse and format sizes, durations and counts; the one place that knows what ``5GB`` means."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def parse_bytes(value: int | str) -> int:
-    """Return a size in bytes: ``"5GB"`` is 5e9, ``"5GiB"`` is 5 * 2**30.
-
-    Raises
-    ------
-    ConfigError
-        Not a size, or negative.
-
-    """
+    """Parse a size into bytes: ``"5GB"`` is 5e9, ``"5GiB"`` is 5 * 2**30; raise ConfigError if invalid."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
     found = _NUMBER.fullmatch(str(value))
@@ -35,7 +28,7 @@ def parse_bytes(value: int | str) -> int:
 
 
 def meant(value: object) -> str:
-    """Return what somebody may have meant by a size that is too small, as words to add; empty for no small number."""
+    """Suggest the size that a bare number may stand for, as text to append; "" if there is no suggestion."""
     number = str(value).strip()
     if not re.fullmatch(r"[1-9]\d*", number):
         return ""
@@ -44,7 +37,7 @@ def meant(value: object) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Return the size for people: ``1.5 GiB``."""
+    """Format a size: ``1.5 GiB``."""
     value, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(value) < 1024 or unit == "PiB":
@@ -54,18 +47,14 @@ def format_bytes(size: int) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return ``1 core``, ``2 cores``."""
+    """Format a count with its noun: ``1 core``, ``2 cores``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def parse_duration_s(value: float | str) -> int:
-    """Return seconds: ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number of seconds.
+    """Parse ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number into seconds.
 
-    Raises
-    ------
-    ConfigError
-        Not a duration, or not above zero.
-
+    Raises ConfigError if it is no duration, or not above zero.
     """
     text = str(value).strip().lower()
     found = _NUMBER.fullmatch(text)
@@ -83,6 +72,6 @@ def parse_duration_s(value: float | str) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Return ``HH:MM:SS``."""
+    """Format seconds as ``HH:MM:SS``."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"

@@ -22,9 +22,8 @@ from hpcgpu.cli.options import (
     setting_options,
     words_for,
 )
-from hpcgpu.cli.report import report
+from hpcgpu.cli.report import report, version
 from hpcgpu.cli.topo import topo
-from hpcgpu.cli.version import version
 from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError

@@ -1,4 +1,4 @@
-"""``hpcgpu doctor``: why workers do not connect, why it is slow."""
+"""``hpcgpu doctor``: find what keeps workers from connecting, or makes them slow."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def doctor(
 
 
 def _paint() -> Callable[[Verdict, str], str]:
-    """Return what colours a verdict; click takes the colours away where the output is no terminal."""
+    """Return a function that colours a verdict's text; click drops colours where the output is no terminal."""
     from hpcgpu.plan.doctor.finding import Verdict
 
     colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.NOT_LOOKED_AT: "cyan"}

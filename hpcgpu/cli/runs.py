@@ -1,4 +1,4 @@
-"""The commands for runs that are there: ps, logs, stop; quick to import, as every job imports all commands."""
+"""The commands for existing runs: ps, logs, stop. Quick to import, as every job imports all commands."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _row(seen: RunStatus) -> tuple[str, ...]:
 
 
 def _described(seen: RunStatus) -> dict[str, Any]:
-    """Return a cluster as plain data; ``workers`` is null if its scheduler cannot be reached from here."""
+    """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
     from hpcgpu.deploy.jobs.rows import views_of
 
     run = seen.run.record

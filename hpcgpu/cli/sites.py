@@ -1,4 +1,4 @@
-"""The commands for site files: list, show, check, new; quick to import, as every job imports all commands."""
+"""The commands for site files: list, show, check, new. Quick to import, as every job imports all commands."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class _LikeDasks(Command):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     examples={
         "hpcgpu worker tls://10.0.0.1:8786 --device-memory-limit 0.8": "all GPUs of this node's job",
-        "hpcgpu worker --scheduler-file scheduler.json --gpus sim:2": "simulated ones",
+        "hpcgpu worker tls://10.0.0.1:8786 --gpus sim:2": "simulated ones",
     },
 )
 @click.argument("scheduler", required=False)
@@ -93,20 +93,14 @@ def _address(given: str | None, file: str | None) -> str:
         raise ConfigError(f"{given} and --scheduler-file {file}: say one of them")
     if file:
         given = _address_in(Path(file))
-    # Dask's own option; dask worker takes it, too.
-    if not (given := given or _configured_address()):
+    from hpcgpu.deploy.settings import scheduler_address
+
+    if not (given := given or scheduler_address()):
         raise ConfigError("no scheduler was given: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
     protocol, known, _ = given.partition("://")
     if known and protocol not in _PROTOCOLS:
         raise ConfigError(f"{given!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
     return given
-
-
-def _configured_address() -> str:
-    """Return ``scheduler-address`` of Dask's configuration; "" if it is not set."""
-    import dask.config
-
-    return str(dask.config.get("scheduler-address", None) or "")
 
 
 def _address_in(file: Path) -> str:
@@ -117,17 +111,3 @@ def _address_in(file: Path) -> str:
             f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e}); give the file that "
             "'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
         ) from e
-
-
-@click.command(
-    "gpu-worker",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True},
-    short_help="Join a Dask scheduler with this node's GPUs (hpcgpu worker).",
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def gpu_worker(words: tuple[str, ...]) -> None:
-    """Run ``hpcgpu worker`` below Dask's own command, which shows errors of other packages as tracebacks."""
-    from hpcgpu.cli import join
-
-    join("dask gpu-worker", words)

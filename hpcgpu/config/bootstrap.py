@@ -1,4 +1,4 @@
-"""The part of the run document that each rank reads before the rendezvous; leaders check and read the rest.
+"""Read the part of the run document that each rank needs before the rendezvous; leaders read and check the rest.
 
 Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
 """
@@ -12,14 +12,7 @@ from hpcgpu.model.bootstrap import OWN, WRITTEN, BootstrapSettings
 
 
 def read_bootstrap_settings(text: str) -> BootstrapSettings:
-    """Return the bootstrap settings of a document that :mod:`hpcgpu.config.document` has rendered.
-
-    Raises
-    ------
-    ConfigError
-        Not a run document.
-
-    """
+    """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
     try:
         raw = json.loads(text)
         there = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
@@ -28,5 +21,5 @@ def read_bootstrap_settings(text: str) -> BootstrapSettings:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from hpcgpu.config import document
 
-        document.read(text)  # says what is wrong with it
+        document.read(text)  # raises with the exact fault
         raise ConfigError(f"not a run document of this hpcgpu ({error}): {text[:80]!r}") from error

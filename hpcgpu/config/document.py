@@ -1,7 +1,7 @@
-"""The run document as text: one JSON line that fits one argv word. It holds no secret.
+"""Render and read the run document as one JSON line that fits one argv word. It holds no secret.
 
-Every leader reads it, and of it every rank :mod:`hpcgpu.config.bootstrap`, so nothing is imported here but json: a
-validator such as msgspec costs 10 to 30 ms of CPU.
+Every leader reads it, and every rank its part for :mod:`hpcgpu.config.bootstrap`, so nothing is imported here but json:
+a validator such as msgspec costs 10 to 30 ms of CPU.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import Settings, options
 
 SHAPES = ("gang", "in-allocation", "head", "member")
-# Linux takes no argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).
+# Linux refuses an argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).
 LONGEST = 131_071
 
 
 def render(document: RunDocument) -> str:
-    """Return the document on one line of ASCII, with the settings that are not defaults or that every rank reads.
+    """Render a run document as one ASCII line; raise ConfigError if it is too long for an argv word.
 
-    Raises
-    ------
-    ConfigError
-        Too long for an argv word.
-
+    It has the settings that differ from their defaults, and those that every rank reads.
     """
     defaults = Settings()
     settings: dict[str, Any] = {}
@@ -50,7 +46,7 @@ def render(document: RunDocument) -> str:
         "sources": dict(document.settings.sources),
     }
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    text = text.replace("\x7f", "\\u007f")  # the one control character that json leaves as it is
+    text = text.replace("\x7f", "\\u007f")  # the only control character that json does not escape
     if len(text) > LONGEST:
         raise ConfigError(
             f"the run document has {len(text)} characters, and an argument of a program at most {LONGEST}: "
@@ -60,14 +56,7 @@ def render(document: RunDocument) -> str:
 
 
 def read(text: str) -> RunDocument:
-    """Return the document that a line holds: ``read(render(d)) == d``.
-
-    Raises
-    ------
-    ConfigError
-        Not a run document, one of another version, or one with a value that is none.
-
-    """
+    """Parse a run document: ``read(render(d)) == d``; raise ConfigError for other text, version or values."""
     try:
         raw = json.loads(text)
     except ValueError as error:
@@ -94,7 +83,7 @@ def read(text: str) -> RunDocument:
 
 
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings' values; only such as reading leaves as they are (``2``, but not ``"2"``)."""
+    """Read the settings' values; refuse a value that reading would change (``"2"`` for ``2``)."""
     by_name = {option.name: option for option in options()}
     found: dict[str, Any] = {}
     for name, value in raw.items():
@@ -105,7 +94,7 @@ def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return the value as JSON gives it back."""
+    """Convert a setting's value to JSON's types."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Limit):

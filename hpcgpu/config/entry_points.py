@@ -1,4 +1,4 @@
-"""Options without an effect at each entry point, a way to start a cluster: giving one there is an error.
+"""Options without an effect at an entry point, a way to start a cluster: giving one there is an error.
 
 File, site and environment may set any option: they are for all entry points.
 """
@@ -60,30 +60,14 @@ _UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
-    """Return the options, under users' names, that have no effect at an entry point, each with what to do instead.
-
-    Parameters
-    ----------
-    entry_point : str
-        One of :data:`ENTRY_POINTS`; at any other all options have an effect.
-    in_job : bool
-        The process runs in a job of a batch system.
-
-    """
+    """Return the options, by user name, without an effect at an entry point, each with advice; {}: another one."""
     if entry_point not in ENTRY_POINTS:
         return {}
     return {**_UNUSED[entry_point], **({} if in_job or entry_point == JOBSCRIPT else _TIME)}
 
 
 def check_entry_point(entry_point: str, settings: Settings, given: Iterable[str], *, in_job: bool) -> None:
-    """Raise if an option was given at the entry point itself, differs from the default, and would have no effect.
-
-    Raises
-    ------
-    ConfigError
-        The message says what takes the option.
-
-    """
+    """Raise ConfigError, with advice, for a given option that differs from its default and has no effect here."""
     vain, defaults = unused(entry_point, in_job=in_job), Settings()
     for name in given:
         option = BY_NAME.get(name)

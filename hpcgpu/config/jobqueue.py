@@ -1,4 +1,4 @@
-"""The sections ``jobqueue.slurm`` and ``jobqueue.pbs`` of Dask's configuration, as settings of ours.
+"""Translate the sections ``jobqueue.slurm`` and ``jobqueue.pbs`` of Dask's configuration into our settings.
 
 These sections are dask-jobqueue's (0.9), whose jobs have one node: here ``memory`` is that of each node, and ``cores``,
 the cores of a job, are divided among the node's GPUs.
@@ -13,7 +13,7 @@ from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.plain import plain_number
 
-# Our options and the keys of dask-jobqueue, the newer key before the older ones that it replaces.
+# Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "job_name": ("name",),
@@ -39,7 +39,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
     }
 )
-# Workers have their folders there in any case, even if it is not set.
+# Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
 _WHY: Mapping[str, str] = MappingProxyType(
@@ -53,20 +53,9 @@ _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
-    """Return a section's values under our options' names, and the key of each.
+    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores.
 
-    Parameters
-    ----------
-    section : Mapping of str to object
-        ``jobqueue.slurm`` or ``jobqueue.pbs``, without the defaults of dask-jobqueue; null, 0 and empty say nothing.
-    gpus_per_node : int or None
-        Number of GPUs among which ``cores`` are divided; None: unknown, and ``cores`` are left out.
-
-    Raises
-    ------
-    ConfigError
-        The number of cores is invalid.
-
+    null, 0 and empty values are left out, and ``cores`` too if ``gpus_per_node``, which divides them, is unknown.
     """
     said = _said(section)
     values: dict[str, object] = {}
@@ -120,6 +109,6 @@ def _taken(key: str, value: object) -> object:
     if key == "local-directory" and value in _OWN_FOLDERS:
         return None
     if key in ("job-directives-skip", "header-skip") and isinstance(value, (list, tuple)):
-        # dask-jobqueue leaves every line out that contains the text
+        # dask-jobqueue leaves out every line that contains the text
         return [text for text in value if str(text).startswith("-")]
     return value

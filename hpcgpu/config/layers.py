@@ -1,7 +1,7 @@
-"""From five layers of configuration to one :class:`~hpcgpu.model.Settings` that records the source of each value.
+"""Merge five layers of configuration into one :class:`~hpcgpu.model.Settings` that records each value's source.
 
-The first layer with a value wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask
-configuration (``hpcgpu:``), its section for dask-jobqueue where a job is submitted, the site file, the default.
+The first layer with a value wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask configuration (``hpcgpu:``),
+its section for dask-jobqueue where a job is submitted, the site file, the default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
 )
 Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
 
-# As a keyword, None is no limit for Dask and dask-cuda; for all other options it means not given.
+# Given as a keyword, None means "no limit" to Dask and dask-cuda; for all other options None means "not given".
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
 
@@ -44,27 +44,13 @@ def read_settings(
     asks: bool = False,
     dask_places: Mapping[str, str] = MappingProxyType({}),
 ) -> Settings:
-    """Return the settings, validated one by one and together.
+    """Read settings from all layers, and check them one by one and together.
 
-    Parameters
-    ----------
-    given : Mapping of str to object
-        Keywords or flags, under users' names or dask-jobqueue's. None: not given, or for memory limits no limit.
-    site, dask_config, dask_places, environ
-        The site that :func:`chosen_site` named; the section ``hpcgpu`` of the dask configuration, where hyphens are as
-        good as underscores, and the file or variable of each name, as far as it is known; the environment.
-    given_from : str
-        How to name where a given value came from: ``"keyword {name} of SLURMGPUCluster"``, ``"option --{flag}"``.
-    jobqueue : tuple of str and Mapping, optional
-        ``jobqueue.slurm`` or ``jobqueue.pbs``, and what Dask's configuration has under it beyond the defaults.
-    asks : bool
-        A job is asked for: its CPUs and memory follow from the site's nodes.
-
-    Raises
-    ------
-    ConfigError
-        An unknown name, an invalid value, or values that contradict each other.
-
+    Raises ConfigError for an unknown name, an invalid value, or values that contradict each other. ``given``: by user
+    name or dask-jobqueue's name. ``asks``: a job is requested, so its CPUs and memory follow from the site's nodes.
+    ``jobqueue``: the section's name, and its values beyond the defaults. ``dask_config``: the section ``hpcgpu``, with
+    hyphens or underscores. ``dask_places``: the file or variable of its names. ``given_from`` formats the source of a
+    given value: ``"option --{flag}"``.
     """
     layers = [
         read_given(_none_is_off(given), lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
@@ -85,7 +71,7 @@ def read_settings(
 
 
 def _by_nodes(found: dict[str, tuple[Any, str]], site: Site | None) -> dict[str, tuple[Any, str]]:
-    """Return the values with nodes and their GPUs in place of a number of all GPUs, ``gpus=8``."""
+    """Replace a number of all GPUs, ``gpus=8``, by nodes and the GPUs of each."""
     if not found.get("gpus", ("",))[0].isdecimal():
         return found
     from hpcgpu.config.sites.follow import nodes_for
@@ -94,10 +80,10 @@ def _by_nodes(found: dict[str, tuple[Any, str]], site: Site | None) -> dict[str,
 
 
 def _without_mpi(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
-    """Let ranks that will use UCX meet by files, unless the user says otherwise.
+    """Let ranks that will use UCX meet by files, unless the user chose otherwise.
 
-    Open MPI brings a UCX of its own into the process, under the same name (``libucp.so.0``), and the other one does not
-    work then (libucx 1.21.0 after Open MPI 5.0.11: connections are never made).
+    Open MPI loads a UCX of its own under the same name (``libucp.so.0``), and the other one does not work then (libucx
+    1.21.0 after Open MPI 5.0.11: connections are never made).
     """
     value, where = found.get("protocol", ("", ""))
     return {"rendezvous": ("file", where), **found} if value == "ucx" else found
@@ -113,7 +99,7 @@ def chosen_site(
     dask_config: Mapping[str, object] = MappingProxyType({}),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
-    """Return the name or path of the requested site file, by the same precedence; None if there is none."""
+    """Return the name or path of the requested site file, by the same precedence; None if none is requested."""
     sources = {
         "keyword site": given.get("site"),
         PREFIX + "SITE": environ.get(PREFIX + "SITE") or None,
@@ -126,20 +112,10 @@ def chosen_site(
 
 
 def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Layer:
-    """Return one layer's values under the options' own names.
+    """Read one layer's values under the options' user names; ``where`` maps a name as typed to its source.
 
-    Parameters
-    ----------
-    given : Mapping of str to object
-        Values by name or alias; None: not given.
-    where : callable
-        From a name as typed to its source.
-
-    Raises
-    ------
-    ConfigError
-        A name that is unknown or another package's, one option under two names, or an invalid value.
-
+    None means not given. Raises ConfigError for a name that is unknown or another package's, an option under two names,
+    or an invalid value.
     """
     found: dict[str, tuple[Any, str]] = {}
     for name, value in given.items():
@@ -157,10 +133,10 @@ def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Laye
 
 
 def _over_site(said: Layer, site: Site, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
-    """Return the site's values below the user's; a list of the site stays in front of the user's list.
+    """Put the user's values above the site's; a list of the site stays in front of the user's list.
 
-    A site file lists what its jobs need (``-l filesystems=home``): a user's additional directive must not replace
-    all of them. It replaces the site's directive for the same option.
+    A site file lists what its jobs need (``-l filesystems=home``): a user's additional directive must not replace all
+    of them. It replaces the site's directive for the same option.
     """
     from hpcgpu.config.sites.follow import follow
 
@@ -181,7 +157,7 @@ def _over_site(said: Layer, site: Site, environ: Mapping[str, str], *, asks: boo
 def _from_jobqueue(
     path: str, section: Mapping[str, object], said: Layer, site: Site | None
 ) -> dict[str, tuple[Any, str]]:
-    """Return the values of dask-jobqueue's section; its cores are divided among the requested GPUs."""
+    """Read dask-jobqueue's section; its cores are divided among the requested GPUs."""
     from hpcgpu.config.jobqueue import translate
 
     node = site.node(said.get("queue", (None, ""))[0]) if site else None
@@ -193,7 +169,7 @@ def _from_jobqueue(
 
 
 def _refuse(name: str, value: object, where: str) -> None:
-    """Raise for a name that is not ours, unless its value asks for the default behaviour."""
+    """Raise for another package's or an unknown option, unless its value asks for the default behaviour."""
     hint = HINTS.get(name)
     if hint is None:
         raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, BY_NAME)}")
@@ -204,8 +180,8 @@ def _refuse(name: str, value: object, where: str) -> None:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the options in the environment; an empty value is unset.
 
-    A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
-    name is an error only if it looks like a typing error.
+    A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown name
+    is an error only if it looks like a typing error.
     """
     from difflib import get_close_matches
 

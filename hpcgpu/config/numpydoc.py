@@ -1,4 +1,4 @@
-"""The options as a signature and a numpydoc section, for help(), completion and notebooks."""
+"""Show the options as a signature and a numpydoc section, for help(), completion and notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options, user_name
 
-# What may be given for each kind of option; of choices they are named.
+# The types of each kind of option; a choice has its values instead.
 TYPES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("count", "number"), "int"),
@@ -35,23 +35,15 @@ _SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 
 
 def parameters(without: Container[str] = ()) -> list[Parameter]:
-    """Return a keyword for each option that is not among ``without``, by the users' names, with its default."""
+    """Return a keyword parameter with its default for each option that is not in ``without``, by user name."""
     shown = (f for f in options() if user_name(f) not in without)
     return [Parameter(user_name(f), Parameter.KEYWORD_ONLY, default=default_of(f)) for f in shown]
 
 
 def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
-    """Return a docstring in which the options stand in place of ``**given``.
+    """Put the options, except ``without``, in place of ``**given`` in a class's docstring.
 
-    Parameters
-    ----------
-    text : str
-        The docstring of a class.
-    base : str
-        That of the class whose sections it has before its own; empty for none.
-    without : container of str
-        Options that are left out, by the users' names.
-
+    The sections of ``base``, the docstring of its base class, come before its own.
     """
     text, base = cleandoc(text), cleandoc(base)
     own = found.start() if (found := _SECTION.search(text)) else len(text)
@@ -73,14 +65,14 @@ def _entries(without: Container[str]) -> Iterator[str]:
 
 
 def type_of(f: Field[Any]) -> str:
-    """Return what may be given for an option, in numpydoc's words."""
+    """Return an option's type as numpydoc shows it."""
     if choices := f.metadata["choices"]:
         return f"{{{', '.join(map(repr, choices))}}}"
     return TYPES[f.metadata["kind"]]
 
 
 def default_of(f: Field[Any]) -> Any:  # noqa: ANN401 - the option's own type
-    """Return the default as users would give it."""
+    """Return an option's default as users would write it."""
     if f.default_factory is not MISSING:
         return dict(f.default_factory())
     return f.default.given if isinstance(f.default, Limit) else f.default

@@ -1,4 +1,4 @@
-"""Validation of settings that depend on each other."""
+"""Check settings that depend on each other."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from hpcgpu.model.simulated import parse_simulated
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site
 
-LIBRARIES = ("cupy", "torch")  # those for which RMM has an allocator (rmm.allocators, 26.10), but for numba
+LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (rmm.allocators, 26.10)
 
 
 def check_settings(settings: Settings, site: Site | None = None) -> None:
-    """Raise if values contradict each other, or do not fit the site's nodes.
-
-    Raises
-    ------
-    ConfigError
-        The message has both values, and where they were set.
-
-    """
+    """Raise ConfigError, with values and sources, if settings contradict each other or do not fit the site's nodes."""
     _check_trust(settings)
     _check_network(settings, site)
     _check_gpus(settings, site)

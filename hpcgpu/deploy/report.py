@@ -1,4 +1,4 @@
-"""A cluster's workers as tables for people: their bindings, their memory, and the bytes that they have spilled.
+"""Show a cluster's workers as tables: their bindings, their memory, and the bytes that they have spilled.
 
 The workers' free memory is given back to the kernel from here, too.
 """
@@ -27,21 +27,12 @@ from hpcgpu.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """One worker's plan and its actual state.
-
-    Attributes
-    ----------
-    tiers : mapping of str to int
-        Bytes that lie in each tier now.
-    moved : mapping of str to int
-        Bytes that have been moved since the start, by direction.
-
-    """
+    """One worker's plan and its actual state."""
 
     spec: WorkerSpec
     actual: ActualBinding
-    tiers: Mapping[str, int]
-    moved: Mapping[str, int]
+    tiers: Mapping[str, int]  # bytes in each tier now
+    moved: Mapping[str, int]  # bytes since the start, by direction
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -57,7 +48,7 @@ class Bindings:
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Differences from the plan, by the worker's name; empty if there are none."""
+        """Differences from the plan, by the worker's name; {} if there are none."""
         return {w.spec.name: w.differences for w in self.workers if w.differences}
 
     def __str__(self) -> str:
@@ -100,7 +91,7 @@ def bindings(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an async
 
 
 def workers(client: Client) -> tuple[WorkerFacts, ...]:
-    """Ask all workers of the client's cluster, in the order of their names."""
+    """Return the facts of all workers of the client's cluster, in the order of their names."""
     found: Bindings = bindings(client)
     return found.workers
 
@@ -123,7 +114,7 @@ def _binding_facts(dask_worker: Worker) -> WorkerFacts:
 
 
 def worker_view(dask_worker: Worker) -> WorkerView:
-    """Return what a notebook shows of a worker, which may be one that hpcgpu has not started; called in the worker."""
+    """Return a notebook's facts of a worker, which hpcgpu may not have started; called in the worker."""
     name, host = str(dask_worker.name), dask_worker.address.partition("://")[2].rpartition(":")[0]
     try:
         facts = _binding_facts(dask_worker)
@@ -133,7 +124,7 @@ def worker_view(dask_worker: Worker) -> WorkerView:
 
 
 def spilled(facts: tuple[WorkerFacts, ...]) -> dict[str, Any]:
-    """Return the bytes moved by all workers together, by direction."""
+    """Sum the bytes moved by all workers, by direction."""
     out: dict[str, int] = {}
     for worker in facts:
         for name, size in worker.moved.items():
@@ -142,7 +133,7 @@ def spilled(facts: tuple[WorkerFacts, ...]) -> dict[str, Any]:
 
 
 def spill_line(moved: Mapping[str, int]) -> str:
-    """Return the moves in one line."""
+    """Format the moves in one line."""
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in moved.items())
 
 
@@ -225,7 +216,7 @@ async def _trim_memory(client: Client) -> dict[str, int]:
 async def _trim(dask_worker: Worker) -> tuple[str, int]:
     from hpcgpu.spill import GpuSpillBuffer  # 45 CPU ms, which only a worker has paid already
 
-    # in a thread, since it takes a moment for each GB: the worker must go on answering
+    # in a thread, since it takes a moment for each GB, in which the worker must answer
     def trim() -> int:
         if isinstance(dask_worker.data, GpuSpillBuffer):
             dask_worker.data.trim()
@@ -274,7 +265,7 @@ class _Device(NamedTuple):
 
 
 def _device(worker: Worker) -> _Device:
-    """Return the known facts of the worker's device; no CUDA context is made for that."""
+    """Return the known facts of the worker's device, without making a CUDA context."""
     spec = getattr(worker.plugins.get("hpcgpu"), "spec", None)
     if spec is not None and spec.gpu is None:
         return _Device()

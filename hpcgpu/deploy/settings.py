@@ -206,6 +206,13 @@ def _dask_places(section: object) -> dict[str, str]:
     return found | {name: variable for name, variable in variables.items() if variable in os.environ}
 
 
+def scheduler_address() -> str:
+    """Return ``scheduler-address`` of Dask's configuration, which ``dask worker`` takes, too; "" if it is not set."""
+    import dask.config
+
+    return str(dask.config.get("scheduler-address", None) or "")
+
+
 def dask_environ() -> dict[str, str]:
     """Return the variable that gives ranks on this machine Dask's configuration of this process.
 

@@ -1,4 +1,4 @@
-"""From options to ranks: the way that commands, cluster classes and job templates have in common."""
+"""Start ranks from options: the part that commands, cluster classes and job templates share."""
 
 from __future__ import annotations
 
@@ -33,14 +33,7 @@ def agent_argv(run: RunDocument) -> tuple[str, ...]:
 
 
 def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
-    """Become one rank of a run; does not return.
-
-    Raises
-    ------
-    ConfigError
-        A setting is wrong.
-
-    """
+    """Become one rank of a run; does not return. Raises ConfigError for a wrong setting."""
     wanted = settings.read(given, given_from, entry_point=entry_points.RUN)
     argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
     process.execute(argv, {**os.environ, **process.rank_env(os.environ, preload(wanted.settings))})
@@ -49,18 +42,14 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
 def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
     """Start the ranks of a run in this allocation; does not return.
 
-    Raises
-    ------
-    ConfigError, LaunchError
-        A setting is wrong, there is no allocation and no launcher was chosen, or none fits.
-
+    Raises ConfigError for a wrong setting, or without allocation and launcher; LaunchError if no launcher fits.
     """
     wanted = _wanted(given, given_from)
     _execute(RunDocument(settings=wanted.settings, script=script))
 
 
 def preload(wanted: Settings) -> str:
-    """Return the library to preload for the wanted allocator; the first rank says if there is none."""
+    """Return the library to preload for the allocator setting; the first rank reports a missing one."""
     if wanted.allocator != "jemalloc":
         return ""
     from hpcgpu.host import allocator  # brings asyncio, 25 CPU ms, which each rank of srun hpcgpu run would pay
@@ -77,7 +66,7 @@ def launch_document(text: str) -> None:
 
 
 def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> tuple[settings.Wanted, str]:
-    """Return what is wanted, and :func:`launch`'s line, with ``hpcgpu run`` and the typed words for each rank."""
+    """Return the settings, and :func:`launch`'s command line, with ``hpcgpu run`` and the typed words for each rank."""
     wanted = _wanted(given, given_from)
     own = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
     planned = _plan((str(own), "run", *typed), wanted.settings)
@@ -85,21 +74,21 @@ def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, 
 
 
 def nodes_and_gpus(wanted: Settings) -> tuple[int, int]:
-    """Return the nodes of this job, and the GPUs that each of them is to have."""
+    """Return the number of this job's nodes, and the GPUs that each is to have."""
     allocation = read_allocation(os.environ)
     hosts = _pbs_hosts(wanted, "") if allocation.batch == "pbs" else ()
     return len(hosts) or allocation.node_count, _gpus_per_node(wanted, allocation)
 
 
 def _wanted(given: Mapping[str, object], given_from: str) -> settings.Wanted:
-    """Return the settings of a run in this allocation."""
+    """Read the settings of a run in this allocation."""
     wanted, allocation = settings.read(given, given_from, entry_point=entry_points.LAUNCH), read_allocation(os.environ)
     check_allocation(allocation, chosen="launcher" in given)
     return replace(wanted, settings=settings.in_job(wanted.settings, wanted.site, allocation.batch))
 
 
 def local_launch(run: RunDocument) -> Launch:
-    """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if it is wanted."""
+    """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if chosen."""
     if run.shape == "head":  # a scheduler alone
         return Launch(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
@@ -112,13 +101,9 @@ def node_launch(argv: tuple[str, ...]) -> Launch:
 
 
 def ranks_launch(wanted: Settings) -> Launch:
-    """Return the launcher's command for the ranks of a run in this job, with ``true`` in the place of a rank.
+    """Return the launcher's command for a run's ranks in this job, with ``true`` in place of a rank.
 
-    Raises
-    ------
-    LaunchError
-        No launcher fits the MPI library.
-
+    Raises LaunchError if no launcher fits the MPI library.
     """
     return _plan(("true",), wanted)
 
@@ -160,7 +145,7 @@ def _plan(
     allocation: Allocation | None = None,
     shape: str = "",
 ) -> Launch:
-    """Return the launcher's command; each rank is given its variables: mpirun brings none to other nodes."""
+    """Return the launcher's command; ``env`` sets each rank's variables, as mpirun forwards none to other nodes."""
     allocation = allocation or read_allocation(os.environ)
     hosts = _pbs_hosts(wanted, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:
@@ -179,7 +164,7 @@ def _plan(
 
 
 def memory_env(wanted: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
-    """Ask a batch system without a variable for it how much memory it has granted; return a variable of ours."""
+    """Query the granted memory if the batch system sets no variable for it; return a variable of ours, or ()."""
     if not is_memory_asked(allocation, wanted, shape):
         return ()
     from hpcgpu.batch import pbs_memory  # all are imported here: each rank of srun hpcgpu run would pay
@@ -221,7 +206,7 @@ def _gpus_per_node(wanted: Settings, allocation: Allocation) -> int:
 
 
 def _find(wanted: Settings, allocation: Allocation) -> LauncherFacts:
-    """Look for the launchers that may be used."""
+    """Find the launchers that may be used."""
     if wanted.launcher == "fork" or (wanted.launcher is None and allocation.batch == "local"):
         return LauncherFacts()
     from hpcgpu.host import run as programs
@@ -250,7 +235,7 @@ def _library(says: Callable[..., str]) -> str:
 
 
 def _remote_shell() -> str:
-    """Return a program that reaches a PBS job's other nodes without ssh; empty if the user has named one."""
+    """Return a program that reaches a PBS job's other nodes without ssh; "" if the user has named one."""
     if any(name in os.environ for name in mpirun.REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
         return ""
     return str(Path(process.__file__).with_name("pbs_ssh.sh"))

@@ -7,34 +7,19 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The failures in a row, and so what to do now.
+    """Count failures in a row, and compute the wait before the next try."""
 
-    Attributes
-    ----------
-    first_s, longest_s : float
-        The wait after the first failure, doubled with each further one up to the longest.
-    calm_s : float
-        After so long without a failure the next failure counts as the first.
-    failures : int
-        The number of failures so far.
-    wait_s : float
-        How long to wait before the next try.
-    is_new : bool
-        Whether the last failure has a reason that has not been reported.
-
-    """
-
-    first_s: float = 0.5
-    longest_s: float = 30.0
-    calm_s: float = 60.0
-    failures: int = 0
-    wait_s: float = 0.0
-    is_new: bool = False
+    first_s: float = 0.5  # the wait after the first failure; doubles with each further one
+    longest_s: float = 30.0  # the longest wait
+    calm_s: float = 60.0  # after so long without a failure, the next one counts as the first
+    failures: int = 0  # in a row, so far
+    wait_s: float = 0.0  # before the next try
+    is_new: bool = False  # the last failure has a reason that was not reported before
     said: frozenset[str] = frozenset()
     failed_s: float = float("-inf")
 
     def failed(self, reason: str, now_s: float) -> Backoff:
-        """Return the backoff after one more failure, at a time of a monotonic clock."""
+        """Return the backoff after one more failure; ``now_s`` is of a monotonic clock."""
         before = (
             self if now_s - self.failed_s < self.wait_s + self.calm_s else replace(self, failures=0, said=frozenset())
         )

@@ -1,4 +1,4 @@
-"""The bootstrap settings: what each rank knows of the run before the rendezvous.
+"""The bootstrap settings: the facts of the run that each rank reads before the rendezvous.
 
 Each rank makes them, so they are a named tuple: importing dataclasses takes 15 CPU ms (Python 3.11).
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class BootstrapSettings(NamedTuple):
-    """How the ranks meet, and the settings on which the layout depends, under the settings' own names."""
+    """How the ranks meet, and the settings that the layout needs, under their names in Settings."""
 
     workers_per_gpu: int
     cpu_workers: int
@@ -23,7 +23,7 @@ class BootstrapSettings(NamedTuple):
     gpus_per_node: int | None = None
 
 
-# Fields of the document itself; the others are settings.
+# Fields of the run document; the others are settings.
 OWN = frozenset({"shape", "folder", "launch", "exit_file"})
-# These are in each document, also with their default values, unless they are None.
+# Settings that each document has, even with default values, unless they are None.
 WRITTEN = frozenset(BootstrapSettings._fields) - OWN

@@ -1,4 +1,4 @@
-"""A command to run, and its result. Built by pure code, executed only by :mod:`hpcgpu.host`."""
+"""A command to run, and its result. Pure code builds it, only :mod:`hpcgpu.host` runs it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An argv (never a shell line), its standard input, extra environment, variables to leave out, and time limit."""
+    """An argv (never a shell line) with its standard input, environment and time limit."""
 
     argv: tuple[str, ...]
     stdin: str = ""
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # added to the environment
     timeout_s: float = 60.0
-    without: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()  # variables to remove from the environment
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of one :class:`Command`; 127 when the program does not exist, 124 on time-out."""
+    """The outcome of one :class:`Command`."""
 
     argv: tuple[str, ...]
-    returncode: int
+    returncode: int  # 127: the program does not exist; 124: timed out
     stdout: str = ""
     stderr: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was left running; its start time (clock ticks since boot) tells it from a later one of its pid."""
+    """A process that was left running; pid and start time identify it, as pids are reused."""
 
     pid: int
-    start_time: int
+    start_time: int  # in clock ticks since boot

@@ -1,6 +1,6 @@
-"""How batch systems are spoken to at a site: the block ``dialect`` of a site file.
+"""A site's options for its batch system: the block ``dialect`` of a site file.
 
-None: not said, and the batch system's class has its own default.
+None: not given, and the batch system's class has its own default.
 """
 # ruff: noqa: RUF009 - fact() and source() return fields
 

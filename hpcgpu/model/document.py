@@ -1,4 +1,4 @@
-"""The run document: what all four ways to start a run pass to the rank program."""
+"""The run document: the description of a run that every entry point passes to the rank program."""
 
 from __future__ import annotations
 
@@ -11,32 +11,18 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
-    """The description of a run.
-
-    It has no secret, and no fact about a node: bindings are planned in the job, on each node.
-
-    Attributes
-    ----------
-    shape : str
-        ``gang`` (a job of its own, a client outside), ``in-allocation``, ``head`` (a scheduler without
-        workers, a client outside), or ``member`` (workers that join the cluster whose folder ``folder`` is).
-    script : tuple of str
-        argv of the user's script, run by rank 0; empty when a client outside drives the cluster.
-    folder : str
-        The run's folder on a shared file system, for the files of the rendezvous and of the client; empty if the
-        rendezvous is by MPI and there is no client outside.
-    launch : str
-        An identifier of this launch, if its ranks meet by files; empty until ``hpcgpu launch`` starts them, and under
-        another launcher.
-    exit_file : str
-        Where rank 0 writes its exit code when it has ended; empty if the program that started it returns that code.
-
-    """
+    """Describe a run, without secrets and without facts about a node: each node plans its bindings in the job."""
 
     settings: Settings = field(default_factory=Settings)
+    # gang: a job with a client outside; in-allocation; head: a scheduler without workers, with a client outside;
+    # member: workers that join the cluster whose folder is ``folder``
     shape: str = "in-allocation"
-    script: tuple[str, ...] = ()
+    script: tuple[str, ...] = ()  # argv of the user's script, run by rank 0; empty: a client outside drives the cluster
+    # on a shared file system, for the files of the rendezvous and of the client; empty: the ranks meet by MPI, and
+    # there is no client outside
     folder: str = ""
+    # identifier of this launch, if ranks meet by files; empty under another launcher, and until ``hpcgpu launch``
+    # starts them
     launch: str = ""
-    exit_file: str = ""
+    exit_file: str = ""  # where rank 0 writes its exit code; empty: the program that started it returns the code
     version: int = VERSION

@@ -1,4 +1,4 @@
-"""A machine's own words about itself, for the draft of a site file."""
+"""A machine's queues and nodes, as its batch system reports them, for the draft of a site file."""
 
 from __future__ import annotations
 
@@ -10,31 +10,12 @@ from hpcgpu.model.site_facts import NodeType, Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """Queues and nodes with GPUs, in the batch system's words.
+    """Queues and nodes with GPUs, as the batch system reports them."""
 
-    Attributes
-    ----------
-    batch : str
-        ``slurm`` or ``pbs``.
-    queues : tuple of Queue
-        Those that have nodes with GPUs, or of which it is not known.
-    nodes : Mapping of str to NodeType
-        Types of nodes with GPUs.
-    default : str
-        The default queue; empty: none, or unknown.
-    gpu_type : str
-        The type of all GPUs, if Slurm's gres have one and the same; empty otherwise.
-    array_limit : int or None
-        The most elements of an array; None: unknown.
-    silent : tuple of str
-        Programs that gave no answer, with their words.
-
-    """
-
-    batch: str
-    queues: tuple[Queue, ...] = ()
-    nodes: Mapping[str, NodeType] = field(default_factory=dict)
-    default: str = ""
-    gpu_type: str = ""
-    array_limit: int | None = None
-    silent: tuple[str, ...] = ()
+    batch: str  # slurm or pbs
+    queues: tuple[Queue, ...] = ()  # with GPU nodes, or with unknown nodes
+    nodes: Mapping[str, NodeType] = field(default_factory=dict)  # types of nodes with GPUs, by name
+    default: str = ""  # the default queue; empty: none, or unknown
+    gpu_type: str = ""  # of all GPUs, if Slurm's gres have a single type
+    array_limit: int | None = None  # the most elements of an array; None: unknown
+    silent: tuple[str, ...] = ()  # programs without an answer, with their messages

@@ -1,4 +1,4 @@
-"""A job as it is asked for (:class:`JobSpec`), as it is (:class:`JobStatus`), and what there is (:class:`Offer`)."""
+"""The request for a job (:class:`JobSpec`), its state (:class:`JobStatus`), and the nodes on offer (:class:`Offer`)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from dataclasses import dataclass
 from hpcgpu.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A path may hold any byte, which Python shows as U+DC80 to U+DCFF; no other lone surrogate has bytes at all.
+# Python decodes a path's undecodable bytes as U+DC80 to U+DCFF; no other lone surrogate can be encoded.
 _NO_BYTES = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 class JobState(enum.Enum):
-    """States to which those of all batch systems are mapped. ``UNKNOWN`` is a state, not an error.
-
-    ``HELD``: a person has put the job on hold. ``STUCK``: the job failed to start and is not tried again, or it asks
-    for more than there is.
-    """
+    """States to which those of all batch systems are mapped. ``UNKNOWN`` is a state, not an error."""
 
     PENDING = "pending"
-    HELD = "held"
-    STUCK = "stuck"
+    HELD = "held"  # by a person
+    STUCK = "stuck"  # failed to start and is not tried again, or asks for more than exists
     RUNNING = "running"
     SUSPENDED = "suspended"
     ENDED = "ended"
@@ -35,65 +31,32 @@ WAITING = (JobState.PENDING, JobState.HELD, JobState.STUCK)
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """State of one job; ``native`` and ``reason`` keep the batch system's own words.
-
-    ``starts`` is the expected start of a pending job, as the batch system writes it; empty: unknown. ``advice`` says
-    what to ask for instead if a job waits for more than it may have, or than there is: ``fewer nodes=``. ``hosts`` are
-    the nodes of a running job, or of a job that ended with a node, as far as the batch system tells them. ``trouble``
-    is what is wrong with one of them, ``node2 is down``, also for a job that waits to be requeued on others, or says
-    that a job is ending, ``in state COMPLETING``. ``is_ending``: the job runs, but is on its way out.
-    """
+    """State of one job; ``native`` and ``reason`` keep the batch system's words."""
 
     state: JobState
     native: str
     reason: str = ""
     exit_code: int | None = None
-    starts: str = ""
+    starts: str = ""  # expected start of a pending job, in the batch system's format; empty: unknown
+    # what to ask for instead, if the job waits for more than it may have or than exists: ``fewer nodes=``
     advice: str = ""
+    # nodes of a running job, or of one that ended with a node, as far as the batch system reports them
     hosts: tuple[str, ...] = ()
+    # of a host, ``node2 is down``, also while the job waits for a requeue; or ``in state COMPLETING``: it is ending
     trouble: str = ""
-    is_ending: bool = False
+    is_ending: bool = False  # runs, but is on its way out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One request to a batch system: one job of ``nodes`` nodes.
-
-    Attributes
-    ----------
-    argv : tuple of str
-        The command of the job; quoted only in ``batch.script``.
-    tasks_per_node : int
-        Ranks with GPUs. The scheduler's rank is one more, on node 0, and has no task of its own: the launcher's
-        command inside the job allows it (Slurm 22.05: ``srun -n9 -O`` on 2 nodes with 4 tasks).
-    extra_directives : tuple of str
-        The user's own options as they would stand in a script, ``--constraint=a100`` or ``-C a100``; each
-        replaces ours of the same name.
-    skipped_directives : tuple of str
-        Options of ours to leave out.
-    arguments : str
-        Shell text after the command, for templates: ``"$@"``.
-    exit_file : str
-        Where the script writes its exit code, for batch systems that forget ended jobs; empty: nowhere. Each job of an
-        array has its own file: its index is appended, ``exit.3``.
-    count : int
-        The number of jobs; several jobs are submitted together, as an array.
-    warn_s : int
-        How long before the time limit the ranks get SIGUSR1, if the batch system can do so; 0: never.
-    mark : str
-        A mark of all jobs of a run, by which they are found in the batch system, if it can carry one; empty: none.
-
-    Raises
-    ------
-    ConfigError
-        The job has no node, no name or no command, or a text that no script can carry.
-
-    """
+    """Request one job of ``nodes`` nodes; raise ConfigError without node, name or command, or with unusable text."""
 
     name: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # quoted only in batch.script
     walltime_s: int | None = None
     nodes: int = 1
+    # Ranks with GPUs. The scheduler's rank is one more, on node 0, and has no task: the launcher's command inside the
+    # job allows it (Slurm 22.05: ``srun -n9 -O`` on 2 nodes with 4 tasks).
     tasks_per_node: int = 1
     cpus_per_task: int | None = None
     gpus_per_node: int = 0
@@ -101,15 +64,18 @@ class JobSpec:
     queue: str | None = None
     account: str | None = None
     prologue: tuple[str, ...] = ()
+    # the user's, as in a script: ``--constraint=a100``, ``-C a100``; each replaces ours of the same name
     extra_directives: tuple[str, ...] = ()
-    skipped_directives: tuple[str, ...] = ()
+    skipped_directives: tuple[str, ...] = ()  # options of ours to leave out
     log_directory: str | None = None
     env: tuple[tuple[str, str], ...] = ()
-    arguments: str = ""
+    arguments: str = ""  # shell text after the command, for templates: ``"$@"``
+    # Where the script writes its exit code, for batch systems that forget ended jobs; empty: nowhere. Each job of an
+    # array has a file of its own, with its index appended: ``exit.3``.
     exit_file: str = ""
-    count: int = 1
-    warn_s: int = 0
-    mark: str = ""
+    count: int = 1  # of jobs; several are submitted as an array
+    warn_s: int = 0  # before the time limit ranks get SIGUSR1, if the batch system can send it; 0: never
+    mark: str = ""  # carried by all jobs of a run, to find them in the batch system; empty: none
 
     def __post_init__(self) -> None:
         if not self.name or not self.argv:
@@ -138,27 +104,12 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Nodes of one kind in a queue. None: unknown, or unlimited.
-
-    Attributes
-    ----------
-    nodes : int
-        Their number, including nodes that are down.
-    gpus, cpus : int or None
-        Of each node.
-    memory_bytes : int or None
-        Of each node.
-    most_nodes : int or None
-        The most nodes that the queue gives to one job.
-    walltime_s : int or None
-        The queue's time limit.
-
-    """
+    """Nodes of one kind in a queue. None: unknown, or unlimited."""
 
     queue: str
-    nodes: int
-    gpus: int | None = None
+    nodes: int  # including nodes that are down
+    gpus: int | None = None  # of each node, as cpus and memory_bytes
     cpus: int | None = None
     memory_bytes: int | None = None
-    most_nodes: int | None = None
-    walltime_s: int | None = None
+    most_nodes: int | None = None  # that the queue gives to one job
+    walltime_s: int | None = None  # the queue's time limit

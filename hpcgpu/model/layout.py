@@ -6,24 +6,14 @@ from typing import NamedTuple
 
 
 class NodeLayout(NamedTuple):
-    """Ranks and workers of one node.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-        Global ranks on the node, in ascending order; the first is the leader.
-    workers : tuple of tuple of int
-        For each rank the positions of its workers in the node's plan, GPU by GPU; empty for idle ranks, and for the
-        scheduler's rank if it has others beside it.
-    cpu_workers : int
-        The number of workers without a GPU, which are the last ones.
-
-    """
+    """Ranks and workers of one node."""
 
     node: int
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # global, ascending; the first is the leader
+    # For each rank the positions of its workers in the node's plan, GPU by GPU; empty for idle ranks, and for the
+    # scheduler's rank if other ranks are beside it.
     workers: tuple[tuple[int, ...], ...]
-    cpu_workers: int = 0
+    cpu_workers: int = 0  # workers without a GPU, at the end of the plan
 
     @property
     def leader(self) -> int:
@@ -32,12 +22,12 @@ class NodeLayout(NamedTuple):
 
     @property
     def worker_count(self) -> int:
-        """Workers of all its ranks."""
+        """Number of workers of all its ranks."""
         return sum(map(len, self.workers))
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Ranks without a worker, rank 0 (the scheduler) apart."""
+        """Ranks without a worker, except rank 0 (the scheduler)."""
         return tuple(r for r, w in zip(self.ranks, self.workers, strict=True) if not w and r != 0)
 
 
@@ -48,7 +38,7 @@ class Layout(NamedTuple):
 
     @property
     def worker_count(self) -> int:
-        """Workers of all nodes."""
+        """Number of workers of all nodes."""
         return sum(n.worker_count for n in self.nodes)
 
     def node_of(self, rank: int) -> NodeLayout:

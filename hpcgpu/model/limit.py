@@ -1,4 +1,4 @@
-"""A limit of memory, with one meaning for configuration, plan and store."""
+"""Memory limits, with one meaning for configuration, plan and store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model.plain import plain_number
 from hpcgpu.units import meant, parse_bytes
 
-_SMALLEST = 1024  # a limit below is a slip: a fraction or a unit was meant
+_SMALLEST = 1024  # a smaller limit is a typing error: a fraction or a unit was meant
 _SIZE = "a size ('5GB', 5_000_000_000)"
 _NONE = "or 0 or 'off' for none"
 _LIMIT = f"allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), {_SIZE}, {_NONE}"
@@ -20,21 +20,12 @@ _PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Limit:
-    """Some bytes of memory, a part of it, an equal share of it, or no limit, which is false.
+    """Limit memory by bytes, by a part of it, by an equal share of it, or not at all (false).
 
-    Parameters
-    ----------
-    given : int, float or str
-        Bytes as int, 0 for no limit; a part of the memory in (0, 1] as float; ``"auto"`` for an equal share.
-
-    Raises
-    ------
-    ConfigError
-        None of these. The functions of this module read what users write.
-
+    ConfigError for any other value; the read functions below parse user input.
     """
 
-    given: int | float | str = 0
+    given: int | float | str = 0  # bytes, 0: no limit; float in (0, 1]: a part of the memory; "auto": an equal share
 
     def __post_init__(self) -> None:
         value = self.given
@@ -60,28 +51,14 @@ class Limit:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that were given; 0 for none, for a fraction and for a share."""
+        """The bytes, if given as bytes; else 0."""
         return self.given if isinstance(self.given, int) else 0
 
     def bytes_of(self, memory_bytes: int, said: str, memory: str, workers: int = 1) -> int:
-        """Return the limit in bytes; 0 is none.
+        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction.
 
-        Parameters
-        ----------
-        memory_bytes : int
-            The memory of which it is a fraction or a share; 0: unknown.
-        said : str
-            The option as it was given, for the message: ``rmm_pool_size=0.5``, and where it was set.
-        memory : str
-            What is unknown, for the message: "the size of this GPU's memory".
-        workers : int
-            The number of workers that share the memory.
-
-        Raises
-        ------
-        ConfigError
-            A fraction of a memory whose size is unknown.
-
+        ``workers`` share the memory. ``said`` (``rmm_pool_size=0.5``, and where it was set) and ``memory`` ("the size
+        of this GPU's memory") are for the error message.
         """
         if isinstance(self.given, str):
             return memory_bytes // max(workers, 1)
@@ -95,20 +72,9 @@ class Limit:
         return int(self.given * memory_bytes)
 
     def of_device(self, memory_bytes: int, said: str = "") -> int:
-        """Return the bytes on a device at which spilling begins, at most its size; 0: never.
+        """Compute the bytes on a device at which spilling begins, at most its size; 0: never.
 
-        Parameters
-        ----------
-        memory_bytes : int
-            The device's memory, or the worker's share of it; 0: unknown.
-        said : str, optional
-            The option as it was given, and where it was set, for the message.
-
-        Raises
-        ------
-        ConfigError
-            A fraction of a memory whose size is unknown.
-
+        ``memory_bytes`` is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
         """
         said = said or f"device_memory_limit={self!r}"
         found = self.bytes_of(memory_bytes, said, GPU_MEMORY)
@@ -121,7 +87,7 @@ DEVICE = Limit(0.8)  # as dask-cuda's
 
 
 def read_limit(value: object) -> Limit:
-    """Read a limit as users write it. 1 is refused: it is one byte to dask-cuda, and 100 % to its reader."""
+    """Parse a user's limit. 1 is refused: it is one byte to dask-cuda, and 100 % to its reader."""
     if isinstance(value, Limit):
         return value
     if _is_none(value):
@@ -139,24 +105,24 @@ def read_limit(value: object) -> Limit:
 
 
 def read_device_limit(value: object) -> Limit:
-    """Read a limit, or dask-cuda's word for its default, which it has for this option alone (utils.py, 26.10)."""
+    """Parse a limit, or ``default``, which dask-cuda allows for this option alone (utils.py, 26.10)."""
     return DEVICE if value == "default" else read_limit(value)
 
 
 def read_host_limit(value: object) -> Limit:
-    """Read a limit, or ``auto``: Dask's word for a share of the node."""
+    """Parse a limit, or ``auto``: Dask's word for a share of the node."""
     return SHARE if value == "auto" else read_limit(value)
 
 
 def read_disk_limit(value: object) -> int:
-    """Read a limit in bytes; 0 is none. A fraction of a disk is not allowed."""
+    """Parse a limit into bytes; 0 is none. A fraction of a disk is not allowed."""
     if _is_none(value):
         return 0
     return _checked(value, f"allowed: {_SIZE}, {_NONE}")
 
 
 def read_part(value: object) -> float:
-    """Read a part of a limit; 0 is none."""
+    """Parse a part of a limit; 0 is none."""
     if _is_none(value):
         return 0.0
     number = plain_number(value)
@@ -166,7 +132,7 @@ def read_part(value: object) -> float:
 
 
 def read_size(value: object, allowed: str) -> int:
-    """Read bytes, as a number or as text with a unit."""
+    """Parse a size into bytes, from a number or from text with a unit."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 5e9
     if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -183,6 +149,6 @@ def _is_none(value: object) -> bool:
 
 def _checked(value: object, allowed: str) -> int:
     size = read_size(value, allowed)
-    if size < _SMALLEST and re.search("[1-9]", str(value)):  # '0.0001KB' is no byte, but not none
+    if size < _SMALLEST and re.search("[1-9]", str(value)):  # '0.0001KB' is below one byte, but is not "no limit"
         raise ConfigError(f"{value!r} is less than {_SMALLEST} bytes{meant(value)}; {allowed}")
     return size

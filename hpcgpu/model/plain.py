@@ -1,4 +1,4 @@
-"""Flags, texts and numbers as people write them: in Python, as text, or in YAML."""
+"""Parse flags, texts and numbers as people write them: in Python, as text, or in YAML."""
 
 from __future__ import annotations
 
@@ -17,25 +17,7 @@ T = TypeVar("T")
 
 
 def read_option(name: str, value: object, where: str, read: Callable[[object], T]) -> T:
-    """Return an option's value as ``read`` makes it of what was given.
-
-    Parameters
-    ----------
-    name : str
-        The option's, as users type it.
-    value : object
-        What was given: a Python value, NumPy's numbers too, or text.
-    where : str
-        Where it was set.
-    read : callable
-        Raises ConfigError with what was given, and what is allowed.
-
-    Raises
-    ------
-    ConfigError
-        With the option's name, and where it was set.
-
-    """
+    """Convert an option's value by ``read``, adding name and source to its ConfigError; NumPy's numbers are allowed."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     elif is_numpys_flag(value):
@@ -47,13 +29,13 @@ def read_option(name: str, value: object, where: str, read: Callable[[object], T
 
 
 def is_numpys_flag(value: object) -> bool:
-    """Tell whether a value is a bool of NumPy's, which is no subclass of Python's; NumPy is not imported for it."""
+    """Tell whether a value is NumPy's bool, no subclass of Python's; NumPy is not imported for it."""
     kind = type(value)
     return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # of NumPy 2, and 1
 
 
 def plain_number(value: object) -> float | None:
-    """Return a plain number, also from text; None for everything else."""
+    """Parse a plain number, also from text; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
@@ -68,7 +50,7 @@ def plain_number(value: object) -> float | None:
 
 
 def read_flag(value: object) -> bool:
-    """Return True or False, also from the words for them."""
+    """Parse a flag, also from text: ``yes``, ``off``."""
     found = FLAGS.get(value.strip().lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):
         raise ConfigError(f"{value!r} is neither true nor false; allowed: True or False (as text: true, false)")
@@ -76,7 +58,7 @@ def read_flag(value: object) -> bool:
 
 
 def read_text(value: object) -> str:
-    """Return text of one line, also from a path."""
+    """Parse text of one line, also from a path."""
     if hasattr(value, "__fspath__"):
         value = value.__fspath__()
     if not isinstance(value, str):
@@ -86,7 +68,7 @@ def read_text(value: object) -> str:
 
 
 def one_line(value: str, what: str = "text") -> str:
-    """Return the text if it has something in it, and neither newline nor control character."""
+    """Return the text if it is not empty and has neither newline nor control character; raise otherwise."""
     if not value.strip() or MARKS.search(value):
         raise ConfigError(f"{value!r} is no {what}: it is empty, or has a newline or control character")
     return value

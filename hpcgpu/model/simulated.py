@@ -1,4 +1,4 @@
-"""The simulated GPUs that ``gpus='sim:4x256MiB'`` asks for."""
+"""Parse the simulated GPUs that ``gpus='sim:4x256MiB'`` asks for."""
 
 from __future__ import annotations
 
@@ -14,21 +14,14 @@ _TEXT = re.compile(r"sim:(\d{1,4})(?:x(.+))?")
 
 
 class SimulatedGpus(NamedTuple):
-    """So many simulated GPUs on each node, each with so much memory."""
+    """The number of simulated GPUs on each node, and the memory of each."""
 
     per_node: int
     memory_bytes: int = DEFAULT_BYTES
 
 
 def parse_simulated(text: str) -> SimulatedGpus:
-    """Return what ``sim:4`` or ``sim:4x256MiB`` says.
-
-    Raises
-    ------
-    ConfigError
-        Another text, no GPU, or GPUs without memory.
-
-    """
+    """Parse ``sim:4`` or ``sim:4x256MiB``; raise ConfigError for other text, no GPU, or no memory."""
     allowed = "allowed: 'sim:4', or 'sim:4x256MiB' (so many simulated GPUs on each node, each with so much memory)"
     found = _TEXT.fullmatch(text)
     if not found:

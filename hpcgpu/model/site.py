@@ -1,4 +1,4 @@
-"""The known facts of one machine: a site file.
+"""The facts about one machine: a site file.
 
 The classes here and in ``model.site_facts`` are the schema: ``hpcgpu.config.sites`` reads YAML into them, and makes the
 JSON schema and the reference page from their fields and texts.
@@ -59,7 +59,7 @@ class Site:
     charge: Charge = fact(Charge(), "what a job costs")
     defaults: Mapping[str, Any] = fact(NOTHING, "settings, by the names and with the values that users give")
     notes: tuple[Note, ...] = fact((), "what users should know")
-    # No key of the file, so no fact(): where each value stands, ``site_configs/polaris.yaml:23``.
+    # Where each value stands, ``site_configs/polaris.yaml:23``. It is no key of the file, so no fact().
     origins: Mapping[Path, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -84,33 +84,33 @@ class Site:
         return tuple(dict.fromkeys([*(["account"] if self.account.needed else []), *names]))
 
     def queue(self, name: str | None) -> Queue | None:
-        """Return the queue of that name, the default one for None; None if the file does not know it."""
+        """Return the queue of that name, the default queue for None; None if the file does not have it."""
         wanted = name or self.defaults.get("queue")
         return next((queue for queue in self.queues if queue.name == wanted), None)
 
     def node(self, queue: str | None = None) -> NodeType | None:
-        """Return the type of a queue's nodes, or of the only type; None if the file does not say it."""
+        """Return the type of a queue's nodes, or the only type; None if the file does not name it."""
         found = self.queue(queue)
         if found and found.node:
             return self.nodes.get(found.node)
         return next(iter(self.nodes.values())) if len(self.nodes) == 1 else None
 
     def cited(self, tags: Tags, *path: str | int) -> str:
-        """Return the sources in words, and the place of the value: ``ALCF user guide, 2026-08; polaris.yaml:23``."""
+        """Format the sources and the place of a value: ``ALCF user guide, 2026-08; polaris.yaml:23``."""
         found = [*(str(self.sources[tag]) for tag in tags_of(tags)), *filter(None, [self.at(*path)])]
         return "; ".join(found) or f"the site file of {self.name}"
 
     def at(self, *path: str | int) -> str:
-        """Return where a value stands, or the innermost block of its path that is there; empty: in no file."""
+        """Return the place of a value, or of the innermost block on its path; "" if it is in no file."""
         ends = range(len(path), 0, -1)
         return next((found for end in ends if (found := self.origins.get(path[:end]))), "")
 
     def said(self, *path: str | int) -> str:
-        """Return the place of a value as settings name it: ``site polaris, site_configs/polaris.yaml:23``."""
+        """Format the place of a value as settings name it: ``site polaris, site_configs/polaris.yaml:23``."""
         return ", ".join(filter(None, (f"site {self.name}", self.at(*path))))
 
     def path_of(self, block: Queue | Rule | NodeType) -> Path:
-        """Return the path to one of the file's queues, rules or types of nodes."""
+        """Return the path to one of the file's queues, rules or types of nodes; () if it is none of them."""
         for name, blocks in (("queues", self.queues), ("rules", self.rules)):
             for i, one in enumerate(blocks):
                 if one is block:
@@ -118,7 +118,7 @@ class Site:
         return next((("nodes", name) for name, node in self.nodes.items() if node is block), ())
 
     def blocks(self) -> Iterator[tuple[str, Tags]]:
-        """Yield each block that says something, as a path, with its tags."""
+        """Yield each non-empty block as a path, with its tags."""
         for name in ("match", "account", "network", "launcher", "scratch", "modules", "login", "dashboard", "charge"):
             block = getattr(self, name)
             if block != type(block)():

@@ -1,4 +1,4 @@
-"""The blocks of a site file, each with the sources that it was read from."""
+"""The blocks of a site file, each with its sources."""
 # ruff: noqa: RUF009 - fact() and source() return fields
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.units import parse_bytes, parse_duration_s
 
 Tags = str | tuple[str, ...]
-_MINUTE_S = 60  # no queue has a limit below it: somebody has left out the unit
+_MINUTE_S = 60  # no queue has a shorter limit: the unit is missing
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
 def fact(default: Any, text: str) -> Any:  # noqa: ANN401 - the field's own annotation says the type
-    """Return a field of a site file with its meaning; without a default, ``MISSING``, it must be given."""
+    """Return a field of a site file with its meaning; a field without a default (``MISSING``) must be given."""
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata={"text": text})
     return field(default=default, metadata={"text": text})
 
 
 def source() -> Any:  # noqa: ANN401
-    """Return the field that every block has."""
+    """Return the field for a block's sources, which every block has."""
     return fact((), "tag or tags of `sources`: where the block was read")
 
 
@@ -282,7 +282,7 @@ class Note:
 
 
 def tags_of(tags: Tags) -> tuple[str, ...]:
-    """Return the tags of a block, also of one that has a single one."""
+    """Return the tags of a block as a tuple, also of a block with a single tag."""
     return (tags,) if isinstance(tags, str) else tags
 
 

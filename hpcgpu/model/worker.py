@@ -1,4 +1,4 @@
-"""The binding of one worker process (:class:`Binding`), and everything that it starts with (:class:`WorkerSpec`)."""
+"""The binding of one worker process (:class:`Binding`), and all parameters of its start (:class:`WorkerSpec`)."""
 
 from __future__ import annotations
 
@@ -10,52 +10,26 @@ from hpcgpu.model.topology import Gpu, Nic
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Cores, memory, GPUs and NICs of one worker, before CUDA starts.
-
-    Attributes
-    ----------
-    gpus : tuple of Gpu
-        All whole GPUs that are visible, the worker's own first; none for a worker without a GPU.
-    memory_policy : str
-        ``preferred-many``, ``bind``, ``interleave`` or ``none``.
-    memory_nodes : CpuSet
-        NUMA nodes of the policy.
-    shared_cores : bool
-        True if other workers of the node have the same cores (fewer cores than workers).
-    reasons : tuple of str
-        Reasons in words, for ``explain()``.
-
-    """
+    """Cores, memory, GPUs and NICs of one worker, before CUDA starts."""
 
     cpuset: CpuSet
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]  # all whole GPUs that are visible, the worker's first; empty: a worker without a GPU
     nics: tuple[Nic, ...] = ()
-    memory_policy: str = "none"
-    memory_nodes: CpuSet = field(default_factory=CpuSet)
+    memory_policy: str = "none"  # preferred-many, bind, interleave or none
+    memory_nodes: CpuSet = field(default_factory=CpuSet)  # NUMA nodes of the policy
     interface: str = ""
-    shared_cores: bool = False
-    reasons: tuple[str, ...] = ()
+    shared_cores: bool = False  # other workers of the node have the same cores: fewer cores than workers
+    reasons: tuple[str, ...] = ()  # in words, for explain()
 
 
 @dataclass(frozen=True, slots=True)
 class ActualBinding:
-    """The binding of a running process, read back from the kernel.
+    """The binding of a running process, read back from the kernel."""
 
-    Attributes
-    ----------
-    threads : tuple of (int, CpuSet)
-        Thread id and mask of every thread.
-    memory_policy : str
-        As in :class:`Binding`, or ``preferred``; ``none`` is the kernel's default, empty is unknown.
-    env : tuple of (str, str)
-        The requested variables that are set.
-
-    """
-
-    threads: tuple[tuple[int, CpuSet], ...]
-    memory_policy: str = ""
+    threads: tuple[tuple[int, CpuSet], ...]  # id and mask of every thread
+    memory_policy: str = ""  # as in Binding, or preferred; none: the kernel's default; empty: unknown
     memory_nodes: CpuSet = field(default_factory=CpuSet)
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()  # the requested variables that are set
 
     @property
     def cpuset(self) -> CpuSet:
@@ -65,27 +39,17 @@ class ActualBinding:
 
 @dataclass(frozen=True, slots=True)
 class Rapids:
-    """The parts of RMM and cuDF that a worker sets up before user code runs.
+    """The parts of RMM and cuDF that a worker sets up before user code runs."""
 
-    Attributes
-    ----------
-    resources : tuple of (str, tuple of (str, int or str))
-        Classes of ``rmm.mr`` and their arguments; each wraps the one before, the last one allocates.
-    libraries : tuple of str
-        ``cupy``, ``torch``: libraries that allocate through RMM.
-    needs : tuple of (str, str)
-        Modules that must be installed, and the options that need them.
-
-    """
-
+    # classes of rmm.mr with arguments; each wraps the one before, the last allocates
     resources: tuple[tuple[str, tuple[tuple[str, int | str], ...]], ...] = ()
-    libraries: tuple[str, ...] = ()
-    needs: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[str, ...] = ()  # cupy, torch: allocate through RMM
+    needs: tuple[tuple[str, str], ...] = ()  # modules that must be installed, and the options that need them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One worker: its name, its binding, its limits and its environment."""
+    """The plan of one worker: its name, binding, limits and environment."""
 
     name: str
     binding: Binding
@@ -103,5 +67,5 @@ class WorkerSpec:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The worker's own GPU; None for one of ``cpu_workers``."""
+        """The worker's first GPU; None for one of ``cpu_workers``."""
         return self.binding.gpus[0] if self.binding.gpus else None

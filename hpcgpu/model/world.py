@@ -1,4 +1,4 @@
-"""The ranks that are to be started."""
+"""The ranks to start."""
 
 from __future__ import annotations
 
@@ -7,29 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How many ranks, over how many nodes.
-
-    Attributes
-    ----------
-    per_node : int
-        Ranks on each node.
-    extra : bool
-        One rank more on the first node, for the scheduler.
-    hosts : tuple of str
-        Names of the nodes, if the launcher needs them; empty if it knows them.
-    variables : tuple of str
-        Names of the variables to forward to ranks on other nodes; empty if the launcher forwards them.
-
-    """
+    """The number of ranks and nodes."""
 
     nodes: int = 1
-    per_node: int = 1
-    extra: bool = True
-    hosts: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
+    per_node: int = 1  # ranks on each node
+    extra: bool = True  # one more rank on the first node, for the scheduler
+    hosts: tuple[str, ...] = ()  # names of the nodes; empty: the launcher knows them
+    variables: tuple[str, ...] = ()  # names to forward to ranks on other nodes; empty: the launcher forwards them
     as_root: bool = False
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.nodes * self.per_node + self.extra

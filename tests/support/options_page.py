@@ -47,7 +47,17 @@ _UNITS: Mapping[str, str] = {
 # Keywords of LocalCUDACluster and of dask cuda worker (dask-cuda 26.10) that mean the same under the same name;
 # docs/reference/memory-options.md says what is better here.
 _CUDA = {"memory_limit", "device_memory_limit", "jit_unspill", "local_directory", "protocol", "threads_per_worker"}
-_CUDA |= {"interface", "resources", "death_timeout", "set_rmm_allocator_for_libs", "security", *RMM, *CUDF}
+_CUDA |= {
+    "interface",
+    "resources",
+    "death_timeout",
+    "set_rmm_allocator_for_libs",
+    "security",
+    "dashboard_address",
+    "scheduler_port",
+    *RMM,
+    *CUDF,
+}
 # What has another name or another form there, and is in no migration hint: their keyword, and a remark.
 INSTEAD: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "dask-cuda": {

@@ -67,6 +67,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/devices.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
+    "worker": {"click"},
 }
 # dask and distributed.protocol
 DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "sizes"), ("spill", "serialization")}
@@ -276,7 +277,6 @@ LONG = {
     "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/batch_run.py": "all that a cluster object asks of a run of a batch system",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
-    "deploy/processes/scheduler.py": "the scheduler process, from its start to its end, and what it serves meanwhile",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/accounting.py": "all counts of bytes and all orders of units: each change of a unit changes several",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",

@@ -1,1 +1,1 @@
-"""The jobs of a run: asked for, told of, written down, guarded and ended."""
+"""Manage the jobs of a run: submit, show, record, guard and end them."""

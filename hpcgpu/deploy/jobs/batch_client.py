@@ -1,4 +1,4 @@
-"""The batch system's client: submit jobs, ask about them, cancel them."""
+"""The batch system's client: submit jobs, poll them, cancel them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,11 @@ async def submit(
     patience: Patience,
     known: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Submit a job or an array, and return the ids of its jobs.
+    """Submit a job or an array, and return its job ids; raise SubmitError in the batch system's words.
 
-    Raises
-    ------
-    SubmitError
-        The batch system refused it, in its own words; a transient refusal was tried again.
-
+    A transient refusal is tried again.
     """
-    own = of_this_job(os.environ)  # in a job itself: a notebook's kernel, a script
+    own = of_this_job(os.environ)  # this process may run in a job: a notebook's kernel, a script
     command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=own)
     pauses_s = list(patience.retries_s)
     while True:
@@ -64,7 +60,7 @@ async def submit(
 
 
 async def _accepted(system: BatchSystem, spec: JobSpec, known: Collection[str]) -> tuple[str, ...] | None:
-    """Return the jobs that are there although the answer was lost; None when nobody can say."""
+    """Return the jobs that exist although the answer was lost; None if the batch system does not answer."""
     try:
         return await look(system, spec.name, spec.mark, known)
     except SubmitError:
@@ -72,13 +68,9 @@ async def _accepted(system: BatchSystem, spec: JobSpec, known: Collection[str]) 
 
 
 async def look(system: BatchSystem, name: str, mark: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return the jobs of a run that are there and not known: the answer to their submission was lost.
+    """Return jobs of a run that exist but are unknown: the answer to their submission was lost.
 
-    Raises
-    ------
-    SubmitError
-        The batch system does not answer now.
-
+    Raises SubmitError if the batch system does not answer now.
     """
     command = system.find(name, mark) if mark else None
     if command is None:
@@ -90,7 +82,7 @@ async def look(system: BatchSystem, name: str, mark: str, known: Collection[str]
     except SubmitError as e:
         if e.transient:
             raise
-        return ()  # a site that does not let its users ask this
+        return ()  # the site refuses this query to users
     there = [job_id for job_id, status in listed.items() if status.state is not JobState.ENDED]
     return tuple(sorted((job_id for job_id in there if job_id not in known), key=_numbers))
 
@@ -101,7 +93,7 @@ def _numbers(job_id: str) -> list[int]:
 
 
 async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
-    """Return the statuses of jobs: one question for all, and more only for jobs that the answer does not list."""
+    """Return the statuses of jobs, by one query for all, and more only for jobs that the answer does not list."""
     found: dict[str, JobStatus] = {}
     missing = list(ids)
     while missing:
@@ -109,7 +101,7 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
         if not (new := {job_id: listed[job_id] for job_id in missing if job_id in listed}):
             break
         found |= new
-        # OpenPBS of 2026-04 lists no job after one that it does not know: a missing one may be alive
+        # OpenPBS of 2026-04 lists no job after an unknown one: a missing job may be alive
         missing = [job_id for job_id in missing if job_id not in found]
     if missing:
         try:
@@ -118,12 +110,12 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
         except SubmitError as e:
             if e.transient:
                 raise
-            # a site without accounting: a job that its squeue does not list is nowhere
+            # a site without accounting: a job that squeue does not list does not exist
     return found
 
 
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
-    """Return the parts of a request that the batch system does not have, as far as that is known."""
+    """Return the parts of a request that the batch system does not have, as far as known."""
     command = system.offers(spec)
     return shortfalls(spec, system.read_offers(await run(command))) if command else ()
 
@@ -131,8 +123,8 @@ async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
 async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus]) -> dict[str, JobStatus]:
     """Return the statuses of jobs of this request, with those that can never run as stuck.
 
-    The reason for which a job waits raises the suspicion, and the batch system's resources prove it: a limit of a QOS
-    may be changed, and a node may come back.
+    A job whose reason has an advice is suspect, and the batch system's resources prove it: a limit of a QOS may be
+    changed, and a node may come back.
     """
     suspect = {i: s for i, s in listed.items() if s.advice and s.state is JobState.PENDING}
     if not suspect or not (why := "; ".join(await beyond(system, spec))):
@@ -147,19 +139,10 @@ async def on_lost_nodes(
     heard: Collection[str] = (),
     ran_on: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, JobStatus]:
-    """Return the statuses with the troubles of the jobs' nodes, or of the nodes that they had last.
+    """Add the troubles of the jobs' nodes, or of the nodes that they had last, to their statuses.
 
-    Parameters
-    ----------
-    system : BatchSystem
-        Has the nodes.
-    listed : dict
-        By job id.
-    heard : collection of str
-        Jobs whose workers say that all is well.
-    ran_on : mapping of str to sequence of str
-        Nodes of earlier answers: for a requeued job Slurm names no node, or only the nodes that it has not lost.
-
+    ``heard``: jobs whose workers send heartbeats, which are skipped. ``ran_on``: nodes of earlier answers, as Slurm
+    names for a requeued job no node, or only the nodes that it has not lost.
     """
     ended = {i for i, s in listed.items() if s.state is JobState.ENDED}
     on = {i: s.hosts or (() if i in ended else ran_on.get(i, ())) for i, s in listed.items() if i not in heard}
@@ -172,13 +155,9 @@ async def on_lost_nodes(
 
 
 async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
-    """End jobs, pending or running, all that can be; those that are gone or end already are none the worse.
+    """Cancel jobs, pending or running, as many as possible; jobs that are gone or ending are no error.
 
-    Raises
-    ------
-    SubmitError
-        The batch system did not end some of them, in its own words; ``transient`` when it may yet.
-
+    Raises SubmitError in the batch system's words if some were not cancelled; ``transient`` if they may be yet.
     """
     refused = [e for e in await asyncio.gather(*(_refusal(system, command) for command in system.cancel(ids))) if e]
     if refused:
@@ -191,7 +170,7 @@ async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
 
 
 async def _refusal(system: BatchSystem, command: Command) -> SubmitError | None:
-    """Cancel jobs, by force those on nodes that do not answer; return why it was not done."""
+    """Cancel jobs, by force on nodes that do not answer; return the refusal, or None."""
     forced: set[tuple[str, ...]] = set()
     try:
         while again := system.force(result := await run(command)):

@@ -1,6 +1,6 @@
-"""The end of jobs: by themselves, by a cancel, and until the batch system says that they have ended.
+"""End jobs: wait for them, cancel them, and poll until the batch system says that they have ended.
 
-The job with the scheduler, the jobs that come and go, the doctor's job and the jobs of a dead client end by it.
+Used for the job with the scheduler, the jobs that come and go, the doctor's job and the jobs of a dead client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcgpu.plan.jobs.phase import SILENT_WORDS, script_words
 from hpcgpu.supervise import tasks
 
 _POLL_S = 0.25
-# A cancel is carried out within the batch system's KillWait, and one that failed for a reason may be accepted later.
+# A cancel takes effect within the batch system's KillWait, and a refused one may be accepted later.
 _AGAIN_S = 15.0
 _BY_ITSELF_POLL_S = 0.5
 # If slurmctld is away squeue says so after 40 s (22.05.8), and not within 60 s if SlurmctldTimeout is longer.
@@ -34,27 +34,11 @@ async def close(
     *,
     grace_s: float = 0.0,
 ) -> None:
-    """Have jobs end as :func:`end` does. A job that takes long to end is only said.
+    """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
 
-    Parameters
-    ----------
-    system : BatchSystem
-        Has them.
-    jobs : sequence of RecordedJob
-        Those that have ended are not cancelled.
-    limit_s : float
-        No longer than that after the first cancel.
-    tell : callable
-        Takes a line for the user.
-    grace_s : float
-        How long they may take to end by themselves before they are cancelled. If there is a grace, a job whose script
-        has left its exit code has ended, whatever the batch system says.
-
-    Raises
-    ------
-    SubmitError
-        Jobs could not be cancelled, and may still be there; all others have been cancelled.
-
+    Jobs that take longer are only reported to the user by ``tell``. With ``grace_s``, the time to end by themselves
+    before they are cancelled, a job whose script has left its exit code has ended, whatever the batch system says.
+    Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
     """
     if grace_s and await _end_by_themselves(system, jobs, grace_s, tell):
         return
@@ -76,26 +60,10 @@ async def close(
 async def end(
     system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]
 ) -> tuple[list[str], SubmitError | None]:
-    """Cancel jobs, again if need be, until the batch system says that all have ended.
+    """Cancel jobs, again if need be, until all have ended; return those left after ``limit_s``, and why.
 
-    Parameters
-    ----------
-    system : BatchSystem
-        Has them.
-    ids : sequence of str
-        Those that have ended are not cancelled.
-    limit_s : float
-        No longer than that.
-    tell : callable
-        Takes a line for the user: a refusal of the batch system.
-
-    Returns
-    -------
-    list of str
-        The jobs that are still there.
-    SubmitError or None
-        Why, as far as the batch system does not do it: it may be slow only.
-
+    Ended jobs are not cancelled. Without a refusal (None) the batch system may just be slow. ``tell`` takes its
+    refusals.
     """
     ending = _Ending(system, ids, tell)
     with contextlib.suppress(TimeoutError):
@@ -104,25 +72,16 @@ async def end(
 
 
 class _Ending:
-    """Cancels jobs again and again.
-
-    Attributes
-    ----------
-    there : list of str
-        The jobs that have not ended.
-    refused : SubmitError or None
-        Why the batch system did not cancel them, or did not answer.
-
-    """
+    """Cancels jobs again and again until they have ended."""
 
     def __init__(self, system: BatchSystem, ids: Sequence[str], tell: Callable[[str], None]) -> None:
-        self.there = list(ids)
-        self.refused: SubmitError | None = None
+        self.there = list(ids)  # not ended
+        self.refused: SubmitError | None = None  # why not cancelled, or not answered
         self._system, self._tell, self._said = system, tell, ""
         self._again_s = float("-inf")
 
     async def look(self) -> bool | None:
-        """Ask, and cancel those that are there when it is time to; True when none is, else None."""
+        """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
         now_s = asyncio.get_running_loop().time
         try:
             listed = await ask(self._system, self.there) if self.there else {}
@@ -143,10 +102,10 @@ class _Ending:
 async def _end_by_themselves(
     system: BatchSystem, jobs: Sequence[RecordedJob], limit_s: float, tell: Callable[[str], None]
 ) -> bool:
-    """Wait until the jobs have ended, and tell whether they have."""
+    """Wait until the jobs have ended; return whether they have."""
 
     async def have_ended() -> bool | None:
-        """False if one of them waits, and will not end by itself; None if they may end soon."""
+        """Return False if a job waits, so will not end by itself; None if they may end soon."""
         try:
             listed = await _answer(system, jobs)
         except SubmitError as e:
@@ -164,14 +123,7 @@ async def _end_by_themselves(
 
 
 async def _answer(system: BatchSystem, jobs: Sequence[RecordedJob]) -> dict[str, JobStatus]:
-    """Ask about jobs; a batch system that is silent is not waited for once their scripts have ended.
-
-    Raises
-    ------
-    SubmitError
-        It said that it cannot answer, or nothing.
-
-    """
+    """Return the jobs' statuses; raise SubmitError if the batch system is silent once their scripts have ended."""
     loop = asyncio.get_running_loop()
     asking, end_s = asyncio.create_task(ask(system, [job.id for job in jobs])), loop.time() + _SILENCE_S
     try:

@@ -1,4 +1,4 @@
-"""The jobs of an elastic cluster that come and go: carries out the decisions of their loop."""
+"""The jobs of an elastic cluster that come and go: carry out the decisions of the job loop."""
 
 from __future__ import annotations
 
@@ -25,27 +25,7 @@ _END_S = 40.0
 
 
 class Fleet:
-    """One-node jobs that come and go.
-
-    Parameters
-    ----------
-    jobs : JobLoop
-        Asks about all jobs of the cluster, and has this fleet act.
-    spec : JobSpec
-        The request for one of these.
-    expected : int
-        Workers of each of these.
-
-    Attributes
-    ----------
-    wanted : int
-        Jobs.
-    controls : bool
-        Whether it acts; else it follows another object of the same cluster.
-    error : HpcGpuError or None
-        Why no job is submitted any more, until the next scale.
-
-    """
+    """One-node jobs that come and go; ``expected`` is the number of workers of each."""
 
     def __init__(self, jobs: JobLoop, spec: JobSpec, expected: int) -> None:
         self._loop, self._system, self._hooks, self._alarm = jobs, jobs.system, jobs.hooks, jobs.alarm
@@ -53,8 +33,9 @@ class Fleet:
         self._submitter = Submitter(jobs.system, spec, hooks.say, patience, write=hooks.write)
         self._table, self.spec = jobs.table, spec
         self._table.expected = expected
+        # wanted: jobs; controls: False follows another object of the same cluster
         self.expected, self.wanted, self.controls = expected, 0, False
-        self.error: HpcGpuError | None = None
+        self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
         self._adapting = self._unwritten = False
         self._failures = Failures()
         self._held_back_until_s = NEVER_S
@@ -73,30 +54,21 @@ class Fleet:
 
     @property
     def recorded(self) -> tuple[RecordedJob, ...]:
-        """The jobs as they are written down."""
+        """The records of the jobs."""
         return self._table.recorded
 
     @property
     def trouble(self) -> str:
-        """Why the jobs are not looked after at present; empty when they are."""
+        """Why the job loop does not work at present; "" if it does."""
         return self._loop.trouble
 
     @property
     def submitting(self) -> bool:
-        """Whether there may be jobs whose ids are not known yet."""
+        """Whether there may be jobs whose ids are unknown yet."""
         return self._submitter.unanswered
 
     async def take(self, wanted: int | None, *, controls: bool) -> None:
-        """Go on from the record, as the object that acts or not.
-
-        Parameters
-        ----------
-        wanted : int or None
-            Jobs; None: not said yet.
-        controls : bool
-            Whether to act.
-
-        """
+        """Start from the record, as the controlling object or not; ``wanted=None``: no number of jobs yet."""
         await self._follow()
         self.wanted = max(self.wanted, len(self.members)) if wanted is None else wanted
         self.controls = controls
@@ -104,21 +76,11 @@ class Fleet:
         self._loop.start()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Want so many jobs; return after the necessary submissions.
+        """Set the wanted number of jobs; return after the necessary submissions.
 
-        Parameters
-        ----------
-        jobs : int
-            How many.
-        adapting : bool
-            The number may change soon: young pending jobs are kept although they are too many.
-
-        Raises
-        ------
-        SubmitError
-            The batch system refused, in its own words. Accepted jobs stay; a refusal that may pass (``transient``)
-            is tried again. Not raised when adapting, only said.
-
+        ``adapting``: the number may change soon, so young surplus jobs that wait are kept. Raises SubmitError in the
+        batch system's words, or only reports it when adapting. Accepted jobs stay; a ``transient`` refusal is tried
+        again.
         """
         self.wanted, self._adapting = jobs, adapting
         if not adapting:
@@ -134,22 +96,18 @@ class Fleet:
             self._loop.start()
 
     def workers_changed(self) -> None:
-        """Look again: a worker has come or gone."""
+        """Wake the loop: a worker has come or gone."""
         self._alarm.ring()
 
     def stop(self) -> None:
-        """Look no longer; the jobs stay."""
+        """Stop the loop; the jobs stay."""
         self._requests.cancel()
         self._loop.stop()
 
     async def close(self) -> None:
-        """Stop, cancel every job that is left, and return when the batch system says that they have ended.
+        """Stop, cancel all jobs, and return when the batch system says that they have ended.
 
-        Raises
-        ------
-        SubmitError
-            Jobs may still be there, which could not be cancelled; all others have been.
-
+        Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
         """
         self.stop()
         async with self._acting:
@@ -161,7 +119,7 @@ class Fleet:
                 await ending.close(self._system, self.recorded, _END_S, self._hooks.say)
 
     def refused(self, e: SubmitError, *, say: bool) -> None:
-        """Try again later, or not at all; a limit of one's own passes when jobs that are there have ended."""
+        """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
         if say:
             self._hooks.say(str(e))
         self._held_back_until_s = self._alarm.now_s() + self._loop.policy.patience.refused_s
@@ -175,7 +133,7 @@ class Fleet:
             await self._add(await self._submitter.lost(self._table.known))
 
     async def act(self) -> None:
-        """Have the facts of now decided upon, and do it."""
+        """Decide on the present facts, and carry out the actions."""
         async with self._acting:
             present, now_s = self._hooks.present(), self._alarm.now_s()
             if self.controls:
@@ -196,16 +154,16 @@ class Fleet:
             for job_id in actions.lost:
                 self._requests.send(self._hooks.remove, present[job_id].addresses)
             if actions.submit and (lost := await self._submitter.lost(self._table.known)):
-                await self._add(lost)  # fewer are missing than it seemed
+                await self._add(lost)  # so fewer are missing
             elif actions.submit:
                 async for accepted in self._submitter.submit(actions.submit, self._table.known):
                     await self._add(accepted)
             if actions.cancel or actions.forget or actions.retire or actions.submit:
-                self._alarm.ring()  # these actions may ask for more
+                self._alarm.ring()  # these actions may require more
             self._hooks.changed()
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs. A final refusal stops nothing else; the cancel is tried again when the job is overdue."""
+        """Cancel jobs. A final refusal does not stop the other actions; an overdue job is cancelled again."""
         try:
             await cancel(self._system, job_ids)
         except SubmitError as e:
@@ -244,7 +202,7 @@ class Fleet:
             await self._write_down()
 
     async def _follow(self) -> None:
-        """Have exactly the jobs that another object has written down."""
+        """Take over exactly the jobs that another object has recorded."""
         self._table.follow(*await asyncio.to_thread(self._hooks.written_down), self._alarm.now_s())
 
     async def _write_down(self) -> None:
@@ -255,33 +213,29 @@ class Fleet:
 
 
 class SchedulerRequests:
-    """Requests to the scheduler without an answer: the registered workers show their effect.
+    """Send requests to the scheduler without awaiting an answer: the registered workers show their effect.
 
-    Parameters
-    ----------
-    say : callable
-        Takes a line for the user: a request that failed.
-
+    ``say`` takes a line for the user about a request that failed.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._tasks = say, tasks.Group()
 
     def send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
-        """Have it done for the workers at these addresses."""
+        """Send a request for the workers at these addresses."""
         workers = f"workers {', '.join(addresses)}"
 
         async def run() -> None:
             try:
                 await request(addresses)
-            except OSError as e:  # the scheduler is gone for the moment, which is told elsewhere
+            except OSError as e:  # the scheduler is gone for the moment, which is reported elsewhere
                 self._say(f"{workers}: {e}")
 
-        # the scheduler's own errors come as they are
+        # the scheduler's errors arrive unchanged
         self._tasks.start(
             run, f"what the scheduler was to do about {workers}", lambda e: self._say(f"{workers}: {e!r}")
         )
 
     def cancel(self) -> None:
-        """End those that are under way."""
+        """Cancel the pending requests."""
         self._tasks.cancel()

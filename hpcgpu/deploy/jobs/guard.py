@@ -1,7 +1,7 @@
-"""The guard of a run: waits until its client is dead, and then sees to it that no job of it is left.
+"""The guard of a run: wait until its client is dead, then end all jobs that it left.
 
 ``python -m hpcgpu.deploy.jobs.guard FOLDER PID START_TIME``, in a session of its own, so that no signal of the client's
-terminal reaches it. It waits for the end of a process and nothing else: everything else is imported after that.
+terminal reaches it. It waits for the end of a process and nothing else: everything else is imported after.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(folder: str, pid: str, start_time: str) -> None:
 
 
 async def _abandon(folder: Path) -> None:
-    """End the jobs that are left, however many tries it takes: no other process does."""
+    """End the remaining jobs, however many tries it takes: no other process does."""
     from hpcgpu.deploy.jobs.runs import abandon
     from hpcgpu.supervise import tasks
 
@@ -49,7 +49,7 @@ async def _abandon(folder: Path) -> None:
         except FileNotFoundError:
             if await tasks.in_thread(folder.exists):
                 raise
-        return True  # or somebody has stopped the run, and removed its folder
+        return True  # also if another process has stopped the run, and removed its folder
 
     await tasks.keep(once, f"the end of the run in {folder}").finished()
 

@@ -1,4 +1,4 @@
-"""The job with the scheduler: submitted and ended; the same as processes of this machine is in .local."""
+"""The job with the scheduler: submit and end it; as processes of this machine it is in .local."""
 
 from __future__ import annotations
 
@@ -22,65 +22,51 @@ _CANCEL_S = 20.0
 
 
 class Job(Protocol):
-    """The job with the scheduler, as a cluster needs it: a batch system's, or processes of this machine."""
+    """The job with the scheduler, as a cluster uses it: a batch system's, or processes of this machine."""
 
     @property
     def script(self) -> str:
-        """Its script or command, as text; empty for a job of another process."""
+        """Its script or command, as text; "" for a job of another process."""
 
     @property
     def id(self) -> str:
-        """The batch system's id; empty before the submission."""
+        """The batch system's id; "" before the submission."""
 
     @property
     def log(self) -> str:
         """Path of its output."""
 
     async def submit(self) -> None:
-        """Ask for it; raises SubmitError in the batch system's words."""
+        """Submit it; raise SubmitError in the batch system's words."""
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that runs another one on a node of the job."""
+        """Return the command that runs ``argv`` on a node of the job."""
 
     async def end(self) -> None:
         """Wait a little for it to end by itself, then cancel it; return when it has ended."""
 
 
 class Head(Protocol):
-    """How the job with the scheduler is; of one that a batch system has, its row in the table of jobs."""
+    """The state of the job with the scheduler; of a batch system's job, its row in the table of jobs."""
 
     @property
     def trouble(self) -> str:
-        """Why nobody looks after it at present; empty when somebody does."""
+        """Why its loop does not work at present; "" if it does."""
 
     async def check(self) -> JobFacts:
         """Return the facts about it; raise JobError, with the tail of its log, when it has ended."""
 
     async def news(self) -> JobFacts:
-        """Have the batch system asked, and return the facts then; raises as :meth:`check`."""
+        """Return the facts after a new poll of the batch system; raise as :meth:`check`."""
 
 
 async def submit_guarded(
     job: Job, log_directory: str | None, write_down: Callable[[], None], start_guard: Callable[[], None]
 ) -> None:
-    """Submit the first job of a run, with a record and a guard that are there before the job is.
+    """Submit the first job of a run, with its record and its guard in place before the job exists.
 
-    Parameters
-    ----------
-    job : Job
-        To be submitted.
-    log_directory : str or None
-        The folder for its output, if it is to be in one.
-    write_down : callable
-        Brings the run's record up to date; called in a thread, before the submission and after it.
-    start_guard : callable
-        Called in a thread, as soon as there is a record.
-
-    Raises
-    ------
-    SubmitError
-        The batch system refused, in its own words.
-
+    ``write_down`` updates the record, in a thread, before the submission and after it; ``start_guard`` runs in a
+    thread, as soon as there is a record. Raises SubmitError in the batch system's words.
     """
     await tasks.in_thread(write_down)
     await tasks.in_thread(lambda: make_log_folder(log_directory))
@@ -90,21 +76,9 @@ async def submit_guarded(
 
 
 class BatchJob:
-    """The job of a batch system that has the scheduler: submitted here, or by another process before.
+    """The job of a batch system that has the scheduler: submitted here, or before by another process (``recorded``).
 
-    Parameters
-    ----------
-    system : BatchSystem
-        Runs it.
-    say : callable
-        Takes a line for the user: what the job is doing.
-    recorded : RecordedJob, optional
-        A job that has been submitted, as it was written down.
-    spec : JobSpec, optional
-        The request for a job that is still to be submitted.
-    patience : Patience
-        With the answer to its submission.
-
+    ``spec`` is the request for a job that is still to be submitted; ``say`` takes a line for the user about its state.
     """
 
     def __init__(
@@ -122,12 +96,12 @@ class BatchJob:
 
     @property
     def script(self) -> str:
-        """The job script; empty for a job of another process."""
+        """The job script; "" for a job of another process."""
         return self._system.script(self.spec) if self.spec else ""
 
     @property
     def id(self) -> str:
-        """The batch system's id; empty before the submission."""
+        """The batch system's id; "" before the submission."""
         return self.recorded.id
 
     @property
@@ -136,7 +110,7 @@ class BatchJob:
         return self.recorded.log
 
     async def submit(self) -> None:
-        """Submit it; a refusal that may pass is tried again, any other raises SubmitError in the system's words."""
+        """Submit it; try transient refusals again, raise SubmitError in the batch system's words for others."""
         if self._submitter is None:
             return
         for note in self._submitter.notes:
@@ -145,18 +119,13 @@ class BatchJob:
             self.recorded = jobs[0]
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that runs another one on a node of the job."""
+        """Return the command that runs ``argv`` on a node of the job."""
         return self._system.onto(self.id, node, argv)
 
     async def end(self) -> None:
-        """Wait for it to end by itself, then cancel it; also when the answer to its submission was lost.
+        """Wait for it to end by itself, then cancel it, even if the answer to its submission was lost.
 
-        Raises
-        ------
-        SubmitError
-            It could not be cancelled, in the batch system's words; or the batch system does not say whether it is
-            there.
-
+        Raises SubmitError if it could not be cancelled, or if the batch system does not say whether it exists.
         """
         await self._find_lost()
         if self.id:

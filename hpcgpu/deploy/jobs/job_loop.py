@@ -1,4 +1,4 @@
-"""The loop of all jobs of a cluster: one question for all of them, one decision. A fleet carries it out."""
+"""The loop of all jobs of a cluster: one poll for all of them, one decision. A fleet carries it out."""
 
 from __future__ import annotations
 
@@ -24,97 +24,51 @@ from hpcgpu.supervise import tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterHooks:
-    """The functions of a cluster that the loop of all jobs, and the fleet, call.
+    """Callbacks from the job loop and the fleet into the cluster."""
 
-    Attributes
-    ----------
-    present : callable
-        Returns the registered workers by their job's id.
-    retire : callable
-        Has workers hand their data to others and leave.
-    remove : callable
-        Has the scheduler forget workers that are gone.
-    write_down : callable
-        Called in a thread when jobs have come or gone.
-    written_down : callable
-        Called in a thread; returns the jobs that any object has written down last, and those that were gone.
-    changed : callable
-        Called when more is known than before.
-    say : callable
-        Takes a line for the user.
-
-    """
-
-    present: Callable[[], Mapping[str, Present]]
-    retire: Callable[[Sequence[str]], Awaitable[object]]
-    remove: Callable[[Sequence[str]], Awaitable[object]]
-    write_down: Callable[[], None]
+    present: Callable[[], Mapping[str, Present]]  # return the registered workers by their job's id
+    retire: Callable[[Sequence[str]], Awaitable[object]]  # make workers hand over their data and leave
+    remove: Callable[[Sequence[str]], Awaitable[object]]  # make the scheduler forget workers that are gone
+    write_down: Callable[[], None]  # in a thread, when jobs have come or gone
+    # in a thread: return the jobs recorded last by any object, and the gone ones
     written_down: Callable[[], tuple[Sequence[RecordedJob], Sequence[Gone]]]
-    changed: Callable[[], None]
-    say: Callable[[str], None]
+    changed: Callable[[], None]  # when there are new facts
+    say: Callable[[str], None]  # takes a line for the user
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def write(self) -> None:
-        """Have the jobs written down: one write after the other, each with the facts of its time."""
+        """Write the record, one write after the other, each with the facts of its time."""
         async with self._writing:
             await tasks.in_thread(self.write_down)
 
 
 class Actor(Protocol):
-    """Acts on jobs that come and go. Without an actor the job with the scheduler is the only one, and nothing is done.
+    """Acts on jobs that come and go. Without an actor the job with the scheduler is the only one."""
 
-    Attributes
-    ----------
-    spec : JobSpec
-        The request for one of them.
-
-    """
-
-    spec: JobSpec
+    spec: JobSpec  # the request for one of them
 
     async def find_lost(self) -> None:
-        """Add jobs whose submission was not answered; called before the question about all."""
+        """Add jobs whose submission was not answered; called before each poll."""
 
     async def act(self) -> None:
-        """Have :meth:`JobLoop.decide` decide upon the facts of now, and do it."""
+        """Decide by :meth:`JobLoop.decide` on the present facts, and carry out the actions."""
 
     def refused(self, e: SubmitError, *, say: bool) -> None:
-        """Take a refusal of the batch system, or that it did not answer."""
+        """Handle a refusal of the batch system, or a missing answer."""
 
 
 class JobLoop:
-    """Asks about all jobs of a cluster when it is time, and has the decisions carried out.
+    """Polls all jobs of a cluster when due, and has the decisions carried out.
 
     On the event loop's thread only; the table may be read by any thread.
-
-    Parameters
-    ----------
-    system : BatchSystem
-        Runs the jobs.
-    policy : Policy
-        Limits of the decisions.
-    hooks : ClusterHooks
-        The cluster.
-
-    Attributes
-    ----------
-    table : JobTable
-        The jobs.
-    alarm : tasks.Alarm
-        When to look again.
-    actor : Actor or None
-        Acts on the jobs that come and go, where some do.
-    asked_s, answered_s : float or None
-        When the batch system was last asked, and when it last answered.
-
     """
 
     def __init__(self, system: BatchSystem, policy: Policy, hooks: ClusterHooks) -> None:
         self.system, self.policy, self.hooks = system, policy, hooks
         self.table, self.alarm = JobTable(0), tasks.Alarm()
-        self.actor: Actor | None = None
-        self.asked_s: float | None = None
-        self.answered_s: float | None = None
+        self.actor: Actor | None = None  # for jobs that come and go, if any
+        self.asked_s: float | None = None  # of the last poll
+        self.answered_s: float | None = None  # of the last answer
         self._head_spec: JobSpec | None = None
         self._said = ""
         self._hurried = self._stopped = False
@@ -123,7 +77,7 @@ class JobLoop:
 
     @property
     def trouble(self) -> str:
-        """Why the jobs are not looked after at present; empty when they are."""
+        """Why the loop does not work at present; "" if it does."""
         return self._looking.trouble if self._looking else ""
 
     @property
@@ -133,44 +87,29 @@ class JobLoop:
         return row.facts if row else None
 
     def add_head(self, head: RecordedJob, expected: int, spec: JobSpec | None) -> None:
-        """Look after the job with the scheduler.
-
-        Parameters
-        ----------
-        head : RecordedJob
-            As it was written down.
-        expected : int
-            Its workers.
-        spec : JobSpec or None
-            The request for it; None: another process has made it.
-
-        """
+        """Add the job with the scheduler, its number of workers, and its request (None: another process made it)."""
         self._head_spec = spec
         self.table.add_head(head, expected, self.alarm.now_s())
         self.start()
 
     def start(self) -> None:
-        """Look now, and whenever it is time from here on."""
+        """Poll now, and from now on whenever due."""
         if self._looking is None:
             what = "the loop that looks after this cluster's jobs"
             self._looking = tasks.keep(self._look, what, changed=self.hooks.changed)
         self.alarm.ring()
 
     def stop(self) -> None:
-        """Look no longer; the jobs stay."""
+        """Stop polling; the jobs stay."""
         self._stopped = True
         if self._looking:
             self._looking.cancel()
         self._answer.set()
 
     async def check(self) -> JobFacts:
-        """Return the facts about the job with the scheduler, without a question to the batch system.
+        """Return the facts about the job with the scheduler, without polling the batch system.
 
-        Raises
-        ------
-        JobError
-            It has ended, with the tail of its log, or will never start.
-
+        Raises JobError if it has ended, with the tail of its log, or will never start.
         """
         row = self.table.head
         assert row
@@ -187,14 +126,7 @@ class JobLoop:
         return facts
 
     async def news(self) -> JobFacts:
-        """Have the batch system asked; return the facts after its answer, or after it has given none.
-
-        Raises
-        ------
-        JobError
-            As of :meth:`check`.
-
-        """
+        """Poll the batch system; return the facts after its answer, or without one; raise as :meth:`check`."""
         answer = self._answer
         if not self._stopped:
             self._hurry()
@@ -202,13 +134,13 @@ class JobLoop:
         return await self.check()
 
     def ready(self) -> None:
-        """Register the present workers: the head has been full once, whatever becomes of them."""
+        """Register the present workers: the head has been full once, whatever happens to them later."""
         self.table.registered(self.hooks.present(), self.alarm.now_s())
         if self.head and self.head.state is not JobState.RUNNING:
-            self._hurry()  # for its nodes: a later answer may not name a lost one
+            self._hurry()  # to learn its nodes: a later answer may not name a lost one
 
     def decide(self, present: Mapping[str, Present], now_s: float, demand: Demand = NO_DEMAND) -> Actions:
-        """Take the workers that are registered, return what to do now, and look again when it is time to."""
+        """Register the present workers, return the next actions, and set the time of the next check."""
         self.table.registered(present, now_s)
         facts = Facts(
             now_s=now_s,
@@ -225,7 +157,7 @@ class JobLoop:
         return actions
 
     def pause(self) -> None:
-        """Leave a batch system alone that has not answered; as long as the scheduler is waited for not for long."""
+        """Wait after a batch system that has not answered, shortly while the scheduler is awaited."""
         now_s, patience = self.alarm.now_s(), self.policy.patience
         waits_s = [patience.refused_s] if self.actor else []
         if self.head and not self.head.heard:
@@ -238,7 +170,7 @@ class JobLoop:
         self.alarm.ring()
 
     async def _look(self) -> None:
-        """Ask when it is time, and act on what has changed."""
+        """Poll when due, and act on changes."""
         await self.alarm.wait()
         try:
             if self._hurried or self.alarm.is_time_to_ask:
@@ -253,11 +185,11 @@ class JobLoop:
                 self._said = str(e)
                 self.hooks.say(self._said)
         except Exception:
-            self.alarm.ring()  # the next look comes at once, and does the rest
+            self.alarm.ring()  # the next check comes at once, and does the rest
             raise
 
     async def _ask(self) -> None:
-        answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now want a later one
+        answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now need a later answer
         self.asked_s = self.alarm.now_s()
         try:
             self.table.registered(self.hooks.present(), self.asked_s)

@@ -1,4 +1,4 @@
-"""From a run to the job that a batch system is asked for."""
+"""Translate a run to the job that is requested of a batch system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PlannedJob(NamedTuple):
-    """A job that is not submitted: the settings, the request, its script, and the batch system for both."""
+    """A job before its submission: the settings, the request, its script, and the batch system for both."""
 
     wanted: settings.Wanted
     spec: JobSpec
@@ -40,13 +40,9 @@ def read_job(
     *,
     live: bool = False,
 ) -> PlannedJob:
-    """Return the job for a script, or for a cluster object without one; ``live`` as of :func:`settings.read`.
+    """Plan the job for a script, or for a cluster object without one; ``live`` as of :func:`settings.read`.
 
-    Raises
-    ------
-    ConfigError
-        A setting is wrong or missing, or no batch system was given.
-
+    Raises ConfigError for a wrong or missing setting, or without a batch system.
     """
     wanted = settings.read(given, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
     name = batch or (wanted.site.batch if wanted.site else "")
@@ -63,7 +59,7 @@ def read_job(
 
 
 def mark_of(folder: Path) -> str:
-    """Return the mark that all jobs of a run have in the batch system; it finds jobs whose ids were lost."""
+    """Return the mark of all jobs of a run in the batch system; it finds jobs whose ids were lost."""
     return f"hpcgpu-{folder.name}"
 
 
@@ -72,22 +68,8 @@ def plan_job(
 ) -> tuple[JobSpec, str, BatchSystem]:
     """Return the request for a run's job, its script, and the batch system that understands both.
 
-    Parameters
-    ----------
-    run : RunDocument
-        The run that the job is for.
-    site : Site or None
-        Its site, if it is a known one.
-    batch : str
-        Name of the batch system.
-    words : tuple of str
-        Arguments of ``hpcgpu`` in the job; empty: it launches the run.
-
-    Raises
-    ------
-    ConfigError
-        Something is missing that the batch system or the site needs.
-
+    ``words`` are arguments of ``hpcgpu`` in the job; (): it launches the run. Raises ConfigError if something is
+    missing that the batch system or the site requires.
     """
     if site and site.batch != batch:
         raise ConfigError(
@@ -102,14 +84,14 @@ def plan_job(
     plan = plan_member if run.shape == "member" else plan_request
     words = words or ("launch", "--document", document.render(run))
     spec = plan(run.settings, process.python_argv("hpcgpu", *words, python=run.settings.python or ""))
-    if run.folder:  # PBS forgets a job with its end unless the site has switched its history on
+    if run.folder:  # PBS forgets a job at its end unless the site has switched its history on
         spec = replace(spec, exit_file=f"{run.folder}/exit", mark=mark_of(Path(run.folder)))
     system = get(batch, **({**site.spoken, "forbidden": forbidden(run.settings, site)} if site else {}))
     return spec, system.script(spec), system
 
 
 def make_log_folder(path: str | None) -> None:
-    """Make it as dask-jobqueue does: Slurm fails a job that has none, and says "JobLaunchFailure" (22.05.8).
+    """Make the log folder as dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8).
 
     A folder that only the nodes have cannot be made here, and one with a pattern of sbatch's (``%u``) has another name.
     """

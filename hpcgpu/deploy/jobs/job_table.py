@@ -13,59 +13,36 @@ from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.plan.jobs.phase import SILENT_WORDS
 
 _SILENT = JobStatus(JobState.UNKNOWN, "", SILENT_WORDS)
-# As many as people look at; a cluster of weeks has thousands.
+# Enough for people; a cluster of weeks has thousands.
 _GONE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The registered workers of one job.
-
-    Attributes
-    ----------
-    addresses : tuple of str
-        Their addresses.
-    restarts : int
-        How often their job was started again, as their names say.
-    silent : bool
-        None of them has been heard from for a while.
-
-    """
+    """The registered workers of one job."""
 
     addresses: tuple[str, ...] = ()
-    restarts: int = 0
-    silent: bool = False
+    restarts: int = 0  # of their job, as their names show
+    silent: bool = False  # no recent heartbeat of any of them
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job that is there: its record, and the facts of now."""
+    """A job that is not gone: its record, and its present facts."""
 
     recorded: RecordedJob
     facts: JobFacts
 
 
 class JobTable:
-    """The jobs in the order of their submission: the one with the scheduler, and its members, which come and go.
-
-    Parameters
-    ----------
-    expected : int
-        Workers of each member.
-
-    Attributes
-    ----------
-    gone : deque of Gone
-        The last few, the newest first.
-
-    """
+    """The jobs in the order of their submission: the one with the scheduler, and its members, which come and go."""
 
     def __init__(self, expected: int) -> None:
-        self.expected = expected
-        # One for both halves: the user's thread reads while the event loop's writes.
+        self.expected = expected  # workers of each member
+        # Each row is replaced as a whole: the user's thread reads while the event loop's thread writes.
         self._rows: dict[str, Row] = {}
         self._forgotten: dict[str, int] = {}
-        self.gone: deque[Gone] = deque(maxlen=_GONE)
+        self.gone: deque[Gone] = deque(maxlen=_GONE)  # the last few, the newest first
 
     @property
     def head(self) -> Row | None:
@@ -84,7 +61,7 @@ class JobTable:
 
     @property
     def members(self) -> tuple[Row, ...]:
-        """The jobs of one moment that come and go."""
+        """The present jobs that come and go."""
         return tuple(row for row in tuple(self._rows.values()) if not row.facts.is_head)
 
     @property
@@ -98,27 +75,27 @@ class JobTable:
         return tuple(member.recorded for member in self.members)
 
     def add_head(self, recorded: RecordedJob, expected: int, now_s: float) -> None:
-        """Take the job with the scheduler, which is never replaced, and its number of workers."""
+        """Add the job with the scheduler, which is never replaced, and its number of workers."""
         self._rows[recorded.id] = Row(
             recorded, JobFacts(id=recorded.id, submitted_s=now_s, expected=expected, is_head=True)
         )
 
     def add(self, recorded: Sequence[RecordedJob], now_s: float) -> None:
-        """Take jobs that have been submitted."""
+        """Add jobs that have been submitted."""
         for job in recorded:
             self._rows[job.id] = Row(job, JobFacts(id=job.id, submitted_s=now_s, expected=self.expected))
 
     def follow(self, recorded: Sequence[RecordedJob], gone: Sequence[Gone], now_s: float) -> None:
-        """Have exactly the jobs that another object has written down, also as gone."""
+        """Take over exactly the jobs that another object has recorded, also as gone."""
         self.gone = deque(gone, maxlen=_GONE)
         for job_id in {row.recorded.id for row in self.members} - {job.id for job in recorded}:
             self.forget(job_id)
         self.add([job for job in recorded if job.id not in self._rows], now_s)
 
     def unknown(self, present: Mapping[str, Present]) -> list[str]:
-        """Return jobs that are not in the table though their workers are there: an answer of sbatch's was lost.
+        """Return jobs with workers that are not in the table: an answer of sbatch's was lost.
 
-        Workers that are left of a job that has ended are none of these, unless it was started again.
+        Remaining workers of an ended job do not count, unless it was started again.
         """
         return [
             job_id
@@ -127,46 +104,46 @@ class JobTable:
         ]
 
     def with_exit_codes(self, listed: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-        """Return the batch system's answer with the exit codes that the jobs' scripts have left; reads files."""
+        """Add the exit codes that the jobs' scripts have left to the batch system's answer; reads files."""
         rows = dict(self._rows)
         return {i: rows[i].recorded.with_exit_code(status) if i in rows else status for i, status in listed.items()}
 
     def listed(self, asked: Sequence[str], listed: Mapping[str, JobStatus], now_s: float) -> None:
-        """Take the batch system's answer about the jobs that it was asked for."""
+        """Apply the batch system's answer about the polled jobs."""
         for job_id in asked:
             if member := self._rows.get(job_id):
                 self._learned(member.facts.listed(listed.get(job_id), now_s))
 
     def unanswered(self, now_s: float) -> None:
-        """Note that the batch system does not answer; only of the job with the scheduler it is all that is known."""
+        """Mark the scheduler's job as unknown if no worker is heard: the batch system does not answer."""
         if (head := self.head) and not head.facts.heard:
             self._learned(head.facts.listed(_SILENT, now_s))
 
     def left(self, there: bool, code: int | None, now_s: float) -> bool:
-        """Take whether the script of the job with the scheduler has ended; return whether that is news."""
+        """Record whether the script of the scheduler's job has ended; return True if that changed."""
         assert self.head
         before = self.head.facts
         self._learned(before.left(there, code, now_s))
         return (before.left_s is not None) != there
 
     def registered(self, present: Mapping[str, Present], now_s: float) -> None:
-        """Take the workers that are registered."""
+        """Apply the registered workers."""
         for job in self.jobs:
             here = present.get(job.id, Present())
             self._learned(job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent))
 
     def cancelled(self, job_ids: Sequence[str], now_s: float) -> None:
-        """Note that these have been cancelled."""
+        """Record that jobs have been cancelled."""
         for job_id in job_ids:
             if member := self._rows.get(job_id):
                 self._learned(replace(member.facts, cancelled_s=now_s))
 
     def retired(self, job_id: str, now_s: float) -> None:
-        """Note that this one has been asked to leave."""
+        """Record that a job has been asked to leave."""
         self._learned(replace(self._rows[job_id].facts, retired_s=now_s))
 
     def ended(self, job_id: str, why: str, at: datetime) -> RecordedJob:
-        """Let go of a job that has ended; return its record."""
+        """Remove a job that has ended; return its record."""
         unasked = not self._rows[job_id].facts.leaving
         recorded = self.forget(job_id)
         if unasked:
@@ -174,7 +151,7 @@ class JobTable:
         return recorded
 
     def forget(self, job_id: str) -> RecordedJob:
-        """Let go of a job that is gone; return its record."""
+        """Remove a job that is gone; return its record."""
         member = self._rows.pop(job_id)
         self._forgotten[job_id] = member.facts.restarts
         return member.recorded

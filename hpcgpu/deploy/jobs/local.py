@@ -1,4 +1,4 @@
-"""The one job of a cluster object as processes of this machine."""
+"""The single job of a cluster object as processes of this machine."""
 
 from __future__ import annotations
 
@@ -27,21 +27,10 @@ _END_S = 10.0
 
 
 class LocalJob:
-    """The ranks as processes of this machine, which die with this one.
+    """The ranks as processes of this machine, which die with this process.
 
-    Parameters
-    ----------
-    launch : Launch
-        The command that starts the ranks.
-    environ : mapping of str to str
-        Variables that the ranks get besides those of this process.
-    folder : Path
-        The run's, which goes with it.
-    log_directory : str, optional
-        For the log, which stays there; otherwise it lies in the run's folder.
-    preload : str
-        A library that the ranks preload.
-
+    ``environ`` is added for the ranks, ``preload`` is a library that they preload. ``log_directory`` keeps the log;
+    otherwise it lies in ``folder``, the run's, and goes with it.
     """
 
     def __init__(
@@ -62,26 +51,19 @@ class LocalJob:
 
     @property
     def trouble(self) -> str:
-        """Empty: this process is told of the ranks' end."""
+        """Empty: this process notices the ranks' end."""
         return ""
 
     @property
     def facts(self) -> JobFacts:
-        """How the ranks are; how many workers they will have is not known."""
+        """The state of the ranks; their number of workers is unknown."""
         status = JobStatus(JobState.RUNNING, "running")
         if self._process and self._process.returncode is not None:
             status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
         return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, is_head=True)
 
     async def submit(self) -> None:
-        """Start the ranks.
-
-        Raises
-        ------
-        LaunchError
-            There is no such program, or its log cannot be written.
-
-        """
+        """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
         try:
             self._process = await self._start()
         except OSError as e:
@@ -108,28 +90,28 @@ class LocalJob:
         return private.open_new(self._log)
 
     def _env(self) -> dict[str, str]:
-        """Return the ranks' environment: they are to know nothing of a batch job that this process may be in."""
+        """Return the ranks' environment, without the batch job that this process may be in."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
         environ = {**own, **process.rank_env(own, self._preload), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 
     async def check(self) -> JobFacts:
-        """Return how the ranks are; raise JobError when they have ended."""
+        """Return the facts about the ranks; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
             said = await asyncio.to_thread(tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {self._process.returncode}: {said}")
         return self.facts
 
     async def news(self) -> JobFacts:
-        """Return the same as :meth:`check`: it is known at any time."""
+        """Return the same as :meth:`check`, whose facts are always new."""
         return await self.check()
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command itself: the job is here."""
+        """Return ``argv`` itself: the job is here."""
         return argv
 
     async def end(self) -> None:
-        """End the ranks: they know that the client is gone, and get a SIGTERM when they take long, then a SIGKILL."""
+        """End the ranks: they see that the client is gone, and get a SIGTERM if they take long, then a SIGKILL."""
         if self._process is None or self._process.returncode is not None:
             return
         for force in (self._process.terminate, self._process.kill):

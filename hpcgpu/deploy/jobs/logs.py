@@ -18,14 +18,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 def log_of(run: Run, wanted: str) -> Path:
-    """Return the log of the job that was asked for; that of the run's first job if the run was asked for.
-
-    Raises
-    ------
-    JobError
-        The run has no job yet.
-
-    """
+    """Return the log of the named job, or of the run's first job; raise JobError if the run has no job yet."""
     jobs = run.record.jobs
     if not jobs:
         raise JobError(f"run {run.record.name} has no job yet")
@@ -36,7 +29,7 @@ def log_of(run: Run, wanted: str) -> Path:
 
 
 def tail(log: Path, *, kept: bool = True) -> str:
-    """Return the end of a log for an error. If the log is ``kept`` until the error is read, its path is named."""
+    """Format the end of a log for an error. If the log is ``kept`` until the error is read, its path is named."""
     name = f"its log {log}" if kept else "its log (log_directory= keeps it)"
     try:
         lines = log.read_text(errors="replace").splitlines()
@@ -54,7 +47,7 @@ def tail(log: Path, *, kept: bool = True) -> str:
 
 
 def last(log: Path, lines: int) -> tuple[str, int]:
-    """Return the last lines and where they end in the file; nothing if there is no log yet."""
+    """Return the last lines and where they end in the file; ("", 0) if there is no log yet."""
     try:
         with log.open("rb") as f:
             end = f.seek(0, os.SEEK_END)
@@ -70,8 +63,8 @@ def last(log: Path, lines: int) -> tuple[str, int]:
 
 
 async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) -> None:
-    """Hand out the additions to the log, until the run's jobs have ended."""
-    from hpcgpu.deploy.jobs.runs import still_there  # which no cluster object needs
+    """Pass additions to the log to ``echo`` until the run's jobs have ended."""
+    from hpcgpu.deploy.jobs.runs import still_there  # unused by cluster objects
 
     now_s = asyncio.get_running_loop().time
     asked_s, over = now_s(), False
@@ -89,7 +82,7 @@ async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) 
 
 
 def _read(log: Path, offset: int) -> bytes:
-    """Return the next part of the log; nothing at its end, or if there is no log yet."""
+    """Return the next part of the log; b"" at its end, or if there is no log yet."""
     try:
         with log.open("rb") as f:
             f.seek(offset)

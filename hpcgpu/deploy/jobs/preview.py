@@ -1,4 +1,4 @@
-"""The plan of a job before it is submitted, from the facts of this machine: nothing is submitted, no GPU is needed."""
+"""Plan a job from the facts of this machine: nothing is submitted, no GPU is needed."""
 
 from __future__ import annotations
 
@@ -45,35 +45,17 @@ def plan(
     *,
     ask: bool = True,
 ) -> Preview:
-    """Return the plan of a job for a script, or for a cluster object.
+    """Plan a job for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
 
-    Parameters
-    ----------
-    given : mapping
-        Keywords or flags, by the users' names.
-    given_from : str
-        How messages name the place of a given value.
-    script : tuple of str
-        The script and its arguments; empty for a cluster object's job.
-    batch : str, optional
-        The batch system; the site's if not given.
-    machine : Described, optional
-        The description of a node; the site's documented nodes if not given.
-    ask : bool
-        Ask the batch system for its queues and nodes, and when the job would start, where that needs no submission.
-
-    Raises
-    ------
-    ConfigError
-        A setting is wrong, or beyond the site's limits.
-
+    ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
+    expected start, where that needs no submission.
     """
     job = read_job(given, given_from, script, batch, live=ask)
     return of_job(job.wanted, job.spec, job.script, machine, _starts(job.system, job.script) if ask else "")
 
 
 def of_job(wanted: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
-    """Return the plan of a job whose request is there already."""
+    """Plan a job whose request exists already."""
     settings, site = wanted.settings, wanted.site
     topology, node_from = _machine(settings, site, machine)
     node = _planned_node(settings, spec, topology, node_from) if topology else None
@@ -100,14 +82,7 @@ def said_of(settings: Settings) -> tuple[tuple[str, str, str], ...]:
 
 
 def compare(path: str, found: Preview) -> tuple[str, ...]:
-    """Return where a plan differs from one that was written by ``hpcgpu plan --json``.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or is no such plan.
-
-    """
+    """Return where a plan differs from one written by ``hpcgpu plan --json``; raise ConfigError for another file."""
     try:
         before = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -118,7 +93,7 @@ def compare(path: str, found: Preview) -> tuple[str, ...]:
 
 
 def _said(name: str, value: Any) -> str:  # noqa: ANN401 - of any option
-    """Return a value as people write it on a command line."""
+    """Format a value as people write it on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
@@ -152,7 +127,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
 
 
 def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
-    """Return the workers of a whole node: the job's own part is unknown before it starts."""
+    """Plan the workers of a whole node: the job's part is unknown before it starts."""
     count = gpus_per_node(settings)
     if settings.gpus:
         gpus = simulated_gpus(topology, count, 1 << 30, "node")

@@ -23,27 +23,18 @@ from hpcgpu.host.home import own_folder
 from hpcgpu.model import JobState, JobStatus, RunDocument, Site
 
 _RECORD = "record"
-# A client writes it within seconds, and a file server's clock may be some minutes behind.
+# A client writes the record within seconds, and a file server's clock may be some minutes behind.
 _UNWRITTEN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedJob:
-    """A job that has been submitted; each of an array has one of its own.
-
-    Attributes
-    ----------
-    log, exit_file : str
-        Absolute paths.
-    kind : str
-        ``head`` has the scheduler, ``member`` has workers that join it.
-
-    """
+    """A job that has been submitted; each element of an array has its record."""
 
     id: str
-    log: str
+    log: str  # absolute path, as exit_file
     exit_file: str = ""
-    kind: str = "head"
+    kind: str = "head"  # head: has the scheduler; member: its workers join it
 
     def with_exit_code(self, status: JobStatus) -> JobStatus:
         """Return the status with the exit code that the job's script has left, if the batch system has none."""
@@ -53,7 +44,7 @@ class RecordedJob:
         return status
 
     def script_end(self) -> tuple[bool, int | None]:
-        """Tell whether its script has left its exit code, and which; a requeued one takes it away again."""
+        """Tell whether its script has left its exit code, and which; a requeued one removes it."""
         if not self.exit_file or not Path(self.exit_file).is_file():
             return False, None
         return True, self.with_exit_code(JobStatus(JobState.ENDED, "")).exit_code
@@ -61,16 +52,16 @@ class RecordedJob:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A job that is gone though it was not asked to leave: why, and when that was learned."""
+    """A job that has ended without our request."""
 
     recorded: RecordedJob
     why: str
-    at: datetime
+    at: datetime  # when it was noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of some host; the start time tells it from a later one of its pid."""
+    """A process of some host; pid and start time identify it, as pids are reused."""
 
     host: str
     pid: int
@@ -84,50 +75,22 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One run. It holds no secret.
-
-    Attributes
-    ----------
-    dialect : mapping
-        How the site's batch system is spoken to: the fields of its class.
-    document : str
-        The run document, with all settings.
-    client : Process
-        The process that submitted it.
-    created : datetime
-        In UTC.
-    gone : tuple of Gone
-        The last few that ended unasked, the newest first.
-    submitting : bool
-        There may be jobs beside these: a submission has not been answered yet, or its answer was lost.
-
-    """
+    """One run. It holds no secret."""
 
     name: str
     batch: str
-    document: str
-    client: Process
-    created: datetime
+    document: str  # the run document, with all settings
+    client: Process  # that submitted it
+    created: datetime  # UTC
     shape: str = "gang"
-    dialect: Mapping[str, object]
+    dialect: Mapping[str, object]  # fields of the batch system's class, from the site
     jobs: tuple[RecordedJob, ...] = ()
-    gone: tuple[Gone, ...] = ()
-    submitting: bool = False
+    gone: tuple[Gone, ...] = ()  # the last few that ended unasked, the newest first
+    submitting: bool = False  # there may be more jobs: a submission is not answered yet, or its answer was lost
 
     @classmethod
     def begin(cls, run: RunDocument, batch: str, site: Site | None) -> Record:
-        """Return the record of a run of this process that is about to be submitted.
-
-        Parameters
-        ----------
-        run : RunDocument
-            The run.
-        batch : str
-            Name of the batch system.
-        site : Site or None
-            Its site, if it is a known one.
-
-        """
+        """Make the record of a run of this process before its submission; ``batch`` names the batch system."""
         return cls(
             name=run.settings.job_name,
             batch=batch,
@@ -141,41 +104,22 @@ class Record:
 
     @property
     def system(self) -> BatchSystem:
-        """The batch system, spoken to as then."""
+        """The batch system, with the dialect of that time."""
         return get(self.batch, **self.dialect)
 
     @property
     def run(self) -> RunDocument:
-        """The run document, parsed at each call; a :class:`Run` has it for good.
-
-        Raises
-        ------
-        ConfigError
-            Another version of hpcgpu has written it.
-
-        """
+        """The run document, parsed at each call; :class:`Run` keeps it. ConfigError: of another hpcgpu."""
         return document.read(self.document)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's folder, and the content of its record.
-
-    Attributes
-    ----------
-    document : RunDocument
-        That of the record, parsed.
-
-    Raises
-    ------
-    ConfigError
-        Another version of hpcgpu has written the document.
-
-    """
+    """A run's folder and its record; ConfigError if another version of hpcgpu has written the document."""
 
     folder: Path
     record: Record
-    document: RunDocument = field(init=False, repr=False)
+    document: RunDocument = field(init=False, repr=False)  # of the record, parsed
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "document", self.record.run)
@@ -187,20 +131,14 @@ def home() -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Write it down: a reader sees the old record or the new one."""
+    """Write the record atomically: a reader sees the old record or the new one."""
     private.write(folder / _RECORD, _render(record))
 
 
 def read(folder: Path) -> Record:
-    """Return the record in a run's folder.
+    """Read the record in a run's folder; raise OSError if it does not exist, ParseError if another program wrote it.
 
-    Raises
-    ------
-    OSError
-        There is none.
-    ParseError
-        Another version of hpcgpu, or another program, wrote it. The message has the path to the wrong value.
-
+    The ParseError has the path to the wrong value.
     """
     text = private.read(folder / _RECORD)
     try:
@@ -219,25 +157,25 @@ def _parse(text: str) -> Record:
     dialect = {name: tuple(value) if isinstance(value, list) else value for name, value in found.dialect.items()}
     found = replace(found, dialect=dialect)
     kept = json.loads(_render(found))
-    if more := [name for name, value in facts.items() if kept.get(name) != value]:  # the next write would lose it
+    if more := [name for name, value in facts.items() if kept.get(name) != value]:  # the next write would drop it
         raise ValueError(f"holds more than this hpcgpu reads - at `$.{more[0]}`")
     return found
 
 
 def _render(record: Record) -> str:
-    plain = msgspec.to_builtins(record, builtin_types=(datetime,), enc_hook=dict)  # MappingProxyType is none of its own
+    plain = msgspec.to_builtins(record, builtin_types=(datetime,), enc_hook=dict)  # msgspec has no MappingProxyType
     return json.dumps(plain, default=datetime.isoformat)
 
 
 def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
-    """Return all runs below ``home``, the oldest first; ``say`` is told of those that cannot be read."""
+    """Return all runs below ``home``, the oldest first; ``say`` gets a line for each unreadable one."""
     found = []
     for folder in home.iterdir() if home.is_dir() else ():
         try:
             found.append(Run(folder, read(folder)))
-        except ConfigError as e:  # here, and not in the middle of a table
+        except ConfigError as e:  # said now, not in the middle of a table
             say(f"{folder}: {e}")
-        except FileNotFoundError:  # one that is being made or removed, or see sweep()
+        except FileNotFoundError:  # it is being made or removed, or see sweep()
             continue
         except (OSError, HpcGpuError) as e:
             say(str(e))
@@ -245,7 +183,7 @@ def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
 
 
 def sweep(home: Path, age_s: float = _UNWRITTEN_S) -> None:
-    """Remove the folders of runs that were never written down, for their clients died before."""
+    """Remove the folders of runs without a record, whose clients died before they wrote it."""
     for folder in home.iterdir() if home.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):  # its client removes it now
             newest = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))

@@ -1,4 +1,4 @@
-"""The jobs of a cluster as a table, in a terminal and in a notebook."""
+"""Show the jobs of a cluster as a table, in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -29,42 +29,20 @@ from hpcgpu.plan.views import notebook
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job.
+    """One job."""
 
-    Attributes
-    ----------
-    view : JobView
-        Its id and phase, in words.
-    has : str
-        Its purpose: ``scheduler and workers``, ``scheduler``, ``workers``.
-    nodes : int
-        How many.
-    log : str
-        Path of its output.
-
-    """
-
-    view: JobView
-    has: str
-    nodes: int
-    log: str
+    view: JobView  # id and phase, in words
+    has: str  # scheduler, workers, or both
+    nodes: int  # how many
+    log: str  # path
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a cluster.
+    """The jobs of a cluster."""
 
-    Attributes
-    ----------
-    rows : tuple of JobRow
-        The one with the scheduler, and all others that are not gone.
-    gone : tuple of JobRow
-        The last few that ended though they were not asked to leave, the newest first.
-
-    """
-
-    rows: tuple[JobRow, ...]
-    gone: tuple[JobRow, ...] = ()
+    rows: tuple[JobRow, ...]  # the one with the scheduler, and all others that are not gone
+    gone: tuple[JobRow, ...] = ()  # the last few that ended unasked, the newest first
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -90,19 +68,9 @@ class Jobs:
 
 
 def head_row(facts: JobFacts, nodes: int, log: str, end: End | None) -> JobRow:
-    """Return the row of the job that has the scheduler.
+    """Make the row of the job that has the scheduler, which is on none of the nodes if it has no workers.
 
-    Parameters
-    ----------
-    facts : JobFacts
-        The facts about it; without workers it is the scheduler alone, which is on none of the nodes.
-    nodes : int
-        Its nodes.
-    log : str
-        Path of its output.
-    end : End or None
-        How the cluster object has ended.
-
+    ``end`` is how the cluster object has ended, if it has.
     """
     if facts.expected:
         return _row(facts, "scheduler, workers", nodes, log, end)
@@ -111,7 +79,7 @@ def head_row(facts: JobFacts, nodes: int, log: str, end: End | None) -> JobRow:
 
 
 def member_row(facts: JobFacts, log: str, end: End | None) -> JobRow:
-    """Return the row of a job that comes and goes; the parameters are those of :func:`head_row`."""
+    """Make the row of a job that comes and goes; the parameters are those of :func:`head_row`."""
     return _row(facts, "workers", 1, log, end)
 
 
@@ -121,17 +89,9 @@ def _row(facts: JobFacts, has: str, nodes: int, log: str, end: End | None) -> Jo
 
 
 def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> Jobs:
-    """Return the table of these rows and of jobs that ended unasked.
+    """Make the table of these rows and of jobs that ended unasked, the newest first.
 
-    Parameters
-    ----------
-    rows : sequence of JobRow
-        The jobs that were there last.
-    gone : iterable of Gone
-        Those that are gone, the newest first.
-    is_over : bool
-        The cluster object has ended: rows of jobs that are gone with it are shown among these.
-
+    ``is_over``: the cluster object has ended, and rows of jobs that are gone with it are shown among the ended ones.
     """
     ended = [row for row in rows if is_over and row.view.phase is Phase.GONE]
     unasked = [
@@ -141,7 +101,7 @@ def jobs_of(rows: Sequence[JobRow], gone: Iterable[Gone], *, is_over: bool) -> J
 
 
 def views_of(seen: RunStatus) -> tuple[JobView, ...]:
-    """Return what people see of the jobs of a run that may be another process's."""
+    """Describe the jobs of a run, which may be another process's."""
     record, settings = seen.run.record, seen.run.document.settings
     kinds = {job.id: job.kind for job in record.jobs}
     members = [job_id for job_id, kind in kinds.items() if kind == "member"]
@@ -150,7 +110,7 @@ def views_of(seen: RunStatus) -> tuple[JobView, ...]:
 
     def view(job_id: str) -> JobView:
         expected = 0
-        with contextlib.suppress(ConfigError):  # of a run that could not be submitted
+        with contextlib.suppress(ConfigError):  # the run could not be submitted
             expected = (workers_per_node if job_id in members else first_workers)(settings)
         facts = JobFacts(id=job_id, submitted_s=0.0, expected=expected).listed(seen.states.get(job_id), 0.0)
         describe_ = describe_unreached if seen.workers is None else describe
@@ -160,5 +120,5 @@ def views_of(seen: RunStatus) -> tuple[JobView, ...]:
 
 
 def today() -> date:
-    """Return the day by which a start is said: batch systems write local times."""
+    """Return the local date, which starts are compared with: batch systems write local times."""
     return date.today()  # noqa: DTZ011

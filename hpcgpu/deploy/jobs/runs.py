@@ -1,4 +1,4 @@
-"""All runs of this user: found by name, asked for together, ended, and cleaned up when their client is dead."""
+"""All runs of this user: find them by name, poll them together, end them, and clean up after dead clients."""
 
 from __future__ import annotations
 
@@ -38,38 +38,23 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run, and how its jobs, its client and its workers are now.
-
-    Attributes
-    ----------
-    states : mapping
-        By job id; a job that the batch system does not know any more is not in it.
-    client : str
-        ``alive``, ``dead``, or ``detached``.
-    workers : tuple of str or None
-        Names of the registered workers, as far as the scheduler can be reached from here.
-
-    """
+    """A run, and the present state of its jobs, its client and its workers."""
 
     run: Run
-    states: Mapping[str, JobStatus]
-    client: str
-    workers: tuple[str, ...] | None = None
+    states: Mapping[str, JobStatus]  # by job id, without jobs that the batch system no longer lists
+    client: str  # alive, dead or detached
+    workers: tuple[str, ...] | None = None  # registered names; None: the scheduler cannot be reached from here
 
     @property
     def is_over(self) -> bool:
-        """True when all of its jobs have ended, and no client waits for them."""
+        """Whether all of its jobs have ended, and no client waits for them."""
         return self.client != "alive" and not not_ended(self.run.record, self.states)
 
 
 def find(home: Path, wanted: str) -> Run:
-    """Return the run of that job name, job id, array id, element's id, or folder name.
+    """Return the run with this job name, job id, array id, element's id, or folder name.
 
-    Raises
-    ------
-    ConfigError
-        There is none, or there are several; the message lists what there is.
-
+    Raises ConfigError, with a list of the runs, if there is none or several.
     """
     all_runs = records.runs(home, warn)
     found = [run for run in all_runs if wanted in names(run)]
@@ -82,7 +67,7 @@ def find(home: Path, wanted: str) -> Run:
 
 
 def names(run: Run) -> set[str]:
-    """Return all by which a run is called."""
+    """Return all names of a run."""
     ids = {name for job in run.record.jobs for name in (job.id, *re.findall(r"^\d+", job.id))}
     return {run.record.name, run.folder.name, *ids} - {""}
 
@@ -106,17 +91,17 @@ def not_ended(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
 
 
 async def still_there(record: Record) -> list[str]:
-    """Ask for the jobs of a run; return those that have not ended."""
+    """Poll the jobs of a run; return those that have not ended."""
     return not_ended(record, await _states(record.system, ids(record)))
 
 
 async def see(home: Path) -> tuple[RunStatus, ...]:
-    """Return all runs as :func:`look_at` does."""
+    """Return the status of all runs, as :func:`look_at` does."""
     return await look_at(await asyncio.to_thread(records.runs, home, warn))
 
 
 async def look_at(found: Sequence[Run]) -> tuple[RunStatus, ...]:
-    """Return runs with their jobs' states: one question for all jobs of a batch system."""
+    """Return the status of runs, by one query for all jobs of a batch system."""
     states: dict[str, dict[str, JobStatus]] = {}
     for batch in {run.record.batch for run in found}:
         of_batch = [run.record for run in found if run.record.batch == batch]
@@ -140,13 +125,13 @@ async def _with_workers(seen: RunStatus) -> RunStatus:
 
 
 def sweep(home: Path) -> None:
-    """Remove the leftovers of dead processes: runs that were never written down, and folders of this node."""
+    """Remove the leftovers of dead processes: runs without a record, and folders of this node."""
     records.sweep(home)
     scratch.sweep(scratch.home_of(None))
 
 
 def clean_up(seen: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
-    """Remove the folders of runs that are over, saying so; return the others."""
+    """Remove the folders of runs that are over, with a line for each; return the others."""
     there = []
     for one in seen:
         if not one.is_over:
@@ -164,7 +149,7 @@ def _client(run: Run) -> str:
     client = run.record.client
     if client.host == socket.gethostname() and pids.start_time(client.pid) == client.start_time:
         return "alive"
-    # of another host, or attached: it gives signs of life
+    # on another host, or attached: its signs of life count
     return "alive" if is_held(run.folder, run.document.settings.client_grace_s) else "dead"
 
 
@@ -180,7 +165,7 @@ async def abandon(folder: Path) -> None:
     end_s = now() + grace_s + _BY_ITSELF_S
 
     async def is_over() -> bool | None:
-        """Return True when no job is there or the grace is over; False when the run goes on without a client."""
+        """Return True if no job is left or the grace is over; False if the run goes on without a client."""
         nonlocal end_s
         if not await still_there(run.record):
             return True
@@ -195,7 +180,7 @@ async def abandon(folder: Path) -> None:
 
 
 async def _cancel_pending(folder: Path) -> Record:
-    """Cancel pending jobs, also those whose ids were lost; return the record with all jobs that were found."""
+    """Cancel pending jobs, even with lost ids; return the record with all jobs, lost ones included."""
     record, now_s = await asyncio.to_thread(records.read, folder), asyncio.get_running_loop().time
     system, end_s = record.system, now_s() + (_SUBMITTING_S if record.submitting else 0.0)
 
@@ -215,15 +200,11 @@ async def _cancel_pending(folder: Path) -> Record:
 
 
 async def stop(run: Run) -> None:
-    """End a run, whoever its client is: by a goodbye to its scheduler if that can be reached, else by the batch system.
+    """End a run, even another client's: by a goodbye to its scheduler if reachable, else by the batch system.
 
-    Raises
-    ------
-    JobError
-        Its jobs are still there after a minute.
-
+    Raises JobError if its jobs still exist after a minute.
     """
-    from hpcgpu.deploy.network.rpc import say_goodbye  # distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.rpc import say_goodbye  # imports distributed: 0.3 s, which no guard should pay
 
     record = run.record
     if await say_goodbye(run.folder):
@@ -239,14 +220,10 @@ async def stop(run: Run) -> None:
 async def finish(run: Run) -> None:
     """Cancel the jobs that have not ended, wait until the batch system says that they have, and remove the folder.
 
-    Raises
-    ------
-    JobError
-        They are still there after a minute.
-
+    Raises JobError if they still exist after a minute.
     """
     there, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
-    while why and why.transient:  # a batch system that is away is waited for: each round takes its time by itself
+    while why and why.transient:  # wait for a batch system that is away; each round has its time limit
         there, why = await end(run.record.system, there, _ENDING_S, warn)
     if there:
         what = f"were cancelled {_ENDING_S:g} s ago, but are still there{f': {why}' if why else ''}"
@@ -255,12 +232,12 @@ async def finish(run: Run) -> None:
 
 
 async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus]:
-    """Return the states of jobs."""
+    """Return the states of jobs, waiting for a batch system that is away."""
     return await _answered(lambda: ask(system, wanted)) if wanted else {}
 
 
 async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
-    """Cancel jobs; say a final refusal."""
+    """Cancel jobs; report a final refusal."""
     try:
         await _answered(lambda: cancel(system, wanted))
     except SubmitError as e:
@@ -268,7 +245,7 @@ async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
 
 
 async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Return the batch system's answer; one that is away for a while is waited for."""
+    """Return the batch system's answer, waiting if it is away for a while."""
 
     async def once() -> tuple[Answer] | None:
         try:
@@ -283,5 +260,5 @@ async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 def warn(what: str) -> None:
-    """Tell the person, or the guard's log."""
+    """Print a line for the user, or into the guard's log."""
     log.say(what)

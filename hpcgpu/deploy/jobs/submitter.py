@@ -1,4 +1,4 @@
-"""Submissions of all jobs: as few as the site allows, as many jobs as a limit lets in, none of them lost."""
+"""Submit jobs in as few submissions as the site allows, as many jobs as a limit admits, and lose none of them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,11 @@ from hpcgpu.model import JobSpec, Patience
 
 
 class Submitter:
-    """The submissions of one request: that for the job with the scheduler, or that for the jobs that join it.
+    """Submits one request: for the job with the scheduler, or for the jobs that join it.
 
-    Parameters
-    ----------
-    system : BatchSystem
-        Runs the jobs.
-    spec : JobSpec
-        The request for one of them.
-    say : callable
-        Takes a line for the user.
-    patience : Patience
-        With the answers.
-    write : coroutine function, optional
-        Writes down that a submission is made: jobs may come after a client that was killed in the middle of it.
-    kind : str
-        ``head``: one job, which has the scheduler. ``member``: jobs that come and go, each submission with an exit
-        file of its own beside ``spec.exit_file``.
-
-    Attributes
-    ----------
-    unsure : SubmitError or None
-        Why the answer to a submission was lost, until its jobs are found.
-
+    ``kind``: ``head`` is one job, which has the scheduler; ``member`` jobs come and go, each submission with an exit
+    file of its own beside ``spec.exit_file``. ``write`` records that a submission is under way: jobs may appear after a
+    client that was killed during it. ``say`` takes a line for the user.
     """
 
     def __init__(
@@ -53,11 +35,11 @@ class Submitter:
         self._write, self._kind = write, kind
         self._number = 0
         self._asking = False
-        self.unsure: SubmitError | None = None
+        self.unsure: SubmitError | None = None  # why an answer was lost, until its jobs are found
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Texts for people about the request, before it is made."""
+        """Notes for people about the request, before it is made."""
         return tuple(self._system.notes(self._spec))
 
     @property
@@ -66,15 +48,10 @@ class Submitter:
         return self._asking or self.unsure is not None
 
     async def submit(self, count: int, known: Collection[str]) -> AsyncIterator[list[RecordedJob]]:
-        """Submit so many; yield the jobs of each submission that was accepted.
+        """Submit ``count`` jobs; yield the jobs of each accepted submission.
 
-        If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted.
-
-        Raises
-        ------
-        SubmitError
-            Some were refused; those that were accepted have been yielded.
-
+        If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. Raises
+        SubmitError if some were refused; the accepted ones have been yielded.
         """
         for part in self._system.split(count):
             try:
@@ -96,13 +73,9 @@ class Submitter:
                 raise
 
     async def lost(self, known: Collection[str]) -> list[RecordedJob]:
-        """Return the jobs that are there although their ids were lost; they are looked for after such a submission.
+        """Return existing jobs whose ids were lost in an unanswered submission; [] without one.
 
-        Raises
-        ------
-        SubmitError
-            The batch system does not answer now.
-
+        Raises SubmitError if the batch system does not answer now.
         """
         if not self.unsure:
             return []
@@ -112,7 +85,7 @@ class Submitter:
         return [self.record(job_id) for job_id in found]
 
     def record(self, job_id: str) -> RecordedJob:
-        """Return the record of a job whose id was lost."""
+        """Make the record of a job whose id was lost."""
         return self._record(job_id, self._spec, self._spec.exit_file if self._kind == "head" else "")
 
     async def _one(self, count: int, known: Collection[str]) -> list[RecordedJob]:
@@ -136,7 +109,7 @@ class Submitter:
             self.unsure = e if e.unsure else self.unsure
             raise
         except BaseException:
-            # ended in the middle of it, by a close of the cluster: as when the answer was lost
+            # a close of the cluster interrupted it: the answer is lost
             self.unsure = SubmitError("the submission was given up before it was answered", unsure=True)
             raise
 
@@ -146,7 +119,7 @@ class Submitter:
 
 
 def _exit_files(spec: JobSpec, ids: Sequence[str]) -> list[str]:
-    """Return each job's exit file; of jobs that were found only later not all may be there."""
+    """Return each job's exit file; "" for jobs that were found later if some of the array are missing."""
     if spec.count == 1:
         return [spec.exit_file] * len(ids)
     whole = len(ids) == spec.count

@@ -1,1 +1,1 @@
-"""The processes of a run that are distributed's: scheduler, nanny and worker, and their parts."""
+"""The processes of a run that run distributed's code: scheduler, nanny and worker, and their parts."""

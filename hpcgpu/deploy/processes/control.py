@@ -1,4 +1,4 @@
-"""A child process of the rank program: the spawner that forks it, and lines of JSON over its control socket."""
+"""A child process of the rank program: its spawner, and JSON lines over its control socket."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Control:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, op: str, **fields: object) -> None:
-        """Send one message; readers notice a peer that is gone."""
+        """Send one message; without an error if the peer is gone, which readers notice."""
         if not self._writer.is_closing():
             self._writer.write(encode(op, **fields))
 
     async def drained(self) -> None:
-        """Wait until what was sent has been handed to the kernel."""
+        """Wait until all sent messages are handed to the kernel."""
         await self._writer.drain()
 
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield messages until the other side closes."""
+        """Yield messages until the peer closes."""
         try:
             while line := await self._reader.readline():
                 yield json.loads(line)
@@ -44,33 +44,24 @@ class Control:
 
 
 def encode(op: str, **fields: object) -> bytes:
-    """Return the bytes of one message."""
+    """Encode one message as a line of JSON."""
     return json.dumps({"op": op, **fields}).encode() + b"\n"
 
 
 @dataclass(slots=True)
 class Child:
-    """A forked process.
-
-    Attributes
-    ----------
-    control : socket
-        A stream socket to it. An end of file says that the other side is gone.
-    exited : Future of int
-        Exit code, negative for a signal.
-
-    """
+    """A forked process."""
 
     pid: int
-    control: socket.socket
-    exited: asyncio.Future[int]
+    control: socket.socket  # stream socket to it; end of file: the peer is gone
+    exited: asyncio.Future[int]  # exit code, negative for a signal
 
 
 class Spawner(Protocol):
     """Forks a child that calls ``entry`` ("module:function") with ``(spec, control socket)``."""
 
     def spawn(self, entry: str, spec: object, rank: int) -> Child:
-        """Return at once; the child gets stdout and stderr of ``rank``."""
+        """Fork, and return at once; the child gets stdout and stderr of ``rank``."""
 
     def kill(self) -> None:
         """Kill the process that forks, and with it all children; each is then reported as ended."""

@@ -1,4 +1,4 @@
-"""The jobs that come and go: which cluster object controls them, and how their workers leave.
+"""Elect the cluster object that controls the jobs, and retire their workers.
 
 Several objects may hold one cluster. The first of them is the controller; when it is gone, the next one is.
 """
@@ -21,10 +21,10 @@ _LOOK_S = 0.1
 
 
 class ControllerElection:
-    """The scheduler's side: it holds the cluster objects' connections, and tells each whether it is the controller.
+    """The scheduler's side: hold the cluster objects' connections, and tell each whether it is the controller.
 
-    An object is sent ``control`` or ``observe`` with the number of jobs that are wanted, and the controller ``scale``.
-    The controller sends ``wanted``, after each change, and ``scaled`` with what went wrong.
+    An object gets ``control`` or ``observe`` with the number of wanted jobs, and the controller ``scale``. The
+    controller sends ``wanted`` after each change, and ``scaled`` with an error, if any.
     """
 
     def __init__(self) -> None:
@@ -41,23 +41,19 @@ class ControllerElection:
                 await self._tell(comm)
                 while True:
                     await self._hear(comm, await comm.read())
-        finally:  # whatever ended it: the others must not wait for this one
+        finally:  # after any end: the others must not wait for this one
             await self._leave(comm)
 
     async def scale(self, jobs: int, adapting: bool) -> None:
-        """Have the controller want so many jobs (``hpcgpu_scale``); if it ends meanwhile, the next one is asked.
+        """Make the controller want ``jobs`` jobs (``hpcgpu_scale``); if it ends meanwhile, ask the next one.
 
-        Raises
-        ------
-        HpcGpuError
-            The controller raised it; or no object is left, not even the caller.
-
+        Raises the controller's HpcGpuError, or JobError if no object is left, not even the caller.
         """
         while self._comms:
             number, controller = next(self._numbers), self._comms[0]
             answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
             self._asked[number] = controller, answer
-            with contextlib.suppress(OSError):  # its end is noticed where it is served
+            with contextlib.suppress(OSError):  # serve() notices its end
                 await controller.write({"op": "scale", "number": number, "jobs": jobs, "adapting": adapting})
             if (error := await answer) is not None:
                 if error:
@@ -80,7 +76,7 @@ class ControllerElection:
         if was_controller and self._comms:
             with contextlib.suppress(OSError):
                 await self._tell(self._comms[0])
-        for number, (asked, answer) in list(self._asked.items()):  # the next controller has been told that it is one
+        for number, (asked, answer) in list(self._asked.items()):  # the next controller knows that it is one
             if asked is comm:
                 del self._asked[number]
                 answer.set_result(None)
@@ -90,29 +86,17 @@ class ControllerElection:
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:
-    """Retire workers (``hpcgpu_retire``): no new tasks, sole replicas moved elsewhere, then they close.
+    """Retire workers by address (``hpcgpu_retire``); return those that have left the cluster.
 
-    distributed's ``retire_workers`` does the same, but asks only every 2 s whether the data has been moved (its active
-    memory manager, 2026.8.0). A batch system may leave a cancelled job 5 s.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        Given by the handler.
-    workers : sequence of str
-        Addresses.
-
-    Returns
-    -------
-    list of str
-        Those that are not in the cluster any more; the others hold data that nobody can take.
-
+    They get no new tasks, sole replicas are moved elsewhere, then they close; the others hold data that no worker can
+    take. distributed's ``retire_workers`` does the same, but checks only every 2 s whether the data has been moved (its
+    active memory manager, 2026.8.0). A batch system may leave a cancelled job 5 s.
     """
     leaving = asyncio.create_task(scheduler.retire_workers(workers=list(workers), close_workers=True, remove=True))
     pushed = False
     while not (await asyncio.wait([leaving], timeout=_LOOK_S))[0]:
         amm = scheduler.extensions.get("amm")
-        # once only: until the data has arrived, each run asks for it again
+        # only once: until the data has arrived, each run requests it again
         if not pushed and amm and amm.running and _is_copied(scheduler, workers):
             pushed = True
             amm.run_once()

@@ -1,4 +1,4 @@
-"""The scheduler's dashboard: guarded by its secret, loaded when it is looked at, reached from users' browsers."""
+"""The scheduler's dashboard: guarded by its secret, loaded at the first request, reached from users' browsers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ _NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=Fa
 
 
 def serve(scheduler: Scheduler, secret: str) -> None:
-    """Guard the dashboard, and let those who hold the cluster's certificate reach it by Dask's own port.
+    """Guard the dashboard, and let holders of the cluster's certificate reach it by Dask's own port.
 
-    Parameters
-    ----------
-    scheduler : Scheduler
-        One that has not started yet.
-    secret : str
-        First part of every URL; empty: no dashboard.
-
+    ``scheduler`` has not started yet; ``secret`` is the first part of every URL, empty: no dashboard.
     """
     compat.guard_http(scheduler, secret, lambda: _load(scheduler), _NoSecret if secret else _NoDashboard)
 
@@ -56,12 +50,12 @@ def _load(scheduler: Scheduler) -> None:
 
 
 class _Said(RequestHandler):
-    """A page of plain text in place of any page, for each method of HTTP."""
+    """Answers every request with a page of plain text, for each method of HTTP."""
 
     status, text = 404, ""
 
     def prepare(self) -> None:
-        """Answer."""
+        """Send the page."""
         self.set_status(self.status)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(self.text)

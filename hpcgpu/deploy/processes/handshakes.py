@@ -1,7 +1,7 @@
-"""Connections whose peers have not shown yet who they are.
+"""Limit connections before their handshake, which anyone who reaches a port can open without a certificate.
 
-Anybody who reaches a port can open them without a certificate. They end at a deadline. Their number is limited: the
-process keeps descriptors for its own connections. The log says once a minute what became of them.
+They end at a deadline. Their number is limited: the process keeps descriptors for its own connections. The log counts
+the failed ones once a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 _DEADLINE = "distributed.comm.timeouts.handshake"
 _DEADLINE_S = 10.0
-# Of a deadline. One that comes late counts as one: this process was stopped or busy, and did not read from the peers.
+# Ticks of a deadline. A late tick counts as one: this process was stopped or busy, and did not read from the peers.
 _TICKS = 10
 _SAY_S = 60.0
 # Each takes at most 70 KiB of the process. A peer that is turned away tries again (distributed.comm.core.connect).
@@ -34,7 +34,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 def limit() -> None:
-    """Give this process and its forks all descriptors that they may have; limit the listeners that it will open."""
+    """Raise the limit of descriptors for this process and its forks; limit the listeners that it will open."""
     process.allow_open_files()
     deadline_s = parse_timedelta(dask.config.get(_DEADLINE, _DEADLINE_S))
     compat.limit_handshakes(
@@ -50,13 +50,8 @@ class _Peer(NamedTuple):
 class HandshakeLimiter:
     """Limits the time and the number of one process's handshakes.
 
-    Parameters
-    ----------
-    deadline_s : float
-        How long a peer has, of the time in which this process listens to it.
-    most : int
-        How many may be under way; one more turns the oldest away.
-
+    A peer has ``deadline_s``, counted while this process listens to it. At most ``most`` handshakes are under way; one
+    more ends the oldest.
     """
 
     def __init__(self, deadline_s: float, most: int) -> None:
@@ -68,7 +63,7 @@ class HandshakeLimiter:
         self._quiet = False
 
     def begin(self, stream: Any, address: str) -> None:  # noqa: ANN401 - a stream of tornado
-        """Take note of a connection that was accepted."""
+        """Add a connection that was accepted."""
         if len(self._peers) >= self._most:
             oldest = next(iter(self._peers))
             with contextlib.suppress(OSError):  # it ends with a reset, after which an honest peer tries again
@@ -79,11 +74,11 @@ class HandshakeLimiter:
             self._timer = tasks.repeat(self._tick, self._deadline_s / _TICKS, "the end of handshakes")
 
     def done(self, stream: Any) -> None:  # noqa: ANN401
-        """Forget one that has shown who it is, or has gone."""
+        """Remove a connection whose handshake succeeded, or that is gone."""
         self._peers.pop(stream, None)
 
     def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
-        """Take note of one that came to nothing; it is known already of one that was ended here."""
+        """Record a failed handshake; a connection that was ended here is recorded already."""
         if peer := self._peers.get(stream):
             self.done(stream)
             self._failed += 1
@@ -107,7 +102,7 @@ class HandshakeLimiter:
         stream.close()
 
     def _say(self) -> None:
-        """Say how many came to nothing since the last time, then say nothing for a minute."""
+        """Log how many failed since the last time, then log nothing for a minute."""
         self._quiet = self._failed > 0
         if self._quiet:
             logger.warning("connections without a handshake: %d; the last one from %s", self._failed, self._last)

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.supervise import tasks
 
-# How often the lease is looked at, and how late a look may come. When it comes later, this process itself has been
+# Interval of the checks, and how late one may come. When it comes later, this process itself has been
 # stopped (Slurm and PBS suspend jobs with SIGSTOP), and has read no sign of life of client and workers. With a short
-# grace a short stop counts: by the next look the client would be silent for too long.
+# grace a short stop counts: by the next check the client would be silent for too long.
 _LOOK_S = 1.0
 _LATE_S = 3.0
 # After a stop the client has at least this long: it asks the batch system every 5 s whether the job goes on, and
 # connects anew. Not longer: nothing of a dead client's run may be left after its grace and 10 s.
 _FIND_S = 10.0
-# Rank 0 ends the run, and answers at once. One that does not answer has been stopped.
+# Rank 0 ends the run, and answers at once. If it does not answer, it has been stopped.
 _OBEY_S = 10.0
 _LOOKING = "the look for the client's signs of life"
 
@@ -24,21 +24,10 @@ _LOOKING = "the look for the client's signs of life"
 class LeaseServer:
     """Tells rank 0 that the client outside has been silent for ``grace_s``, or has said goodbye.
 
-    Rank 0 ends the job, but not for silence alone: it looks for the word of detachment in the run's folder first. A
-    sign of life may be under way while another client detaches, and come later. A client that detaches before there
-    is a scheduler writes the file alone.
-
-    Parameters
-    ----------
-    grace_s : float
-        How long the client may be silent, in seconds.
-    control : Control
-        To rank 0.
-    woken : callable
-        Called when this process has been stopped and goes on.
-    overdue : callable
-        Called when rank 0 was told to end the run and has not, after twice the grace or 10 s.
-
+    Rank 0 ends the job, but not for silence alone: it first looks for a detachment file in the run's folder. A sign of
+    life may be under way while another client detaches, and arrive later. A client that detaches before there is a
+    scheduler only writes the file. ``woken`` is called when this process was stopped and continues; ``overdue`` when
+    rank 0 was told to end the run and has not, after twice the grace or 10 s.
     """
 
     def __init__(
@@ -52,15 +41,9 @@ class LeaseServer:
         self._timer = tasks.repeat(self._look, _LOOK_S, _LOOKING)
 
     def renew(self, goodbye: bool = False, detach: bool = False) -> str:
-        """Handle a client's sign of life (``hpcgpu_lease``).
+        """Handle a client's sign of life (``hpcgpu_lease``); ``goodbye``: end the job.
 
-        Parameters
-        ----------
-        goodbye : bool
-            The job is to end.
-        detach : bool
-            The client may be silent until its next sign of life.
-
+        ``detach``: the client may be silent until its next sign of life.
         """
         # _look may have set a later time after a stop, and a sign from before the stop is read only now
         self._heard = max(self._heard, time.monotonic())
@@ -70,14 +53,14 @@ class LeaseServer:
         return "OK"
 
     def watch(self, *, detached: bool) -> None:
-        """Look for silence from now on, or from the next sign of life if the client has detached."""
+        """Check for silence from now on, or from the next sign of life if the client has detached."""
         self._heard = self._looked = time.monotonic()
         self._watched, self._detached = True, detached
         self._timer.cancel()
         self._timer = tasks.repeat(self._look, _LOOK_S, _LOOKING)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._timer.cancel()
 
     def _look(self) -> None:

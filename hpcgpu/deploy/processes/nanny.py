@@ -1,4 +1,4 @@
-"""distributed's Nanny; only the start of the worker's process is replaced: a fork server forks it.
+"""distributed's Nanny with another start of the worker's process: a fork server forks it.
 
 ``client.restart()``, ``restart_workers``, retire, lifetime, memory terminate, plugins and ``run(nanny=True)`` work as
 everywhere. A worker that died is back in 60 ms, not in 600.
@@ -37,28 +37,12 @@ logger = logging.getLogger("distributed.nanny")
 class ForkNanny(Nanny):
     """A Nanny whose worker is forked by a fork server.
 
-    Parameters
-    ----------
-    spawner : Spawner
-        Forks the worker.
-    spec : WorkerSpec
-        The worker's binding, limits and environment.
-    rank : int
-        The rank whose output the worker writes to.
-    **kwargs
-        As of distributed's Nanny. Name, threads, memory limit, resources and folder are the spec's if not given.
-
-    Attributes
-    ----------
-    farewell : str
-        Why its worker leaves for good; empty while it would be started again.
-    ended : str
-        Why the nanny has ended though nobody let its worker go; empty: it has not.
-
+    ``kwargs`` are distributed's; name, threads, memory limit, resources and folder are the spec's if not given.
     """
 
     def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, rank: int, **kwargs: Any) -> None:  # noqa: ANN401
-        self.spawner, self.spec, self.rank = spawner, spec, rank
+        self.spawner, self.spec, self.rank = spawner, spec, rank  # the worker writes to the rank's output
+        # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
         planned = {
             "name": spec.name,
@@ -80,7 +64,7 @@ class ForkNanny(Nanny):
         return await super().instantiate()
 
     def close_gracefully(self, reason: str = "nanny-close-gracefully") -> None:
-        """Let the worker go and start no other; called by distributed when it retires or loses the scheduler."""
+        """Let the worker leave, and start no other; called by distributed at retirement or without scheduler."""
         self.farewell = self.farewell or reason
         super().close_gracefully(reason=reason)
 
@@ -100,21 +84,9 @@ def make_nanny(
     rank: int = 0,
     **options: Any,  # noqa: ANN401
 ) -> ForkNanny:
-    """Return the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
+    """Make the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
 
-    Parameters
-    ----------
-    route : Route
-        The way to the scheduler.
-    settings : Settings
-        The run's options.
-    spec : WorkerSpec
-        The worker.
-    spawner, security, rank : Spawner, Security, int
-        As of :class:`ForkNanny`.
-    **options
-        Further arguments of distributed's Nanny, which win.
-
+    ``options`` are distributed's Nanny's, and win over the settings.
     """
     told = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
     listens = _listens_on(route.own_host, spec.binding.interface, asked=settings.interface is not None)
@@ -124,14 +96,14 @@ def make_nanny(
 def _listens_on(own_host: str, interface: str, *, asked: bool) -> dict[str, str]:
     """Return where a worker listens: on its interface, else at this host's address on the way to the scheduler.
 
-    A planned interface is not taken where that address is loopback: nobody outside is to reach the worker.
+    A planned interface is not used where that address is loopback: the worker must not be reachable from outside.
     """
     local = own_host.startswith("127.") or own_host == "[::1]"
     return {"interface": interface} if interface and (asked or not local) else {"host": own_host}
 
 
 class ForkedWorker:
-    """A forked child, as Nanny expects its WorkerProcess."""
+    """A forked child with the interface of distributed's WorkerProcess, which Nanny expects."""
 
     def __init__(self, nanny: ForkNanny) -> None:
         self.nanny = nanny
@@ -164,7 +136,7 @@ class ForkedWorker:
                 self._take_report(message)
                 break
             else:
-                await self._stopped.wait()  # the worker died before it could say anything
+                await self._stopped.wait()  # the worker died before its first report
         except BaseException:
             if self.status == Status.starting:
                 self.status = Status.failed
@@ -178,12 +150,12 @@ class ForkedWorker:
         try:
             return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec(), nanny.rank)
         except Exception as e:  # no descriptor, no memory
-            if nanny.status == Status.running:  # distributed's would stay for ever, without a worker
+            if nanny.status == Status.running:  # distributed's Nanny would stay forever, without a worker
                 self._give_up(e)
             raise
 
     def _give_up(self, error: BaseException) -> None:
-        """End the nanny: its worker would never be started again."""
+        """End the nanny, as its worker cannot be started again."""
         reason = f"worker {self.nanny.name} cannot be started again: {error!r}"
         logger.error(reason)
         close = functools.partial(self.nanny.close, reason=reason)
@@ -219,7 +191,7 @@ class ForkedWorker:
         await stopped.wait()
 
     async def _reaped(self, pid: int, stopped: asyncio.Event, look_s: float) -> None:
-        """Wait until the fork server has reported a worker's end; kill one that does not: somebody has stopped it.
+        """Wait until the fork server has reported a worker's end; kill a fork server that does not: it was stopped.
 
         The worker must be seen dead twice: when a whole job was stopped, the fork server goes on a moment later.
         """

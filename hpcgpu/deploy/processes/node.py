@@ -1,4 +1,4 @@
-"""A node's workers, planned in a process on it: by a leader, or for dask-jobqueue, dask-mpi and dask worker."""
+"""Plan a node's workers in a process on it: a leader, or for dask-jobqueue, dask-mpi and dask worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hpcgpu.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node, and those of its GPUs, or simulated ones, that this process may use."""
+    """A node and its GPUs, or simulated ones, that this process may use."""
 
     name: str
     topology: Topology
@@ -41,14 +41,7 @@ class Machine:
 
     @classmethod
     def read(cls, settings: Settings, environ: Mapping[str, str]) -> Machine:
-        """Look at the node.
-
-        Raises
-        ------
-        LaunchError
-            There is no GPU.
-
-        """
+        """Read the node's topology and GPUs; raise LaunchError without a GPU."""
         host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
         if settings.gpus is None:
             log.say_of(host, topology.warnings)
@@ -82,34 +75,13 @@ def plan_here(
     kept_bytes: int = 0,
     sharers: int = 1,
 ) -> tuple[WorkerSpec, ...]:
-    """Return so many workers, one after the other on the machine's GPUs.
+    """Plan ``workers`` workers, a multiple of ``workers_per_gpu``, one after the other on the machine's GPUs.
 
     A ``memory_limit`` in bytes comes from a caller that does not see the node (dask-jobqueue: the job's memory divided
-    by processes). It is lowered to the worker's share, which :func:`lowered` says. Otherwise the kernel would end the
-    job before a worker spills.
-
-    Parameters
-    ----------
-    settings : Settings
-        The workers' options.
-    machine : Machine
-        Where.
-    workers : int
-        A multiple of ``workers_per_gpu``.
-    scratch : str
-        A private folder for their files.
-    environ : mapping of str to str
-        The environment of this process.
-    kept_bytes : int
-        Host memory of the job that other processes need.
-    sharers : int
-        Processes like this one that share the job's memory on this node.
-
-    Raises
-    ------
-    LaunchError, ConfigError, BindingError
-        More workers than GPUs, or limits and cores that cannot be had.
-
+    by processes). It is lowered to the worker's share, which :func:`lowered` reports. Otherwise the kernel would end
+    the job before a worker spills. ``scratch`` is a private folder for their files, ``kept_bytes`` the job's host
+    memory for other processes, ``sharers`` the processes like this one that share the job's memory on this node. Raises
+    LaunchError, ConfigError, BindingError: more workers than GPUs, or impossible limits and cores.
     """
     asked = settings.memory_limit.nbytes
     planned = replace(settings, memory_limit=SHARE) if asked else settings
@@ -120,28 +92,18 @@ def plan_here(
 
 
 class Room(NamedTuple):
-    """The host memory of one planner's workers, and whether a batch system has granted it."""
+    """The host memory of one planner's workers."""
 
     memory: HostMemory
-    in_job: bool
+    in_job: bool  # granted by a batch system
 
 
 def room_of(
     allocation: Allocation, run: RunDocument | None = None, *, kept_bytes: int = 0, part: tuple[int, int] = (1, 1)
 ) -> Room:
-    """Return the host memory of this job on this node, less what is kept, or a part of it.
+    """Return the host memory of this job on this node, less ``kept_bytes`` for other processes, or a part of it.
 
-    Parameters
-    ----------
-    allocation : Allocation
-        The resources that were granted.
-    run : RunDocument, optional
-        The run whose job this is.
-    kept_bytes : int
-        Host memory of the job that other processes need.
-    part : tuple of int
-        This planner's share, and the sum of all planners' shares.
-
+    ``part`` is this planner's share, and the sum of all planners' shares.
     """
     memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
     left = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part)
@@ -159,23 +121,10 @@ def plan_node(
     before: Sequence[NodeLayout] = (),
     **known: Any,  # noqa: ANN401
 ) -> tuple[tuple[int, WorkerSpec], ...]:
-    """Return the workers that one process plans on this node, each with its rank: a leader, or a process without ranks.
+    """Plan the workers of one process on this node, each with its rank: of a leader, or of a process without ranks.
 
-    Parameters
-    ----------
-    settings, layout, before : Settings, NodeLayout, sequence of NodeLayout
-        As of :func:`hpcgpu.plan.binding.workers.plan_workers`.
-    machine : Machine
-        Where.
-    room : Room
-        The host memory of these workers.
-    scratch : str
-        A private folder for their files.
-    environ : mapping of str to str
-        The environment of this process.
-    **known
-        Further fields of NodeFacts.
-
+    ``scratch`` is a private folder for their files; ``known`` are further fields of NodeFacts. The others are as of
+    :func:`hpcgpu.plan.binding.workers.plan_workers`.
     """
     gpus, topology = machine.gpus, machine.topology
     facts = facts_of(machine.name, topology, room.memory, environ, gpus=gpus, scratch=scratch, in_job=room.in_job)
@@ -208,7 +157,7 @@ def facts_of(
 
 
 def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
-    """Return what to say, once on a node, of the folder to which so many workers spill."""
+    """Return notes, once per node, about the folder to which its workers spill."""
     import dask.config  # imported here: hpcgpu topo needs neither Dask nor the store
 
     from hpcgpu.spill.storage import mounts
@@ -221,7 +170,7 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
 
 
 def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
-    """Return what to say of memory limits that had to be lowered."""
+    """Return messages about memory limits that had to be lowered."""
     on_device = device_limits_lowered(settings, specs)
     asked, limit = settings.memory_limit.nbytes, specs[0].memory_limit_bytes
     if not asked or limit is None or limit >= asked:

@@ -1,4 +1,4 @@
-"""The imports and questions of a fork server: without them each forked process would repeat them."""
+"""Preload a fork server: imports and look-ups that each forked process would repeat."""
 
 from __future__ import annotations
 
@@ -15,21 +15,10 @@ _ROUTES = "distributed.worker.http.routes"
 
 
 def preload(*, simulated: bool) -> None:
-    """Prepare a process for its forks: scheduler, workers and nannies.
+    """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits.
 
     Without it each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine
     packages, runs ``uname -p``, and imports the routes of an HTTP server.
-
-    Parameters
-    ----------
-    simulated : bool
-        The workers' GPUs are simulated.
-
-    Raises
-    ------
-    ConfigError
-        Dask's configuration has a limit of memory that is none.
-
     """
     import hpcgpu.deploy.processes.nanny
     import hpcgpu.deploy.processes.scheduler
@@ -38,7 +27,7 @@ def preload(*, simulated: bool) -> None:
     if simulated:
         import hpcgpu.sim.dask  # noqa: F401
     for module in dask.config.get(_ROUTES):
-        if module.startswith("distributed."):  # others are the user's: a worker imports them, and says what is wrong
+        if module.startswith("distributed."):  # others are the user's: a worker imports them, and reports errors
             importlib.import_module(module)
     get_versions()
     handshakes.limit()

@@ -33,55 +33,34 @@ from hpcgpu.host import log, process
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.rounds import reason_of
 
-# Less than rank 0 waits: the log shows where the process hangs.
+# Shorter than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0
-# A client's gather() must look at the errors before it hears that the connection is lost.
+# A client's gather() must see the errors before it sees that the connection is lost.
 _TELL_S = 0.3
 _DISMISS_S = 4.0
 # A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0).
 _SILENT_S = 20.0
-# When a leader has died, another rank of its node has this long to lead in its place.
+# When a leader has died, another rank of its node has this long to take its place.
 _SUCCESSOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSpec:
-    """The scheduler process's parameters.
+    """The scheduler process's parameters."""
 
-    Attributes
-    ----------
-    local_directory : str
-        A private folder. distributed makes one of its own in it, and puts that first into ``sys.path``.
-    host : str
-        Where it listens. Empty: on all addresses, for ranks of other nodes or for a client outside.
-    rank_pid : int
-        The process that started it, rank 0.
-    dashboard_secret : str
-        First part of every URL of the dashboard; empty: no dashboard.
-    grows : bool
-        More jobs with workers may come.
-    walltime_s : int or None
-        The time limit that was asked for.
-    summary : str
-        How the run's use is said at its end: ``lines``, ``json`` (lines and JSON), or empty: not at all.
-    progress : bool
-        Say how many tasks are done.
-
-    """
-
-    local_directory: str
-    host: str
+    local_directory: str  # private; distributed makes a folder in it, and puts that first into sys.path
+    host: str  # to listen on; empty: all addresses, for ranks of other nodes or a client outside
     port: int = 0  # 0: a free one
     protocol: str
     certificate: Certificate | None = None
-    dashboard_secret: str = field(default="", repr=False)
+    dashboard_secret: str = field(default="", repr=False)  # first part of every URL; empty: no dashboard
     client_grace_s: float = 30.0
     stalled_s: float = 60.0
-    grows: bool = False
-    walltime_s: int | None = None
-    summary: str = ""
-    progress: bool = False
-    rank_pid: int
+    grows: bool = False  # more jobs with workers may come
+    walltime_s: int | None = None  # requested
+    summary: str = ""  # of the run's use at its end: lines, json (lines and JSON), or empty: none
+    progress: bool = False  # report how many tasks are done
+    rank_pid: int  # of rank 0, which started it
 
 
 def main(spec: SchedulerSpec, control: socket.socket) -> int:
@@ -100,10 +79,8 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     try:
         scheduler = await _start(spec)
     except Exception as e:
-        reason = reason_of(cause_of(e))
-        if spec.port:
-            reason += f"; scheduler_port={spec.port}: leave it out for a free port"
-        control.send("error", text="".join(traceback.format_exception(e)), reason=reason)
+        port = f"; scheduler_port={spec.port}: leave it out for a free port" if spec.port else ""
+        control.send("error", text="".join(traceback.format_exception(e)), reason=reason_of(cause_of(e)) + port)
         await control.drained()
         return 1
     finally:
@@ -130,7 +107,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     ports = {"port": scheduler.port, "dashboard_port": scheduler.http_server.port}
     control.send("started", address=scheduler.address, hosts=compat.bound_hosts(scheduler) or [spec.host], **ports)
     async for message in control.messages():
-        if message["op"] == "lease":  # from now on a client outside must be heard from
+        if message["op"] == "lease":  # from now on a client outside must send signs of life
             lease.watch(detached=message["detached"])
         elif message["op"] == "event":
             scheduler.log_event("hpcgpu", message["facts"])
@@ -146,7 +123,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
             await leaders.dismiss()
             await scheduler.close(reason=message["reason"])
             return 0
-    os._exit(1)  # the rank is gone: nobody is left to close for
+    os._exit(1)  # rank 0 is gone
 
 
 async def _start(spec: SchedulerSpec) -> Scheduler:
@@ -167,7 +144,7 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
 
 
 def silent_workers(scheduler: Scheduler) -> list[str]:
-    """Return the addresses of workers that have not been heard from for long (``hpcgpu_silent``).
+    """Return the addresses of workers without a recent sign of life (``hpcgpu_silent``).
 
     Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. A node's kernel
     acknowledges for stopped processes. distributed gives such a worker up after 5 minutes (worker-ttl, 2026.8.0). The
@@ -178,23 +155,23 @@ def silent_workers(scheduler: Scheduler) -> list[str]:
 
 
 def _kill_rank(pid: int) -> None:
-    """End rank 0, and with it this process: it has been told to end the run, and does not."""
+    """Kill rank 0, and with it this process: it was told to end the run, and does not."""
     log.say(f"rank 0, process {pid}, does not end the run, as if it had been stopped; it is killed")
     os.kill(pid, signal.SIGKILL)
 
 
 class WorkerCount(SchedulerPlugin):
-    """Tells rank 0 how many workers are there."""
+    """Tells rank 0 the number of registered workers."""
 
     def __init__(self, scheduler: Scheduler, control: Control) -> None:
         self.scheduler, self.control = scheduler, control
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Tell; called by distributed when a worker has registered."""
+        """Report; called by distributed when a worker has registered."""
         self._tell()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """Tell; called by distributed when a worker is gone."""
+        """Report; called by distributed when a worker is gone."""
         self._tell()
 
     def _tell(self) -> None:
@@ -202,26 +179,18 @@ class WorkerCount(SchedulerPlugin):
 
 
 class LeaderConnections:
-    """The leaders' connections: which leaders live, and which have workers.
+    """Hold the leaders' connections: which leaders live, and which have workers.
 
-    An end of file, at either end, says that the other side is gone.
-
-    Parameters
-    ----------
-    control : Control
-        To rank 0, which is told of leaders that are lost, and of how many have workers.
-    grows : bool
-        More leaders may come, whatever becomes of these.
-    successor_s : float
-        How long another leader may take to come in the place of one that is lost.
-
+    End of file, at either end, means that the peer is gone. ``control``: to rank 0, which hears of lost leaders, and of
+    how many have workers. ``grows``: more leaders may come, whatever happens to these. ``successor_s``: how long
+    another leader may take to replace a lost one.
     """
 
     def __init__(self, control: Control, *, grows: bool = False, successor_s: float = _SUCCESSOR_S) -> None:
         self._control, self._grows, self._successor_s = control, grows, successor_s
-        self._comms: dict[Any, str] = {}  # of each the succession: a node's leader and those after it
+        self._comms: dict[Any, str] = {}  # succession of each: a node's leader and its successors
         self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
-        self._working: set[Any] = set()  # those with workers that are there, or started anew
+        self._working: set[Any] = set()  # connections of leaders with workers, running or being restarted
         self._awaited = 0
         self._died: list[str] = []
         self._had_workers = False
@@ -230,7 +199,7 @@ class LeaderConnections:
 
     @property
     def none_come(self) -> bool:
-        """True if there were workers, and none will be there again."""
+        """Whether there were workers, and none will come again."""
         return self._had_workers and not self._grows and not self._working and not self._awaited
 
     def notes(self) -> list[tuple[str, str]]:
@@ -267,7 +236,7 @@ class LeaderConnections:
             self._tell()
 
     def _end_of_workers(self, comm: Any, died: str) -> None:  # noqa: ANN401
-        """Know that none of a leader's workers will be there again; ``died`` names those that left badly."""
+        """Record that all of a leader's workers have ended for good; ``died`` names those that failed."""
         self._working.discard(comm)
         self._died += [died] if died else []
         self._tell()

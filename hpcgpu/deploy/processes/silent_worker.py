@@ -1,4 +1,4 @@
-"""distributed's Worker without what a cluster has no use for: an HTTP server, and words about its own end."""
+"""distributed's Worker without an HTTP server, and without log lines about its own end."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from distributed.http.routing import RoutingApplication
 
 
 class SilentWorker(Worker):
-    """A Worker that opens no socket for HTTP, and whose end cuts no sign of life.
+    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat.
 
-    distributed (2026.8.0, ``Worker.close``) closes its connections while a sign of life waits for the scheduler's
-    answer, and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
+    distributed (2026.8.0, ``Worker.close``) closes its connections while a heartbeat waits for the scheduler's answer,
+    and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
     """
 
     _beat: asyncio.Task[Any] | None = None
 
     def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
-        """Keep the application (Worker.start_unsafe wants one), open no socket."""
+        """Make the application (Worker.start_unsafe needs one), but open no socket."""
         self.http_application = RoutingApplication(routes)
         self.http_server = _NoServer()
 
     async def heartbeat(self) -> None:
-        """Give a sign of life; it ends without a word when the worker closes."""
+        """Send a heartbeat; it ends without a log line when the worker closes."""
         self._beat = asyncio.current_task()  # of tornado's PeriodicCallback, which is stopped before it is cancelled
         try:
             await super().heartbeat()
@@ -32,7 +32,7 @@ class SilentWorker(Worker):
             self._beat = None
 
     async def close(self, *args: Any, **kwargs: Any) -> str | None:  # noqa: ANN401
-        """Close as distributed does. A heartbeat that is under way is cancelled first, unless it is the caller."""
+        """Close as distributed does, after cancelling a heartbeat under way, unless it is the caller."""
         self.periodic_callbacks["heartbeat"].stop()
         # The heartbeat task itself may close the worker. Later callers must not cancel it.
         beat, self._beat = self._beat, None
@@ -49,4 +49,4 @@ class _NoServer:
     address = ""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""

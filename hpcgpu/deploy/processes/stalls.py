@@ -1,7 +1,7 @@
-"""Tasks that wait in vain, and how cluster objects hear of it.
+"""Detect tasks that wait in vain, and tell cluster objects.
 
-All workers have paused, because neither memory nor disk has room, or no worker is left. distributed lets such tasks
-wait for ever and tells the client nothing (2026.8.0).
+All workers have paused, because memory and disk are full, or no worker is left. distributed lets such tasks wait
+forever and tells the client nothing (2026.8.0).
 """
 
 from __future__ import annotations
@@ -21,31 +21,17 @@ from hpcgpu.plan.jobs.stall import Stall, look
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
-# The metric in which a worker says why it cannot spill.
+# The metric in which a worker reports why it cannot spill.
 TROUBLE = "spill_trouble"
 _LOOKS = 12
 
 
 class StallDetector:
-    """Looks whether tasks go on, as long as the scheduler lives.
+    """Checks whether tasks make progress, while the scheduler lives.
 
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The scheduler of the tasks.
-    patience_s : float
-        How long nothing may go on.
-    report : callable
-        Takes what is the matter, and the same with its reason and what to do. It is called once when nothing goes on;
-        the futures that are waited for have failed by then. Both are empty when something goes on again.
-    none_come : callable
-        Tells, while there are no workers, whether none will come.
-
-    Attributes
-    ----------
-    reason : str
-        What ``report`` was told last.
-
+    ``report`` takes the short reason, and the reason with advice. It is called once when nothing has progressed for
+    ``patience_s``; the futures that are waited for have failed by then. Both are empty when tasks progress again.
+    ``none_come`` tells, while there are no workers, whether none will come.
     """
 
     def __init__(
@@ -58,11 +44,11 @@ class StallDetector:
         self._scheduler, self._patience_s, self._report = scheduler, patience_s, report
         self._none_come = none_come
         self._stall: Stall | None = None
-        self.reason = ""
+        self.reason = ""  # as last reported
         self._loop = tasks.keep(self._look, "the look for tasks that wait in vain")
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._loop.cancel()
 
     async def _look(self) -> None:
@@ -116,9 +102,9 @@ def _shown(scheduler: Scheduler) -> str:
 
 
 class ObjectStatusPlugin(WorkerStatusPlugin):
-    """Tells one cluster object which workers are there.
+    """Tells one cluster object which workers are registered.
 
-    distributed's plugins for it all have one name: a second object would take the place of the first (2026.8.0).
+    distributed's plugins for it all have one name: a second object would replace the first (2026.8.0).
     """
 
     def __init__(self, scheduler: Scheduler, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
@@ -127,9 +113,9 @@ class ObjectStatusPlugin(WorkerStatusPlugin):
 
 
 def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:  # noqa: ANN401
-    """Handle a cluster object's ``subscribe_worker_status`` as distributed's scheduler does, for any number of them.
+    """Handle a cluster object's ``subscribe_worker_status`` as distributed's scheduler does, for any number of objects.
 
-    ``stalled`` says why nothing goes on at present.
+    ``stalled`` is the reason of a present stall, or empty.
     """
     ObjectStatusPlugin(scheduler, comm)
     facts: dict[str, Any] = {**scheduler.identity(), "stalled": stalled}
@@ -139,7 +125,7 @@ def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]: 
 
 
 def tell(scheduler: Scheduler, stalled: str) -> None:
-    """Tell all cluster objects why nothing goes on; empty: something does."""
+    """Tell all cluster objects the reason of a stall; empty: tasks progress again."""
     for plugin in scheduler.plugins.values():
         if isinstance(plugin, ObjectStatusPlugin):
             plugin.bcomm.send(["stalled", stalled])

@@ -1,4 +1,4 @@
-"""The number of a script's tasks that are done, in one line: it changes in place on a terminal, else comes seldom."""
+"""Show how many of a script's tasks are done, in one line: in place on a terminal, else as rare lines."""
 
 from __future__ import annotations
 
@@ -11,22 +11,13 @@ from hpcgpu.deploy.live import Surface, surface
 from hpcgpu.supervise import tasks
 
 _EVERY_S = 1.0
-# A log has a line for each tenth of the work, and one a minute.
+# A log gets a line for each tenth of the work, and one a minute.
 _PARTS, _SELDOM_S = 10, 60.0
 _LEFT = ("waiting", "queued", "no-worker", "processing")
 
 
 class TaskProgress(SchedulerPlugin):
-    """Looks at the scheduler's counts once a second, and shows what has changed.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The scheduler of the tasks.
-    shown_on : Surface, optional
-        Standard error if not given.
-
-    """
+    """Reads the scheduler's counts once a second, and shows changes on ``shown_on``, by default standard error."""
 
     def __init__(self, scheduler: Scheduler, shown_on: Surface | None = None) -> None:
         self._scheduler, self._surface = scheduler, shown_on or surface()
@@ -35,7 +26,7 @@ class TaskProgress(SchedulerPlugin):
         self._timer = tasks.repeat(self.look, _EVERY_S, "the look at how many tasks are done")
 
     def look(self) -> None:
-        """Show how many are done, if that is news."""
+        """Show how many tasks are done, if that has changed."""
         line, done, left = _count(self._scheduler)
         part = done * _PARTS // (done + left) if done + left else -1
         is_due = part != self._part or time.monotonic() - self._shown_s >= _SELDOM_S
@@ -44,7 +35,7 @@ class TaskProgress(SchedulerPlugin):
             self._shown, self._part, self._shown_s = line, part, time.monotonic()
 
     async def close(self) -> None:
-        """Show how it ended; called by distributed when the scheduler closes."""
+        """Show the final counts; called by distributed when the scheduler closes."""
         self._timer.cancel()
         line = _count(self._scheduler)[0]
         if line != self._shown:

@@ -33,7 +33,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
-# The store's logger. Its few lines are shown although a run's logs begin at warnings.
+# The store's logger. Its few INFO lines are shown although a run logs from WARNING on.
 _SPILL_LOGGER = logging.getLogger("distributed.worker.memory")
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
@@ -41,22 +41,13 @@ _OUTLAST_S = 10
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A worker process's parameters, pickled by the nanny.
-
-    Attributes
-    ----------
-    kwargs : mapping
-        Arguments of distributed's Worker.
-    sys_path : tuple of str
-        The nanny's ``sys.path``: UploadDirectory(update_path=True) changes it there.
-
-    """
+    """A worker process's parameters, pickled by the nanny."""
 
     spec: WorkerSpec
-    kwargs: Mapping[str, Any]
+    kwargs: Mapping[str, Any]  # of distributed's Worker
     env: Mapping[str, str]
     config: Mapping[str, Any]
-    sys_path: tuple[str, ...]
+    sys_path: tuple[str, ...]  # the nanny's sys.path: UploadDirectory(update_path=True) changes it there
 
 
 def main(start: WorkerStart, control: socket.socket) -> int:
@@ -107,7 +98,7 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
 
 
 def _failure(error: Exception) -> tuple[dict[str, str], bool]:
-    """Return what the nanny is told of a worker that cannot start, and whether its reason says all."""
+    """Return the report to the nanny about a worker that cannot start, and whether its reason is complete."""
     cause = cause_of(error)
     words = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
     reason = words or "".join(traceback.format_exception_only(cause)).strip()
@@ -131,13 +122,9 @@ async def make_worker(start: WorkerStart) -> Worker:
 
 
 def check_room(spec: WorkerSpec) -> None:
-    """Refuse a limit that this process is above before it has any data: Dask would pause it or end it for ever.
+    """Raise ConfigError if this process exceeds a memory limit before it has data: Dask would pause or end it forever.
 
-    Raises
-    ------
-    ConfigError
-        The process takes more of the limit than Dask's fractions ``pause`` and ``terminate`` leave it.
-
+    Dask's fractions ``pause`` and ``terminate`` of the limit decide.
     """
     memory = dask.config.get("distributed.worker.memory")
     limit, parts = spec.memory_limit_bytes, [part for part in (memory["pause"], memory["terminate"]) if part]
@@ -151,7 +138,7 @@ def check_room(spec: WorkerSpec) -> None:
 
 
 def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
-    """Return the spill store as Worker's argument ``data``; the node's planner has warned of its folder."""
+    """Return the spill store as Worker's argument ``data``; the node's planner has warned about its folder."""
     memory = dask.config.get("distributed.worker.memory")
     return (
         GpuSpillBuffer,
@@ -168,7 +155,7 @@ def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
 
 
 def stop_when_told(worker: Worker, control: Control) -> asyncio.Task[None]:
-    """Close the worker when the nanny tells it to; end it at once if it cannot close, or if the nanny is gone."""
+    """Close the worker when the nanny asks for it; end it at once if it cannot close, or if the nanny is gone."""
     told = functools.partial(_stop_when_told, worker, control)
     return tasks.start(told, "the end of the worker", lambda _: os._exit(1))
 

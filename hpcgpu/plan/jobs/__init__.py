@@ -1,1 +1,1 @@
-"""Decisions about jobs: their requests, the next step, their words for people."""
+"""Decide about jobs: their requests, their next steps, their text for people."""

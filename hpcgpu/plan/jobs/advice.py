@@ -1,4 +1,4 @@
-"""Advice for the next request, from the use that a run made of its GPUs and memory. All thresholds stand here."""
+"""Advise the next request from a run's use of its GPUs and memory. All thresholds stand here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from hpcgpu.plan.jobs.usage import RunUsage
 from hpcgpu.units import format_bytes, format_duration
 
-# A shorter run says little of the next one: workers start, and modules are imported.
+# A shorter run predicts little: it is mostly the start of workers and the import of modules.
 ENOUGH_S = 60.0
-# Below this busy share fewer GPUs are advised: so many that the same work would keep them busy to that part.
+# Below LOW_BUSY fewer GPUs are advised: as many as the same work would keep busy for GOOD_BUSY of the time.
 LOW_BUSY, GOOD_BUSY = 0.5, 0.8
-# Part of its limit that a worker's process used at most.
+# The peak of a worker's process as part of its limit.
 LITTLE_MEMORY, MUCH_MEMORY = 0.25, 0.9
-# An advised size or time is so many times the one that was used.
+# Advised size or time, divided by the used one.
 MARGIN = 1.5
 # Part of the time limit that was used.
 LITTLE_TIME, MUCH_TIME = 0.25, 0.9
@@ -21,14 +21,14 @@ _ROUND_S, _ROUND_BYTES = 300, 1 << 30
 
 
 def advise(usage: RunUsage) -> tuple[str, ...]:
-    """Return advice for the next job of the same work; nothing if the request fits, or little is known."""
+    """Return advice for the next job of the same work; () if the request fits, or little is known."""
     if usage.wall_s < ENOUGH_S or usage.busy_share is None:
         return ()
     return tuple(filter(None, (_gpus(usage), _memory(usage), _walltime(usage))))
 
 
 def _gpus(usage: RunUsage) -> str:
-    """Advise fewer GPUs only where their memory was not needed."""
+    """Advise fewer GPUs, only where their memory was not needed."""
     busy, spilled = usage.busy_share or 0.0, usage.moved_bytes.get("device_to_host", 0)
     if busy >= LOW_BUSY or usage.gpus < 2:
         return ""

@@ -1,4 +1,4 @@
-"""The ends of jobs: of the one with the scheduler, which is never replaced, and failures in a row of the others."""
+"""Decide when a job has ended, and count failures in a row. The scheduler's job is never replaced."""
 
 from __future__ import annotations
 
@@ -12,22 +12,14 @@ from hpcgpu.plan.jobs.phase import late_words, missing_words, over_words
 # PBS needs 24 s for a qrerun, and over a minute for output that it cannot deliver (state E, 23.06.06). Slurm waits for
 # epilogues.
 LATE_S = 60.0
-# A connection is lost at once, and a batch system that has not listed a job for so long has no such job.
+# A lost connection is noticed at once; a batch system that does not list a job for so long does not have it.
 _MISSING_S = 30.0
 
 
 def why_over(job: JobFacts, now_s: float, limit_s: float) -> str:
-    """Return why a job has ended, or will never start; empty while it may be there.
+    """Return why a job has ended or will never start; "" while it may exist.
 
-    Parameters
-    ----------
-    job : JobFacts
-        The facts about it.
-    now_s : float
-        Of the clock of the facts.
-    limit_s : float
-        Seconds after the end of its script. Then the job has ended, even if the batch system still lists it.
-
+    ``limit_s`` after the end of its script it has ended, even if the batch system still lists it.
     """
     status = job.status
     if status is None:
@@ -41,17 +33,9 @@ def why_over(job: JobFacts, now_s: float, limit_s: float) -> str:
 
 
 def why_missing(job: JobFacts, since_s: float, now_s: float) -> str:
-    """Return why a job whose scheduler does not answer is given up: it is not listed; empty while it may be there.
+    """Return why to give up a job whose scheduler does not answer: it is not listed; "" while it may exist.
 
-    Parameters
-    ----------
-    job : JobFacts
-        The facts about it.
-    since_s : float
-        Since when its scheduler has been looked for: answers of before do not count.
-    now_s : float
-        Of the clock of the facts.
-
+    ``since_s``: since when its scheduler does not answer; older answers of the batch system do not count.
     """
     if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > _MISSING_S:
         return missing_words(_MISSING_S, f"job {job.id}")
@@ -65,29 +49,15 @@ def may_answer(job: JobFacts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Jobs in a row that ended before their first worker: their number; and of the last one its time, end and id.
-
-    The last one's log is the one to show.
-    """
+    """Jobs in a row that ended before their first worker. Errors show the log of the last job."""
 
     in_a_row: int = 0
-    last_s: float = float("-inf")
-    last: str = ""
+    last_s: float = float("-inf")  # when it ended, as JobFacts' times
+    last: str = ""  # the job and its end, in words
     last_id: str = ""
 
     def after(self, jobs: Iterable[JobFacts], ends: Sequence[tuple[JobFacts, str]], now_s: float) -> Failures:
-        """Count failures in the order of the news: workers as they registered, ends with the last answer.
-
-        Parameters
-        ----------
-        jobs : iterable of JobFacts
-            All jobs.
-        ends : sequence of (JobFacts, str)
-            Those that are gone, each with the reason.
-        now_s : float
-            Of the clock of the facts.
-
-        """
+        """Count failures in the order of events: workers as they registered, ``ends`` with the last answer."""
         failures = self
         if any(j.first_worker_s is not None and j.first_worker_s > failures.last_s for j in jobs):
             failures = replace(failures, in_a_row=0)
@@ -98,7 +68,7 @@ class Failures:
         return Failures(failures.in_a_row + len(failed), now_s, f"job {job.id}: {why}", job.id)
 
     def give_up(self, breaker: int) -> str:
-        """Return why submissions stop; empty while fewer jobs have failed."""
+        """Return why submissions stop; "" while fewer than ``breaker`` jobs have failed."""
         if self.in_a_row < breaker:
             return ""
         return f"{self.in_a_row} jobs in a row ended before their first worker; the last was {self.last}"

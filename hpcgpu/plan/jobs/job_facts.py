@@ -11,61 +11,27 @@ from hpcgpu.model.job import WAITING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """One job as the batch system and its workers show it. All times are of one monotonic clock.
-
-    Attributes
-    ----------
-    expected : int
-        Workers of the job when all have registered; 0: unknown.
-    status : JobStatus or None
-        The batch system's last answer; None: not asked yet, not listed, or outdated by newer workers.
-    hosts : tuple of str
-        The nodes on which it runs, or ran last, as far as the batch system has named them.
-    unasked : bool
-        Workers have registered since the batch system's last answer: it may know the nodes now.
-    missing_since_s : float or None
-        Since when the batch system's answers have not listed it.
-    workers : int
-        Registered workers.
-    restarts : int
-        How often the batch system has requeued it under this id, as its workers' names say.
-    started_s : float or None
-        When it was first seen running since its last requeue.
-    alone_since_s : float or None
-        Since when it has run without any worker.
-    silent_since_s : float or None
-        Since when no heartbeat has come from any of its workers.
-    first_worker_s : float or None
-        When its first worker registered, requeues included.
-    was_full : bool
-        All its workers have been registered at once since its last requeue.
-    retired_s, cancelled_s : float or None
-        When it was asked to hand over its data and leave; when it was cancelled.
-    is_head : bool
-        It has the scheduler: it does not count among the wanted jobs, and is never replaced or asked to leave.
-    left_s, left_code : number or None
-        Since when the exit code of its script has been there, and the code. A requeued job takes it away again.
-
-    """
+    """One job as the batch system and its workers show it. All times are of one monotonic clock."""
 
     id: str
     submitted_s: float
-    expected: int
+    expected: int  # workers when all have registered; 0: unknown
+    # the batch system's last answer; None: not asked yet, not listed, or older than new workers
     status: JobStatus | None = None
-    hosts: tuple[str, ...] = ()
-    unasked: bool = False
-    missing_since_s: float | None = None
-    workers: int = 0
-    restarts: int = 0
-    started_s: float | None = None
-    alone_since_s: float | None = None
-    silent_since_s: float | None = None
-    first_worker_s: float | None = None
-    was_full: bool = False
-    retired_s: float | None = None
+    hosts: tuple[str, ...] = ()  # on which it runs, or ran last, as far as the batch system named them
+    unasked: bool = False  # workers have registered since the last answer: the batch system may know the nodes now
+    missing_since_s: float | None = None  # since when answers do not list it
+    workers: int = 0  # registered
+    restarts: int = 0  # requeues under this id, as its workers' names show
+    started_s: float | None = None  # first seen running since its last requeue
+    alone_since_s: float | None = None  # running without any worker since then
+    silent_since_s: float | None = None  # no heartbeat of any of its workers since then
+    first_worker_s: float | None = None  # when its first worker registered, requeues included
+    was_full: bool = False  # all its workers were registered at once since its last requeue
+    retired_s: float | None = None  # when it was asked to hand over its data and leave
     cancelled_s: float | None = None
-    is_head: bool = False
-    left_s: float | None = None
+    is_head: bool = False  # has the scheduler: not counted among wanted jobs, never replaced or asked to leave
+    left_s: float | None = None  # since when its script's exit code exists; a requeued job removes it
     left_code: int | None = None
 
     @property
@@ -75,12 +41,12 @@ class JobFacts:
 
     @property
     def is_missing(self) -> bool:
-        """The batch system's last answer does not list it."""
+        """Whether the batch system's last answer does not list it."""
         return self.status is None and self.missing_since_s is not None
 
     @property
     def leaving(self) -> bool:
-        """Retired or cancelled by us."""
+        """Whether we retired or cancelled it."""
         return self.retired_s is not None or self.cancelled_s is not None
 
     def listed(self, status: JobStatus | None, now_s: float) -> Self:
@@ -101,18 +67,18 @@ class JobFacts:
 
     @property
     def heard(self) -> bool:
-        """Heartbeats come from its workers."""
+        """Whether heartbeats come from its workers."""
         return self.workers > 0 and self.silent_since_s is None
 
     def registered(self, workers: int, now_s: float, restarts: int = 0, *, silent: bool = False) -> Self:
-        """Return the job with so many registered workers; the name of the newest has the number of restarts."""
+        """Return the job with this number of registered workers; ``restarts`` is from the newest worker's name."""
         if not workers:
             alone_s = now_s if self.workers else self.alone_since_s
             if self.state is JobState.SUSPENDED:  # its workers are stopped, and the scheduler has removed them
                 alone_s = None
             return replace(self, workers=0, alone_since_s=alone_s, silent_since_s=None)._waiting_again()
         again = restarts > self.restarts
-        # A new worker shows that the job runs: an answer to the contrary is older.
+        # A new worker proves that the job runs: an answer that it waits is older.
         stale = (again or workers > self.workers) and self.state in (*WAITING, JobState.SUSPENDED)
         return replace(
             self,
@@ -130,11 +96,11 @@ class JobFacts:
         )
 
     def left(self, there: bool, code: int | None, now_s: float) -> Self:
-        """Return the job after a look for the exit code of its script."""
+        """Return the job after a check for the exit code of its script."""
         return replace(self, left_s=_or(self.left_s, now_s) if there else None, left_code=code)
 
     def _waiting_again(self) -> Self:
-        """Return a requeued job without the facts of its previous run; workers of that run may leave a little later."""
+        """Return a requeued job without facts of its previous run, whose workers may leave a little later."""
         if self.workers or self.state not in WAITING:
             return self
         return replace(self, started_s=None, alone_since_s=None, was_full=False)

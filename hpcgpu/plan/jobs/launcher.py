@@ -1,4 +1,4 @@
-"""The launcher of the ranks: one that fits both the job and the MPI library."""
+"""Choose the launcher of the ranks: one that fits both the job and the MPI library."""
 
 from __future__ import annotations
 
@@ -20,53 +20,25 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherFacts:
-    """The launchers and the MPI library of this machine.
+    """The launchers and the MPI library of this machine; "": none."""
 
-    Attributes
-    ----------
-    mpirun : str
-        Path of mpirun or mpiexec; empty: none.
-    mpirun_version : str
-        The answer to ``--version``.
-    mpi_types : tuple of str
-        The types of ``srun --mpi=list``.
-    library : str
-        The version text of mpi4py's MPI library; empty if none could be loaded.
-    pals : str
-        Path of the mpiexec of PALS, on Cray's machines; empty: none.
-    remote_shell : str
-        A command that mpirun can use as its ssh to the other nodes of this job; empty: its default.
-
-    """
-
-    mpirun: str = ""
-    mpirun_version: str = ""
-    mpi_types: tuple[str, ...] = ()
-    library: str = ""
-    pals: str = ""
-    remote_shell: str = ""
+    mpirun: str = ""  # path of mpirun or mpiexec
+    mpirun_version: str = ""  # the output of --version
+    mpi_types: tuple[str, ...] = ()  # of srun --mpi=list
+    library: str = ""  # version text of mpi4py's MPI library; empty: none could be loaded
+    pals: str = ""  # path of the mpiexec of PALS, on Cray's machines
+    remote_shell: str = ""  # for mpirun in place of ssh to the job's other nodes; empty: its default
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the ranks are started.
-
-    Attributes
-    ----------
-    argv : tuple of str
-        The command.
-    env : tuple of (str, str)
-        The variables that it needs in addition.
-    session : tuple of str
-        Variables that name the parent of its session folder, the first for this node alone; empty: it has none.
-    starts_ranks : bool
-        Whether it is a launcher known here, with an exit code of its own; else the rank itself, or a user's command.
-
-    """
+    """The command that starts the ranks."""
 
     argv: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()  # variables that it needs in addition
+    # variables for the parent of its session folder, the first for this node alone; empty: it has none
     session: tuple[str, ...] = ()
+    # a known launcher with an exit code of its own; False: the rank itself, or a user's command
     starts_ranks: bool = False
 
     def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -76,20 +48,9 @@ class Launch:
 
 
 def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
-    """Raise if ``hpcgpu launch`` would start workers on a machine that no batch system has granted.
+    """Raise ConfigError, with advice, if ``hpcgpu launch`` would start workers outside of a job.
 
-    Parameters
-    ----------
-    allocation : Allocation
-        The job around this process.
-    chosen : bool
-        The command names a launcher, so it means this machine.
-
-    Raises
-    ------
-    ConfigError
-        The message says what to type instead.
-
+    ``chosen``: the command names a launcher, so the user means this machine.
     """
     if allocation.batch == "local" and not allocation.job_id and not chosen:
         raise ConfigError(
@@ -102,16 +63,10 @@ def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
 def plan_launch(
     argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
 ) -> Launch:
-    """Return the command that starts the ranks.
+    """Return the command that starts the ranks; raise LaunchError, with facts and advice, if no launcher fits.
 
     In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
     supports the library, else mpirun; without a job one process with all workers. ``launcher`` overrides this.
-
-    Raises
-    ------
-    LaunchError
-        No launcher fits. The message says what was looked for, and what to do.
-
     """
     wanted = settings.launcher or _default(settings, allocation, found)
     if wanted == "fork":
@@ -146,7 +101,7 @@ def _mpirun(argv: tuple[str, ...], found: LauncherFacts, world: World, words: tu
 
 
 def _command(argv: tuple[str, ...], settings: Settings, found: LauncherFacts, world: World) -> Launch:
-    """Return a command of the site or the user: an mpirun gets our flags, any other command is taken as it is."""
+    """Return a command of the site or the user: an mpirun gets our flags, other commands are not changed."""
     words, said = command_words(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
     if not words:
         raise LaunchError(f"{said} is none of srun, mpirun and fork, nor a command: a path, or the name of an mpirun")
@@ -158,13 +113,9 @@ def _command(argv: tuple[str, ...], settings: Settings, found: LauncherFacts, wo
 
 
 def command_words(settings: Settings) -> tuple[str, ...]:
-    """Return the words of a launcher that is a command; none if it is no command, a name known here, or not given.
+    """Split a launcher that is a command into words; () if not given, no command, or one of LAUNCHERS.
 
-    Raises
-    ------
-    LaunchError
-        A quote that is not closed.
-
+    Raises LaunchError for a quote that is not closed.
     """
     if settings.launcher in (None, *LAUNCHERS):
         return ()
@@ -172,7 +123,7 @@ def command_words(settings: Settings) -> tuple[str, ...]:
         words = tuple(shlex.split(settings.launcher or ""))
     except ValueError as e:
         raise LaunchError(f"launcher={settings.launcher!r} (set by {settings.where('launcher')}): {e}") from e
-    # Any program would take our words somehow: ssh -m hpcgpu.agent says "Unknown mac type".
+    # Other programs would misread our arguments: ssh -m hpcgpu.agent fails with "Unknown mac type".
     return words if words and ("/" in words[0] or is_mpirun(words[0])) else ()
 
 
@@ -182,11 +133,11 @@ def is_mpirun(program: str) -> bool:
 
 
 def _mpi_type(found: LauncherFacts) -> str:
-    """Return srun's type for the library: Open MPI speaks PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
+    """Return srun's type for the library: Open MPI supports PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
     library = found.library.upper()
     if "MPICH" not in library:
         speaks: tuple[str, ...] = ("pmix",) if library else ()
-    else:  # every Slurm lists cray_shasta (Debian's too), which is Cray's own MPICH's alone
+    else:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it
         speaks = ("cray_shasta", "pmi2") if "CRAY" in library else ("pmi2",)
     return next((name for name in speaks if name in found.mpi_types), "")
 

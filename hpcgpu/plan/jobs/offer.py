@@ -1,4 +1,4 @@
-"""The parts of a request that the batch system does not have."""
+"""Compare a request with the nodes that the batch system offers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from hpcgpu.units import format_bytes, format_duration
 
 
 def shortfalls(spec: JobSpec, offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return what the job asks for and its queues do not have, in users' option names; empty if a queue may run it.
+    """Return what the job requests and its queues do not have, in users' option names; () if a queue may run it.
 
-    Parameters
-    ----------
-    spec : JobSpec
-        The request.
-    offers : sequence of Offer
-        The nodes of the job's queues; the job may run in any one of them.
-
+    The job may run in any one of the queues in ``offers``.
     """
     queues = {offer.queue: [o for o in offers if o.queue == offer.queue] for offer in offers}
     return min((tuple(_of_queue(spec, kinds)) for kinds in queues.values()), key=len, default=())
@@ -52,6 +46,6 @@ def _of_each_node(spec: JobSpec, kinds: Sequence[Offer], queue: str) -> Iterator
 
 
 def _most(counts: Sequence[int | None]) -> int | None:
-    """Return the largest; None if one is unknown."""
+    """Return the largest count; None if one is unknown."""
     known = [count for count in counts if count is not None]
     return max(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""Jobs in words for people: a phase and a few words for each job, and one line for all jobs."""
+"""Describe jobs for people: a phase and short text for each job, and one line for all jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job_facts import JobFacts
 from hpcgpu.units import counted
 
-# The word for a cluster that has its workers; all others are phases of jobs.
+# Shown for a cluster that has all its workers; the other words are phases of jobs.
 READY = "READY"
 SILENT_WORDS = "the batch system does not answer"
 _MOST_NODES = 4
@@ -21,12 +21,12 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 
 
 class Phase(enum.Enum):
-    """The phases of a job's life, in this order. ``RUNNING``: its workers are not known."""
+    """The phases of a job's life, in this order."""
 
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
     STUCK = "WILL NOT START"
-    RUNNING = "RUNNING"
+    RUNNING = "RUNNING"  # its workers are unknown
     STARTING = "STARTING"
     UP = "UP"
     SUSPENDED = "SUSPENDED"
@@ -36,37 +36,37 @@ class Phase(enum.Enum):
 
 
 class End(enum.Enum):
-    """How a cluster object has ended: with its jobs, without them, or because its jobs ended."""
+    """How a cluster object has ended."""
 
-    CLOSED = "closed"
-    LEFT = "left"
-    LOST = "lost"
+    CLOSED = "closed"  # with its jobs
+    LEFT = "left"  # without its jobs
+    LOST = "lost"  # because its jobs ended
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job for people. ``text`` is complete; pending and gone jobs have a ``reason``, pending ones ``starts``."""
+    """One job for people."""
 
     id: str
     phase: Phase
-    text: str
-    reason: str = ""
-    starts: str = ""
+    text: str  # complete, with reason and starts
+    reason: str = ""  # of pending and gone jobs
+    starts: str = ""  # of pending jobs
 
 
 def words(status: JobStatus) -> str:
-    """Return the batch system's own words for a state: ``exit code 1, FAILED, NonZeroExitCode``."""
+    """Format a state in the batch system's words: ``exit code 1, FAILED, NonZeroExitCode``."""
     code = "" if status.exit_code is None else f"exit code {status.exit_code}"
     return ", ".join(filter(None, (code, status.native, status.reason, status.trouble)))
 
 
 def reason_of(status: JobStatus) -> str:
-    """Return why a job does not start, and what to ask for instead if that will not pass."""
+    """Format why a job does not start, and the request to make instead if waiting does not help."""
     return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
 
 
 def over_words(job_id: str, status: JobStatus) -> str:
-    """Return, for errors, that a job has ended, or will never start."""
+    """Format, for errors, that a job has ended, or will never start."""
     said = ", ".join(filter(None, (status.reason, status.trouble)))
     reason = f" ({said})" if said else ""
     if status.state is JobState.STUCK:
@@ -80,49 +80,40 @@ def over_words(job_id: str, status: JobStatus) -> str:
 
 
 def ending_words(job_id: str, status: JobStatus) -> str:
-    """Return that a job is on its way out."""
+    """Format that a job is on its way out."""
     return f"job {job_id} is ending ({status.trouble})"
 
 
 def late_words(job_id: str, status: JobStatus, code: int | None, limit_s: float) -> str:
-    """Return, for errors, that a job's script has ended so long ago, whatever the batch system says."""
+    """Format, for errors, that a job's script ended ``limit_s`` ago though the batch system still lists the job."""
     still = f"though the batch system still has it in state {status.native}"
     return f"job {job_id} has ended: {script_words(code)} {limit_s:g} s ago, {still}"
 
 
 def missing_words(for_s: float = 0.0, job: str = "it") -> str:
-    """Return that the batch system does not list a job, or has not listed it for so long."""
+    """Format that the batch system does not list a job, or has not listed it for ``for_s``; 0: no time."""
     return (
         f"the batch system has not listed {job} for {for_s:g} s" if for_s else f"the batch system does not list {job}"
     )
 
 
 def gone_words(status: JobStatus) -> str:
-    """Return why a job that has ended is gone."""
+    """Format why a job that has ended is gone."""
     return words(status) or "ended"
 
 
 def alone_words(for_s: float) -> str:
-    """Return that a job has run without a worker for so long."""
+    """Format that a job has run without a worker for ``for_s``."""
     return f"ran for {for_s:g} s without a worker"
 
 
 def script_words(code: int | None) -> str:
-    """Return that a job's script has ended, with its exit code if that is known."""
+    """Format that a job's script has ended, with its exit code if known."""
     return "its script has ended" if code is None else f"its script has ended with exit code {code}"
 
 
 def describe(job: JobFacts, today: date) -> JobView:
-    """Return what people see of a job.
-
-    Parameters
-    ----------
-    job : JobFacts
-        The facts about it.
-    today : datetime.date
-        A start on another day is shown with its date.
-
-    """
+    """Describe a job; a start on another day than ``today`` is shown with its date."""
     status, state = job.status, job.state
     if status and state is JobState.ENDED:
         return _view(job, Phase.GONE, words(status))
@@ -142,25 +133,25 @@ def describe(job: JobFacts, today: date) -> JobView:
 
 
 def describe_unreached(job: JobFacts, today: date) -> JobView:
-    """Return what people see of a job whose scheduler cannot be asked for workers: what the batch system says."""
+    """Describe a job by the batch system alone: its scheduler cannot be asked for workers."""
     if job.status and job.state is JobState.RUNNING:
         return _view(job, Phase.RUNNING, job.status.trouble)
     return describe(job, today)
 
 
 def describe_scheduler(job_id: str) -> JobView:
-    """Return what people see of a job that has the scheduler and no workers, once the scheduler is there."""
+    """Describe a job with a scheduler and no workers, once the scheduler is up."""
     return JobView(job_id, Phase.UP, Phase.UP.value)
 
 
 def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
-    """Return what people see of a job that is gone: the reason, and when it was learned."""
+    """Describe a job that is gone: the reason, and when it was noticed."""
     moment = f"{at:%H:%M}" if at.date() == today else f"{at:%Y-%m-%d %H:%M}"
     return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} at {moment} ({why})", why)
 
 
 def describe_after(job_id: str, status: JobStatus | None, end: End) -> JobView:
-    """Return what people see of a job whose cluster object has ended, and does not poll any more."""
+    """Describe a job whose cluster object has ended, and no longer polls."""
     if status and status.state is JobState.ENDED:
         return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} ({words(status)})", words(status))
     phase = Phase.GONE if end is End.CLOSED else Phase.UNKNOWN
@@ -198,17 +189,9 @@ def _pending_text(reasons: Sequence[str], starts: str) -> str:
 
 
 def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int = 0) -> str:
-    """Return one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
+    """Format one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
 
-    Parameters
-    ----------
-    views : sequence of JobView
-        Its jobs; jobs that are gone are left out, unless all are gone.
-    workers, wanted : int
-        Registered workers, and wanted workers.
-    nodes : int
-        The number of their nodes; 0: unknown.
-
+    Gone jobs are left out, unless all are gone. ``workers`` have registered, on ``nodes``; 0: unknown.
     """
     if workers >= wanted:
         where = f" on {counted(nodes, 'node')}" if nodes and workers else ""
@@ -220,7 +203,7 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
 
 
 def phases_line(views: Sequence[JobView]) -> str:
-    """Return how the jobs of a cluster are, in one line; see :func:`summary_line`."""
+    """Format the phases of a cluster's jobs as one line; see :func:`summary_line`."""
     shown = _shown(views)
     return shown[0].text if len(shown) == 1 else _parts(shown)
 
@@ -235,7 +218,7 @@ def _parts(views: Sequence[JobView]) -> str:
 
 
 def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one line for each text, with its nodes: ``node1, node2: …``, ``node1 and 63 others: …``."""
+    """Format one line for each text, with its nodes: ``node1, node2: …``, ``node1 and 63 others: …``."""
     nodes: dict[str, list[str]] = {}
     for node, text in notes:
         nodes.setdefault(text, []).append(node)
@@ -251,6 +234,6 @@ def _part(phase: Phase, views: Sequence[JobView]) -> str:
         return ""
     if phase is not Phase.PENDING:
         return f"{len(views)} {phase.value}"
-    # A time without a date is today, and is sooner.
+    # A time without a date is today, so it is earlier.
     starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
     return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"

@@ -1,4 +1,4 @@
-"""When to poll the batch system: soon after a change, seldom later, never without need."""
+"""Decide when to poll the batch system: soon after a change, seldom later, never without need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from hpcgpu.model import JobState, Patience
 from hpcgpu.plan.jobs.job_facts import JobFacts
 
-# A job whose script has just ended: the batch system is about to know it.
+# So soon after the end of a job's script the batch system is about to notice it.
 _MOMENT_S = 10.0
 # The longest interval between two polls, and the ratio of the time since the last change to the interval.
 _LONGEST_S, _RATIO = 60.0, 6.0
@@ -20,22 +20,11 @@ def poll_in_s(
     acted: Collection[str] = (),
     patience: Patience = Patience(),  # noqa: B008 - frozen
 ) -> float | None:
-    """Return in how many seconds to poll for all these jobs; None if their workers tell everything.
+    """Return in how many seconds to poll for these jobs; None if their workers show everything.
 
-    Each job is polled for once when it has started: the batch system knows its nodes then. It no longer names them
-    after a requeue because one of them was lost. The job with the scheduler is not polled at once: it has just begun.
-
-    Parameters
-    ----------
-    now_s, asked_s : float
-        The time, and the time of the last poll, answered or not; None: never.
-    jobs : sequence of JobFacts
-        The jobs that are not gone.
-    acted : collection of str
-        Ids of jobs that are being retired or cancelled now.
-    patience : Patience
-        The intervals when something is new, and when a job has just lost its workers.
-
+    ``asked_s``: the last poll, answered or not. ``acted``: ids of jobs that are being retired or cancelled. Each job is
+    polled for once when it has started: the batch system knows its nodes then. It no longer names them after a requeue
+    because one of them was lost. The job with the scheduler is not polled at once: it has just begun.
     """
     unsettled = [j for j in jobs if j.id in acted or _is_unsettled(j)]
     if not unsettled:

@@ -1,4 +1,4 @@
-"""The actions by which as many jobs run as are wanted: facts in, actions out, no clock."""
+"""Decide how to keep the wanted number of jobs running: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
@@ -17,39 +17,17 @@ NEVER_S = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Limits, in seconds.
+    """Limits of reconciliation."""
 
-    Attributes
-    ----------
-    walltime_s : float or None
-        Time limit of a job. If there is one, each job has a successor before it ends.
-    drain_s : float
-        How long before its end a job hands over its data; a quarter of the walltime at most.
-    hold_s : float
-        ``adapt`` cancels no younger job without workers: its position in the queue would be lost.
-    start_limit_s : float
-        A job that has run for so long without any worker is a ghost.
-    missing_limit_s : float
-        A job without workers is gone if the batch system has not listed it for so long, or if it is in trouble.
-    leave_limit_s : float
-        A job that was to leave so long ago is cancelled, again if necessary.
-    late_limit_s : float
-        The job with the scheduler has ended if its script has so long ago, whatever the batch system says.
-    breaker : int
-        Submissions stop when so many jobs in a row have ended before their first worker.
-    patience : Patience
-        How long to wait for the batch system.
-
-    """
-
-    walltime_s: float | None = None
-    drain_s: float = 120.0
-    hold_s: float = 60.0
-    start_limit_s: float = 300.0
-    missing_limit_s: float = 60.0
-    leave_limit_s: float = 60.0
+    walltime_s: float | None = None  # of a job; each job then has a successor before it ends
+    drain_s: float = 120.0  # so long before its end a job hands over its data; at most a quarter of the walltime
+    hold_s: float = 60.0  # adapt cancels no younger job without workers: its position in the queue would be lost
+    start_limit_s: float = 300.0  # a job that runs so long without any worker is a ghost
+    missing_limit_s: float = 60.0  # a job without workers that is unlisted, or in trouble, for so long is gone
+    leave_limit_s: float = 60.0  # a job that was to leave so long ago is cancelled, again if necessary
+    # after its script's end, the scheduler's job has ended, whatever the batch system says
     late_limit_s: float = LATE_S
-    breaker: int = 3
+    breaker: int = 3  # submissions stop when so many jobs in a row end before their first worker
     patience: Patience = field(default_factory=Patience)
 
     @property
@@ -60,25 +38,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The jobs that are to come and go.
+    """The number of jobs to keep, and what holds submissions back."""
 
-    Attributes
-    ----------
-    wanted : int
-        How many jobs are wanted.
-    adapting : bool
-        ``wanted`` comes from ``adapt``, which changes it often; otherwise a user has set it.
-    held_back_until_s : float
-        No submission before this time: the last one was refused for now.
-    failures : Failures
-        From the last actions; a new one if a user wants to try again.
-
-    """
-
-    wanted: int = 0
-    adapting: bool = False
-    held_back_until_s: float = NEVER_S
-    failures: Failures = field(default_factory=Failures)
+    wanted: int = 0  # jobs
+    adapting: bool = False  # adapt sets wanted, and changes it often; False: a user has set it
+    held_back_until_s: float = NEVER_S  # no submission before: the last one was refused for now
+    failures: Failures = field(default_factory=Failures)  # from the last actions; a new one if a user tries again
 
 
 NO_DEMAND = Demand()
@@ -86,79 +51,49 @@ NO_DEMAND = Demand()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts(Demand):
-    """All facts that a decision depends on.
-
-    Attributes
-    ----------
-    submitting : int
-        Jobs of submissions in progress, which have no id yet.
-    asked_s, answered_s : float or None
-        When the batch system was last polled for all these jobs, and when it last answered.
-
-    """
+    """All facts that a decision depends on."""
 
     now_s: float
     jobs: tuple[JobFacts, ...] = ()
-    submitting: int = 0
-    asked_s: float | None = None
-    answered_s: float | None = None
+    submitting: int = 0  # jobs of submissions in progress, which have no id yet
+    asked_s: float | None = None  # last poll for all these jobs
+    answered_s: float | None = None  # last answer of the batch system
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """The next actions. No job is in two of these, except that an unlisted job is cancelled and forgotten.
+    """The next actions. No job is in two of these, except that an unlisted job is cancelled and forgotten."""
 
-    Attributes
-    ----------
-    submit : int
-        How many jobs to submit, in one submission.
-    cancel : tuple of str
-        Jobs to cancel; from then on they have ``cancelled_s``. A job that cannot be cancelled is not forgotten.
-    retire : tuple of str
-        Jobs whose workers are to hand over their data and leave; from then on they have ``retired_s``.
-    forget : tuple of (str, str)
-        Jobs that are gone, each with the reason. Workers that seem to be left are to be removed.
-    lost : tuple of str
-        Requeued jobs: the workers of the previous run are silent, and are to be removed.
-    give_up : str
-        Why submissions have stopped; empty if they go on. They go on again when a worker registers.
-    next_s : float or None
-        In how many seconds to poll the batch system; None: no need.
-    wake_s : float or None
-        In how many seconds to reconcile again even without an event; None: no need.
-
-    """
-
-    submit: int = 0
-    cancel: tuple[str, ...] = ()
-    retire: tuple[str, ...] = ()
-    forget: tuple[tuple[str, str], ...] = ()
-    lost: tuple[str, ...] = ()
+    submit: int = 0  # number of jobs, in one submission
+    cancel: tuple[str, ...] = ()  # sets cancelled_s; a job that cannot be cancelled is not forgotten
+    retire: tuple[str, ...] = ()  # sets retired_s: workers hand over their data and leave
+    forget: tuple[tuple[str, str], ...] = ()  # gone jobs, each with the reason; remove workers that seem to be left
+    lost: tuple[str, ...] = ()  # requeued jobs: remove the workers of the previous run, which are silent
     failures: Failures = field(default_factory=Failures)
-    give_up: str = ""
-    next_s: float | None = None
-    wake_s: float | None = None
+    give_up: str = ""  # why submissions have stopped, until a worker registers; empty: they go on
+    next_s: float | None = None  # in how many seconds to poll the batch system; None: no need
+    wake_s: float | None = None  # in how many seconds to reconcile again without an event; None: no need
 
 
 @dataclass(slots=True, eq=False)
 class _Classified:
-    """The jobs by what is to become of them."""
+    """The jobs by their fate."""
 
     gone: list[tuple[JobFacts, str]] = field(default_factory=list)
-    missing: list[tuple[JobFacts, str]] = field(default_factory=list)
-    ghosts: list[tuple[JobFacts, str]] = field(default_factory=list)
+    missing: list[tuple[JobFacts, str]] = field(default_factory=list)  # not listed for long
+    ghosts: list[tuple[JobFacts, str]] = field(default_factory=list)  # stuck, or without workers for long
     leaving: list[JobFacts] = field(default_factory=list)
-    outgoing: list[JobFacts] = field(default_factory=list)
+    outgoing: list[JobFacts] = field(default_factory=list)  # near their walltime
     alive: list[JobFacts] = field(default_factory=list)
 
 
 def reconcile(facts: Facts, policy: Policy) -> Actions:
-    """Return what to do now; to be called after each event, and after ``next_s`` and ``wake_s``.
+    """Decide the next actions; call it after each event, and after ``next_s`` and ``wake_s``.
 
     A job counts until the batch system says that it has ended, or has not listed it for long. A job that leaves
     (retired, cancelled, or near its walltime) does not count. Missing jobs are submitted at once. Of surplus jobs those
     without workers go first, the youngest before others, then those with the least time left. The job with the
-    scheduler is none of these: it is only polled, until it is over.
+    scheduler is only polled, until it is over.
     """
     heads = [j for j in facts.jobs if j.is_head and not why_over(j, facts.now_s, policy.late_limit_s)]
     facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.is_head))
@@ -210,7 +145,7 @@ def _classify(facts: Facts, policy: Policy) -> _Classified:
 
 
 def _in_trouble(facts: Facts, policy: Policy, job: JobFacts) -> str:
-    """Return what has been wrong for long with a running job without workers, or with its node."""
+    """Return the lasting trouble of a running job without workers, or of its node; "" if there is none."""
     since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
     trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
     return trouble if _answered(facts, since_s, policy.missing_limit_s) else ""
@@ -237,7 +172,7 @@ def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobF
             retire.append(job)
         elif not _is_held(facts, policy, job):
             cancel.append(job)
-    # A job near its end goes on until the jobs that stay have all their workers.
+    # A job near its end is kept until the jobs that stay have all their workers.
     full = sum(1 for j in jobs.alive if j.workers and j.workers >= j.expected)
     for job in jobs.outgoing:
         if full >= facts.wanted or facts.now_s >= _end_s(job, policy) - policy.lead_s:
@@ -247,7 +182,7 @@ def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobF
 
 
 def _dispensable(alive: Sequence[JobFacts], policy: Policy) -> list[JobFacts]:
-    """Return the jobs in the order in which they are dispensable."""
+    """Sort the jobs, the most dispensable first."""
     youngest = sorted(reversed(alive), key=lambda j: -j.submitted_s)
 
     def rank(job: JobFacts) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""From settings to the job that is requested of a batch system."""
+"""Translate settings to the job that is requested of a batch system."""
 
 from __future__ import annotations
 
@@ -11,26 +11,12 @@ from hpcgpu.model.simulated import parse_simulated
 
 
 def plan_member(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
-    """Return the request for a member job of an elastic cluster: one node, no scheduler.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`plan_request`.
-
-    """
+    """Request a member job of an elastic cluster, of one node and no scheduler; raise as :func:`plan_request`."""
     return replace(plan_request(settings, argv), nodes=1)
 
 
 def workers_per_node(settings: Settings) -> int:
-    """Return how many workers each node has.
-
-    Raises
-    ------
-    ConfigError
-        The number of GPUs is not given.
-
-    """
+    """Return the number of workers of each node; raise ConfigError if the number of GPUs is not given."""
     return gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers
 
 
@@ -41,22 +27,9 @@ def first_workers(settings: Settings) -> int:
 
 
 def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
-    """Return how many workers have so many cores and so much memory together, as dask-jobqueue's users ask for them.
+    """Return how many workers have these cores and this memory together, as dask-jobqueue's users ask; 0: any.
 
-    Parameters
-    ----------
-    settings : Settings
-        Of the cluster.
-    cores, memory_bytes : number
-        Of all workers; 0 asks for nothing.
-    most : bool
-        Return how many have at most so much, not at least.
-
-    Raises
-    ------
-    ConfigError
-        Nobody said how much of it one worker has.
-
+    ``most``: at most so much, not at least. Raises ConfigError if the amount for one worker is not given.
     """
     counts = []
     if cores:
@@ -89,20 +62,10 @@ def _memory_of_one(settings: Settings) -> float:
 
 
 def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
-    """Return the request for a gang: one job, one rank per GPU (or per node) and the scheduler's beside them.
+    """Request a gang: one job, one rank per GPU (or per node) and the scheduler's beside them.
 
-    Parameters
-    ----------
-    settings : Settings
-        Checked by ``config``; a site's number of GPUs is in it already.
-    argv : tuple of str
-        The command of the job: what starts the ranks with the run document.
-
-    Raises
-    ------
-    ConfigError
-        Nobody said how many GPUs, or a number that no job can have.
-
+    ``settings`` are checked and have a site's number of GPUs; ``argv`` starts the ranks with the run document. Raises
+    ConfigError for a missing number of GPUs, or a number that no job can have.
     """
     for name in ("nodes", "gpus_per_node", "cores_per_gpu", "memory_bytes", "walltime_s"):
         value = getattr(settings, name)
@@ -139,7 +102,7 @@ def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
 
 
 def gpus_per_node(settings: Settings) -> int:
-    """Return the GPUs of each node; the batch system knows nothing of simulated ones."""
+    """Return the GPUs of each node; simulated ones are not requested of the batch system."""
     wanted = settings.gpus_per_node
     if settings.gpus:
         simulated = parse_simulated(settings.gpus).per_node

@@ -1,10 +1,10 @@
-"""A cluster that has stalled: all workers have paused, none computes, and no memory becomes free."""
+"""Detect a stalled cluster: all workers have paused, none computes, and no memory becomes free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Fraction of the workers' memory. If it shrinks by more between two looks, the store still writes to disk.
+# If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
 _LESS = 0.01
 
 
@@ -17,19 +17,9 @@ class Stall:
 
 
 def look(before: Stall | None, stuck: bool, memory_bytes: int, now_s: float) -> Stall | None:
-    """Return the stall, if there is one; None if the cluster makes progress.
+    """Return the stall, given the previous one; None if the cluster makes progress. ``now_s`` is monotonic.
 
-    Parameters
-    ----------
-    before : Stall or None
-        The result of the previous look.
-    stuck : bool
-        All workers have paused, none computes, and there are tasks to be computed.
-    memory_bytes : int
-        The memory of all workers.
-    now_s : float
-        Of a monotonic clock.
-
+    ``stuck``: all workers have paused, none computes, and there are tasks to compute. ``memory_bytes``: of all workers.
     """
     if not stuck:
         return None

@@ -1,4 +1,4 @@
-"""The use that a run made of its GPUs and of its memory: the workers' lives, summed up."""
+"""Sum up the lives of workers: the use that a run made of its GPUs and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-# As the store calls them.
+# The store's names.
 TIERS = ("device", "host", "disk")
 DIRECTIONS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
 DIRECTION_WORDS = {way: way.replace("_", " ") for way in DIRECTIONS}
@@ -14,78 +14,42 @@ DIRECTION_WORDS = {way: way.replace("_", " ") for way in DIRECTIONS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUsage:
-    """The life of one worker process, so far or to its end.
-
-    Attributes
-    ----------
-    gpu : str
-        Node and UUID of its GPU; empty for one of ``cpu_workers``.
-    begin_s, end_s : float
-        On one clock for all workers.
-    busy_s : float
-        Time with a task running.
-    moved_bytes : mapping of str to int
-        By direction.
-    peak_bytes : mapping of str to int
-        The most of Dask's data in each tier, and ``process``: the most resident memory of the process.
-    limit_bytes : mapping of str to int
-        ``device`` and ``process``; a tier without a limit is not in it.
-
-    """
+    """The life of one worker process, so far or to its end."""
 
     name: str
-    gpu: str = ""
-    begin_s: float = 0.0
+    gpu: str = ""  # node and UUID; empty: one of cpu_workers
+    begin_s: float = 0.0  # on one clock for all workers, as end_s
     end_s: float = 0.0
-    busy_s: float = 0.0
-    moved_bytes: Mapping[str, int] = field(default_factory=dict)
+    busy_s: float = 0.0  # with a task running
+    moved_bytes: Mapping[str, int] = field(default_factory=dict)  # by direction
+    # of Dask's data in each tier, and of the process's resident memory (``process``)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    limit_bytes: Mapping[str, int] = field(default_factory=dict)  # device, process; a tier without a limit is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunUsage:
-    """All workers of a run together.
+    """The use of a run by all its workers."""
 
-    Attributes
-    ----------
-    wall_s : float
-        Since the scheduler's start.
-    walltime_s : int or None
-        The time that was asked for.
-    gpus, workers : int
-        How many there were, over the whole run.
-    gpu_s, idle_gpu_s : float
-        Time in which a GPU had a worker, summed over GPUs; and the part of it without a running task.
-    busy_share : float or None
-        Part of the time of all workers with a GPU, or of all where none has one, in which a task ran. None: no time.
-    moved_bytes : mapping of str to int
-        By direction, summed over workers.
-    peak_bytes, limit_bytes : mapping of str to int
-        Of the worker that had the most in a tier.
-    restarts : int
-        Worker processes that took the place of one before.
-
-    """
-
-    wall_s: float
-    walltime_s: int | None = None
-    gpus: int = 0
+    wall_s: float  # since the scheduler's start
+    walltime_s: int | None = None  # requested
+    gpus: int = 0  # over the whole run, as workers
     workers: int = 0
-    gpu_s: float = 0.0
-    idle_gpu_s: float = 0.0
+    gpu_s: float = 0.0  # in which a GPU had a worker, summed over GPUs
+    idle_gpu_s: float = 0.0  # part of gpu_s without a running task
+    # of the time of workers with a GPU, or of all if none has one, with a task running; None: no time
     busy_share: float | None = None
-    moved_bytes: Mapping[str, int] = field(default_factory=dict)
-    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    moved_bytes: Mapping[str, int] = field(default_factory=dict)  # by direction, summed over workers
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)  # of the worker with the most in a tier, as limit_bytes
     limit_bytes: Mapping[str, int] = field(default_factory=dict)
-    restarts: int = 0
+    restarts: int = 0  # worker processes that replaced an earlier one
 
 
 def sum_up(lives: Sequence[WorkerUsage], wall_s: float, walltime_s: int | None = None) -> RunUsage:
-    """Return the use of a whole run.
+    """Sum up the use of a whole run.
 
-    Workers that share a GPU may be busy at the same time: then their busy times, summed, are taken for the GPU's, up
-    to the time that it had a worker.
+    Workers that share a GPU may be busy at the same time: then their busy times, summed, are taken for the GPU's, up to
+    the time that it had a worker.
     """
     on_gpus = sorted((life for life in lives if life.gpu), key=lambda life: life.gpu)
     by_gpu = [list(group) for _, group in groupby(on_gpus, key=lambda life: life.gpu)]

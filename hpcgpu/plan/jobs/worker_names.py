@@ -1,4 +1,4 @@
-"""Names of member jobs' workers: the name of a worker tells its job, without a question to anybody."""
+"""Make and parse names of member jobs' workers: a worker's name contains its job's id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-# The part after the last hyphen is ours; a PBS server's name may have hyphens, digits and any letter in it.
+# The part after the last hyphen is ours; a PBS server's name may contain hyphens, digits and any letter.
 _NAME = re.compile(r"(\d+(?:_\d+)?|\d+(?:\[\d+\])?\.[\w.-]+)-(\d+)(?:r(\d+))?", re.ASCII)
 
 
@@ -21,23 +21,15 @@ class MemberName:
 
 
 def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
-    """Return the name of a member job's worker: ``123_4-0``, and ``123_4-0r1`` after the job's first requeue.
+    """Name a member job's worker: ``123_4-0``, and ``123_4-0r1`` after the job's first requeue.
 
-    Parameters
-    ----------
-    job_id : str
-        As the batch system writes it: ``123``, ``123_4``, ``17.server``, ``17[4].server``.
-    restart_count : int
-        How often the batch system has requeued the job under this id.
-    index : int
-        The worker's number in the job.
-
+    ``job_id`` is the batch system's: ``123``, ``123_4``, ``17.server``, ``17[4].server``; ``index`` counts its workers.
     """
     return f"{job_id}-{index}r{restart_count}" if restart_count else f"{job_id}-{index}"
 
 
 def read_member_name(name: str) -> MemberName | None:
-    """Return the parts of a name; None for a name that :func:`member_worker_name` has not made, such as ``node1-0``.
+    """Parse a name of :func:`member_worker_name`; None for other names, such as ``node1-0``.
 
     A node named ``1234`` or ``17.server`` looks like a job: look the id up in the table of jobs.
     """
@@ -46,18 +38,7 @@ def read_member_name(name: str) -> MemberName | None:
 
 
 def count_by_job(names: Iterable[str], members: Collection[str], head: str) -> Counter[str]:
-    """Return how many workers each job of a cluster has, by its id.
-
-    Parameters
-    ----------
-    names : iterable of str
-        The names of the registered workers.
-    members : collection of str
-        Ids of the jobs that join the scheduler of another job.
-    head : str
-        Id of the job with the scheduler, to which all other workers belong.
-
-    """
+    """Count workers by job id: ``members`` are jobs that join; all other workers belong to ``head``."""
     found = (read_member_name(name) for name in names)
     return Counter(name.job_id if name and name.job_id in members else head for name in found)
 

@@ -1,4 +1,4 @@
-"""The facts known of each GPU of a run now, as the workers' heartbeats have brought it."""
+"""Facts about each GPU of a run, from the workers' heartbeats."""
 
 from __future__ import annotations
 
@@ -10,44 +10,25 @@ from hpcgpu.units import counted, format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """One worker and its GPU.
-
-    Attributes
-    ----------
-    gpu : str
-        UUID; empty for a worker without a GPU.
-    tier_bytes : mapping of str to int
-        Dask's data in each tier: ``device``, ``host``, ``disk``.
-    used_bytes : int or None
-        Memory in use on the device, by NVML: other processes, too. None: unknown.
-    limit_bytes : mapping of str to int
-        ``device``: where spilling begins; ``capacity`` of the device; ``process``: host memory.
-    utilisation_percent : int or None
-        By NVML; of a simulated GPU the part of the time in which a task ran. None: unknown.
-    moved_bytes : mapping of str to int
-        By direction, since the worker's start.
-    restarts : int
-        Processes that took the place of this worker's first one.
-    differences : sequence of str
-        Where the process is not as planned, in words.
-
-    """
+    """One worker and its GPU."""
 
     name: str
     node: str = ""
-    gpu: str = ""
+    gpu: str = ""  # UUID; empty: a worker without a GPU
     pci: str = ""
     model: str = ""
     cores: str = ""
     memory: str = ""
     nic: str = ""
-    tier_bytes: Mapping[str, int] = field(default_factory=dict)
-    used_bytes: int | None = None
+    tier_bytes: Mapping[str, int] = field(default_factory=dict)  # Dask's data in device, host, disk
+    used_bytes: int | None = None  # on the device by all processes (NVML); None: unknown
+    # device: where spilling begins; capacity: of the device; process: host memory
     limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    # by NVML; of a simulated GPU the share of time with a running task; None: unknown
     utilisation_percent: int | None = None
-    moved_bytes: Mapping[str, int] = field(default_factory=dict)
-    restarts: int = 0
-    differences: Sequence[str] = ()
+    moved_bytes: Mapping[str, int] = field(default_factory=dict)  # by direction, since the worker's start
+    restarts: int = 0  # processes that replaced this worker's first one
+    differences: Sequence[str] = ()  # between process and plan, in words
     reasons: Sequence[str] = ()
 
     @property
@@ -58,7 +39,7 @@ class GpuFacts:
 
 
 def headline(gpus: Sequence[GpuFacts]) -> str:
-    """Return all GPUs in one line."""
+    """Sum up all GPUs in one line."""
     sums = {tier: sum(g.tier_bytes.get(tier, 0) for g in gpus) for tier in ("device", "host", "disk")}
     limit = sum(g.limit_bytes.get("device", 0) for g in gpus)
     known = [g.utilisation_percent for g in gpus if g.utilisation_percent is not None]

@@ -1,4 +1,4 @@
-"""The memory of workers as tables for people: managed by the store, and in use."""
+"""Show the memory of workers as tables: managed by the store, and in use."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from dataclasses import dataclass, field
 from hpcgpu.plan.jobs.usage import DIRECTION_WORDS, DIRECTIONS
 from hpcgpu.units import format_bytes
 
-# In the notebook and on the page of GPUs: Paul Tol's "bright" scheme, made to be told apart by colour-blind readers.
+# In the notebook and on the page of GPUs: Paul Tol's "bright" scheme, which colour-blind readers can distinguish.
 TIER_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
 _NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Moves in one direction since the worker started.
-
-    Attributes
-    ----------
-    seconds : float
-        Time spent in them, summed over all threads.
-
-    """
+    """Moves in one direction since the worker started."""
 
     nbytes: int = 0
     number: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # in moves, summed over all threads
 
     @property
     def gb_per_s(self) -> float:
@@ -41,64 +34,38 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """The memory of one worker at one moment, in bytes; None: unknown, or no limit.
-
-    Attributes
-    ----------
-    device_managed_bytes : int
-        Dask's data on the device.
-    device_used_bytes : int or None
-        Memory in use on the device, by ``device_source``.
-    device_limit_bytes, device_capacity_bytes : int or None
-        Where spilling begins, and what the worker has of the device's memory.
-    device_source : str
-        ``simulated``; ``pool``: arrays in this worker's CuPy pool, Dask's and others; ``NVML``: the whole device,
-        other processes and CUDA's own memory included; empty: unknown.
-    host_managed_bytes : int
-        Dask's data in host memory: that of the host, what was spilled from the device, and copies of it that are
-        kept when it goes up again.
-    process_bytes : int
-        Resident memory of the process, without simulated device memory.
-    host_limit_bytes : int or None
-        ``memory_limit``.
-    spilled_to_host_bytes, spilled_to_disk_bytes : int
-        Data that lies below the tier in which it is used.
-    moved : mapping of str to Moved
-        By direction: ``device_to_host``, ``host_to_disk``, ``disk_to_host``, ``host_to_device``.
-    rescues : int
-        Allocations that failed on the device and went well after the store had made room.
-    immovable_number, immovable_bytes : int
-        Values that were to go to disk and stay in memory, since they cannot be pickled.
-    allocator : str
-        Of host memory: ``system``, or ``jemalloc`` with its version.
-
-    """
+    """The memory of one worker at one moment, in bytes; None: unknown, or no limit."""
 
     name: str
-    device_managed_bytes: int = 0
-    device_used_bytes: int | None = None
-    device_limit_bytes: int | None = None
-    device_capacity_bytes: int | None = None
+    device_managed_bytes: int = 0  # Dask's data
+    device_used_bytes: int | None = None  # in use, by device_source
+    device_limit_bytes: int | None = None  # where spilling begins
+    device_capacity_bytes: int | None = None  # the worker's part of the device's memory
+    # ``simulated``; ``pool``: arrays in this worker's CuPy pool, Dask's and others; ``NVML``: the whole device, other
+    # processes and CUDA's own memory included; empty: unknown
     device_source: str = ""
+    # Dask's data in host memory: host data, data spilled from the device, and copies of it that are kept when it goes
+    # up again
     host_managed_bytes: int = 0
-    process_bytes: int = 0
-    host_limit_bytes: int | None = None
-    spilled_to_host_bytes: int = 0
+    process_bytes: int = 0  # resident memory of the process, without simulated device memory
+    host_limit_bytes: int | None = None  # memory_limit
+    spilled_to_host_bytes: int = 0  # data below the tier in which it is used, as spilled_to_disk_bytes
     spilled_to_disk_bytes: int = 0
+    # by direction: device_to_host, host_to_disk, disk_to_host, host_to_device
     moved: Mapping[str, Moved] = field(default_factory=dict)
-    rescues: int = 0
-    immovable_number: int = 0
+    rescues: int = 0  # allocations that failed on the device, and succeeded after the store had made room
+    immovable_number: int = 0  # values that stay in memory instead of going to disk: they cannot be pickled
     immovable_bytes: int = 0
-    allocator: str = "system"
+    allocator: str = "system"  # of host memory: system, or jemalloc with its version
 
     @property
     def host_unmanaged_bytes(self) -> int:
-        """The process's memory that is not Dask's data: modules, what tasks hold, what the allocator keeps."""
+        """The process's memory other than Dask's data: modules, values of tasks, the allocator's reserve."""
         return max(0, self.process_bytes - self.host_managed_bytes)
 
 
 def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
-    """Return the sum as a worker named ``all``; a number that is unknown for one worker is unknown for all.
+    """Sum the workers up as a worker named ``all``; a number that is unknown for one is unknown for all.
 
     NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
     """
@@ -125,7 +92,7 @@ def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
 
 
 def render(workers: Sequence[WorkerMemory]) -> str:
-    """Return tables of the memory and of the moves, each with a sum line, and an explanation of the columns."""
+    """Format tables of the memory and of the moves, each with a sum line, and an explanation of the columns."""
     rows = [*workers, total(workers)]
     device = {
         "worker": [w.name for w in rows],
@@ -152,7 +119,7 @@ def render(workers: Sequence[WorkerMemory]) -> str:
 
 
 def _exceptions(all_of_them: WorkerMemory) -> str:
-    """Return lines about exceptional events; most tables have none."""
+    """Format lines about exceptional events; most tables have none."""
     text, number = "", all_of_them.immovable_number
     if all_of_them.rescues:
         text += f"allocations that failed on the device and went well after data was moved: {all_of_them.rescues}\n"
@@ -189,7 +156,7 @@ def _size(size: int | None) -> str:
 
 
 def _aligned(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return columns below their headers; names are aligned left, numbers right."""
+    """Align columns below their headers: names left, numbers right."""
     padded = []
     for number, (head, cells) in enumerate(columns):
         width = max(len(head), *(len(c) for c in cells))

@@ -1,6 +1,6 @@
-"""A cluster and its tables as HTML for notebooks: facts in, HTML out.
+"""Render a cluster and its tables as HTML for notebooks: facts in, HTML out.
 
-It takes the colours of its surroundings, light or dark: text in the current colour, lines in transparent grey.
+The colours are those of the page, light or dark: text in the current colour, lines in transparent grey.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpcgpu.plan.views.explain import gpu_words, memory_words, port_words, worke
 from hpcgpu.plan.views.memory_table import TIER_COLOURS, WorkerMemory, total
 from hpcgpu.units import format_bytes
 
-# So many rows people read; the dashboard has them all.
+# More rows nobody reads; the dashboard has them all.
 _MOST_ROWS = 64
 _OPEN_ROWS = 16
 _STYLE = """<style>
@@ -54,7 +54,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table: text, or HTML that is finished."""
+    """One cell of a table: text, or finished HTML."""
 
     text: str = ""
     html: str = ""
@@ -64,50 +64,30 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker; what is unknown is None or empty.
-
-    Attributes
-    ----------
-    differences : tuple of str
-        Where its process differs from its plan.
-
-    """
+    """One worker; unknown facts are None or empty."""
 
     name: str
     host: str = ""
     spec: WorkerSpec | None = None
     memory: WorkerMemory | None = None
-    differences: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()  # between process and plan
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The visible facts of a cluster.
-
-    Attributes
-    ----------
-    state : str
-        In words; ``running`` is well.
-    link : str
-        The dashboard's; empty: none.
-    jobs : tuple of (str, str, str, str)
-        Of each id, state, what it is for, and its log.
-    wanted : int
-        Workers.
-
-    """
+    """The visible facts of a cluster."""
 
     kind: str = ""
     name: str = ""
-    state: str = ""
-    link: str = ""
-    jobs: tuple[tuple[str, str, str, str], ...] = ()
+    state: str = ""  # in words; running: well
+    link: str = ""  # the dashboard's; empty: none
+    jobs: tuple[tuple[str, str, str, str], ...] = ()  # id, state, purpose, log
     workers: tuple[WorkerView, ...] = ()
-    wanted: int = 0
+    wanted: int = 0  # workers
 
 
 def cluster_page(view: ClusterView) -> str:
-    """Return a cluster: its state, link, jobs, memory by tier, and its workers by GPU."""
+    """Render a cluster: its state, link, jobs, memory by tier, and its workers by GPU."""
     there, hosts = len(view.workers), len({w.host for w in view.workers})
     gpus = len({w.spec.gpu.uuid or w.spec.gpu.pci for w in view.workers if w.spec and w.spec.gpu})
     count = f"{there}" if there >= view.wanted else f"{there} of {view.wanted}"
@@ -136,7 +116,7 @@ def cluster_page(view: ClusterView) -> str:
 
 
 def memory_page(workers: Sequence[WorkerMemory], moves: str) -> str:
-    """Return the memory of workers as bars, their sum last; ``moves`` is the same and more as text."""
+    """Render the memory of workers as bars, their sum last; ``moves`` is the same and more as text."""
     rows = [*workers[:_MOST_ROWS], total(workers)]
     most = max((m.spilled_to_disk_bytes for m in rows), default=0)
     cells = [(Cell(m.name, fixed=True), *_tiers(m, most)) for m in rows]
@@ -145,28 +125,28 @@ def memory_page(workers: Sequence[WorkerMemory], moves: str) -> str:
 
 
 def bindings_page(workers: Sequence[WorkerView], words: str) -> str:
-    """Return what workers are tied to; ``words`` says below whether all is as planned."""
+    """Render the bindings of workers; ``words`` says below whether all is as planned."""
     return page(_workers(workers, notes=True), f'<p class="dim">{_e(words)}</p>')
 
 
 def jobs_page(rows: Iterable[tuple[str, str, str, str, str]]) -> str:
-    """Return jobs: of each id, state, what it has, nodes and log."""
+    """Render jobs: of each id, state, content, nodes and log."""
     cells = [(Cell(i, fixed=True), Cell(s), Cell(h), Cell(n), Cell(log)) for i, s, h, n, log in rows]
     return page(_table(("job", "state", "has", "nodes", "log"), cells))
 
 
 def page(*parts: str) -> str:
-    """Return parts below each other, with their style."""
+    """Join parts below each other, with their style."""
     return f'{_STYLE}<div class="hpcgpu">{"".join(parts)}</div>'
 
 
 def linked(address: str) -> str:
-    """Return an address that can be followed."""
+    """Render an address as a link."""
     return f'<a href="{_e(address)}" target="_blank">{_e(address)}</a>'
 
 
 class Explanation(str):
-    """A text of several lines that notebooks and prompts show as it is, not as Python writes it."""
+    """A text of several lines that notebooks and prompts show without quotes and escapes."""
 
     __slots__ = ()
 
@@ -201,7 +181,7 @@ def _gpu(worker: WorkerView) -> tuple[Cell]:
         return (Cell(),)
     if spec.gpu is None:
         return (Cell("none"),)
-    # the address of a simulated GPU says nothing to anybody
+    # the address of a simulated GPU is meaningless
     return (Cell(gpu_words(spec.gpu, address=not spec.simulated)),)
 
 
@@ -214,7 +194,7 @@ def _tied(worker: WorkerView) -> tuple[Cell, Cell, Cell]:
 
 
 def _tiers(m: WorkerMemory, most_disk: int, *, titled: bool = False) -> tuple[Cell, Cell, Cell]:
-    """Return a bar for each tier: Dask's data, what else is in use, and a mark where spilling begins."""
+    """Render a bar for each tier: Dask's data, other memory in use, and a mark where spilling begins."""
     used = max(m.device_managed_bytes, m.device_used_bytes or 0)
     device_end = m.device_capacity_bytes or m.device_limit_bytes or used
     device = _bar("device", (m.device_managed_bytes, used), device_end, m.device_limit_bytes)
@@ -238,7 +218,7 @@ def _of(used: int, end: int | None, limit: int | None) -> str:
 
 
 def _bar(tier: str, filled: tuple[int, int], end: int, limit: int | None) -> str:
-    """Return a bar: managed bytes in full colour, others in use in a lighter one; a mark at a limit within it."""
+    """Render a bar: managed bytes in full colour, others in use in a lighter one; a mark at a limit within it."""
     managed, used = (_percent(size, end) for size in filled)
     colour = TIER_COLOURS[tier]
     if not end:
@@ -255,7 +235,7 @@ def _percent(size: int, end: int) -> float:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table; columns in which nothing stands are left out."""
+    """Render a table without its empty columns."""
     shown = [i for i in range(len(head)) if any(row[i].text not in ("", "-") or row[i].html for row in rows)]
     top = "".join(f"<th>{_e(head[i])}</th>" for i in shown)
     body = "".join(f"<tr>{''.join(_td(row[i]) for i in shown)}</tr>" for row in rows)

@@ -1,4 +1,4 @@
-"""A machine and its planned workers as text for people, in the width of their terminal."""
+"""Format a machine and its planned workers as text, in the width of the terminal."""
 
 from __future__ import annotations
 
@@ -18,46 +18,21 @@ _WIDEST = 1 << 16
 
 
 class Plan(NamedTuple):
-    """A machine and the plan for its workers.
-
-    Attributes
-    ----------
-    specs : tuple of WorkerSpec
-        The workers, those without a GPU last.
-    nics : str or tuple of str
-        The rule that chose the ports.
-    allowed : CpuSet
-        The PUs of the plan.
-    reserved_cores : int
-        The setting.
-    allowed_nodes : CpuSet
-        The NUMA nodes of the plan; empty: all.
-    host : str
-        Name of the node; empty if it comes from a file.
-
-    """
+    """A machine and the plan for its workers."""
 
     topology: Topology
-    specs: tuple[WorkerSpec, ...]
-    allowed: CpuSet
-    nics: str | tuple[str, ...] = "balanced"
-    reserved_cores: int = 0
-    allowed_nodes: CpuSet = CpuSet()
-    host: str = ""
+    specs: tuple[WorkerSpec, ...]  # of the workers, those without a GPU last
+    allowed: CpuSet  # PUs of the plan
+    nics: str | tuple[str, ...] = "balanced"  # the rule that chose the ports
+    reserved_cores: int = 0  # the setting
+    allowed_nodes: CpuSet = CpuSet()  # NUMA nodes of the plan; empty: all
+    host: str = ""  # name of the node; empty: read from a file
 
 
 def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
-    """Return the machine on one line, its workers, unused parts, variables, and warnings about the plan.
+    """Format the machine on one line, its workers, unused parts, variables, and warnings about the plan.
 
-    Parameters
-    ----------
-    plan : Plan
-        The machine and its workers.
-    where : str
-        The file that describes the machine, if any.
-    width : int
-        Columns of the terminal; 0: unlimited.
-
+    ``where`` is the file that describes the machine, if any; ``width`` counts columns, 0: unlimited.
     """
     lines = [_machine(plan), f"read by {plan.topology.source}{f', from {where}' if where else ''}", *_notes(plan)]
     if not plan.specs:
@@ -71,7 +46,7 @@ def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
 def render_workers(
     topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced", width: int = 0
 ) -> str:
-    """Return the workers as a table, or as a list if the table is too wide; reasons are below each worker."""
+    """Format the workers as a table, or as a list if the table is too wide; reasons are below each worker."""
     ports = Ports(topology, nics)
     alike = _said_of_all(specs)
     rows = [(_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs]
@@ -90,13 +65,13 @@ def render_workers(
 
 
 def _said_of_all(specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
-    """Return the reasons that all of several workers have."""
+    """Return the reasons that all workers share; () if there is only one worker."""
     first, *others = [worker_reasons(s) for s in specs] or [()]
     return tuple(r for r in first if others and all(r in reasons for reasons in others))
 
 
 def _wrapped(lines: Sequence[str], width: int, more: int = 4, first: str = "") -> str:
-    """Return the lines. Long ones are folded at blanks; continuation lines are indented by ``more``."""
+    """Fold long lines at blanks; continuation lines are indented by ``more``."""
     out = []
     for text in lines:
         line = first + text
@@ -153,7 +128,7 @@ def _machine(plan: Plan) -> str:
 
 
 def _gpu_counts(there: int, simulated: int) -> Iterator[str]:
-    """Yield the GPUs that the machine has, and those that the plan adds."""
+    """Yield the count of the machine's GPUs, and of those that the plan adds."""
     if there or not simulated:
         yield counted(there, "GPU")
     if simulated:
@@ -210,7 +185,7 @@ def _shortened(value: str) -> str:
 
 
 def poor(plan: Plan) -> Iterator[str]:
-    """Yield in words what makes a node's plan worse than people may expect."""
+    """Yield in words the faults of a node's plan that people may not expect."""
     topology, on_gpus = plan.topology, [s for s in plan.specs if s.gpu]
     several = len(on_gpus) > 1
     ports = Ports(topology, plan.nics)

@@ -1,4 +1,4 @@
-"""A job before it is submitted: what is asked for, who does what, what it may cost, and what is poor about it."""
+"""Show a job before it is submitted: the request, ranks and workers, the cost, and what is poor about it."""
 
 from __future__ import annotations
 
@@ -19,47 +19,22 @@ _SCRIPT = "script"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """The plan of a job.
+    """The plan of a job."""
 
-    Attributes
-    ----------
-    settings : Settings
-        What is wanted, with where it was set.
-    said : tuple of (str, str, str)
-        Name, value and place of each setting that is not a default.
-    spec : JobSpec or None
-        The request; None: nothing is asked for, in a job that is there already.
-    script : str
-        The job script; without a request the command.
-    site : Site or None
-        What is known of the machine.
-    layout : Layout or None
-        Ranks and workers; None: ranks of another launcher, which have not met yet.
-    node : Plan or None
-        One of its nodes; None: nobody says what it is like.
-    node_from : str
-        Who says so; or how to have it said.
-    starts : str
-        When the batch system expects to start it; empty: not known.
-    granted : tuple of str
-        Without a request, what is there, in words.
-
-    """
-
-    settings: Settings
-    said: tuple[tuple[str, str, str], ...]
-    spec: JobSpec | None
-    script: str
+    settings: Settings  # with where each was set
+    said: tuple[tuple[str, str, str], ...]  # name, value and place of each setting that is not a default
+    spec: JobSpec | None  # None: no request, as the job exists already
+    script: str  # of the job; without a request the command
     site: Site | None
-    layout: Layout | None
-    node: Plan | None
-    node_from: str
-    starts: str = ""
-    granted: tuple[str, ...] = ()
+    layout: Layout | None  # None: ranks of another launcher, which have not met yet
+    node: Plan | None  # None: unknown
+    node_from: str  # the source of node, or how to get one
+    starts: str = ""  # expected by the batch system; empty: unknown
+    granted: tuple[str, ...] = ()  # without a request: what the job has, in words
 
 
 def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
-    """Return who does what, as the ranks will agree on it: rank 0 and the ranks of its node come first."""
+    """Plan ranks and workers as the ranks will agree on it: rank 0 and the ranks of its node come first."""
     each = gpus if settings.ranks == "gpu" else 1
     extra = int(settings.ranks == "gpu")
     homes = [0] * (each + extra) + [node for node in range(1, nodes) for _ in range(each)]
@@ -68,7 +43,7 @@ def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
 
 
 def warnings(plan: Preview) -> Iterator[str]:
-    """Yield what makes the plan worse than people may expect, each with what to write."""
+    """Yield the faults of the plan that people may not expect, each with what to write."""
     if plan.spec:
         yield from _poor_request(plan, plan.spec)
     if plan.settings.protocol == "ucx" and plan.site and not plan.site.ucx:
@@ -91,7 +66,7 @@ def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
 
 
 def cost(plan: Preview) -> str:
-    """Return what the job costs if it runs to its time limit, by the site's rule; empty without rule or limit."""
+    """Format the cost of the job if it runs to its time limit, by the site's rule; "" without rule or limit."""
     site, spec = plan.site, plan.spec
     if not site or not spec or spec.walltime_s is None:
         return ""
@@ -110,7 +85,7 @@ def cost(plan: Preview) -> str:
 
 
 def render(plan: Preview, width: int = 0) -> str:
-    """Return the plan as text; ``width`` is that of the terminal, 0 as wide as it takes."""
+    """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
     sections = [
         ("settings", [f"{name} = {value}    ({where})" for name, value, where in plan.said] or ["all are defaults"]),
         ("request", list(_request(plan))) if plan.spec else ("job", list(plan.granted)),
@@ -128,7 +103,7 @@ def render(plan: Preview, width: int = 0) -> str:
 
 
 def described(plan: Preview) -> dict[str, Any]:
-    """Return the plan as plain data: the sections of its text, and the node as ``hpcgpu topo --json`` has it."""
+    """Convert the plan to plain data: the sections of its text, and the node as in ``hpcgpu topo --json``."""
     node = plan.node
     found = describe(node.topology, node.specs, "", node.nics) if node else None
     return {
@@ -199,7 +174,7 @@ def _request(plan: Preview) -> Iterator[str]:
 
 
 def _spoken(plan: Preview) -> Iterator[tuple[str, str]]:
-    """Yield how the site wants to be asked, with the place in its file."""
+    """Yield the dialect of the site's batch system, each key with its place in the site file."""
     if site := plan.site:
         for name, value in site.spoken.items():
             yield name, f"{str(value).lower() if isinstance(value, bool) else value} ({site.said('dialect', name)})"

@@ -1,6 +1,6 @@
-"""The metrics of a run's GPUs in Prometheus' text format, version 0.0.4.
+"""Format the metrics of a run's GPUs in Prometheus' text format, version 0.0.4.
 
-Names end with their unit, and those of sums with ``_total``, as Prometheus' naming practice wants it.
+Names end with their unit, and those of sums with ``_total``, as Prometheus' naming practice requires.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Metric(NamedTuple):
-    """A metric, and how its samples are taken from one GPU: the last label's value, and the number."""
+    """A metric and its samples."""
 
     name: str
     kind: str
     text: str
     label: str
+    # of one GPU: the last label's value, and the number
     samples: Callable[[GpuFacts], Iterable[tuple[str, float | None]]]
 
 
@@ -58,7 +59,7 @@ _METRICS = (
 
 
 def render(gpus: Sequence[GpuFacts]) -> str:
-    """Return all metrics; a number that is unknown is left out."""
+    """Format all metrics; unknown numbers are left out."""
     return "".join(f"{line}\n" for metric in _METRICS for line in _lines(metric, gpus))
 
 

@@ -1,7 +1,7 @@
-"""Texts of a machine without what tells whose it is: names, paths, addresses and serial numbers become neutral words.
+"""Replace words that identify people or machines in texts: names, paths, addresses and serial numbers.
 
-One word becomes the same neutral word wherever it stands, so that what belongs together still does. Neutral addresses
-are those that RFC 5737, RFC 3849 and RFC 7042 keep for documents; identifiers keep their form: parsers read them.
+One word becomes the same neutral word wherever it stands, so related places remain related. Neutral addresses are those
+that RFC 5737, RFC 3849 and RFC 7042 keep for documents; identifiers keep their form: parsers read them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _GUID = re.compile(rf"(?<![\w:])(?:0x)?(?:{_HEX}{{4}}:){{3,7}}{_HEX}{{4}}(?![\w:
 _MAC = re.compile(rf"(?<![\w:])(?:{_HEX}{{2}}[:-]){{5,19}}{_HEX}{{2}}(?![\w:])")
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
 _IPV6 = re.compile(rf"(?<![\w:.])(?:{_HEX}{{0,4}}:){{2,7}}{_HEX}{{0,4}}(?![\w:])")
-# A variable or key whose name says so, and its value: NAME=value, "name": "value", ["NAME", "value"].
+# A variable or key with a secret's name, and its value: NAME=value, "name": "value", ["NAME", "value"].
 _NAMED = re.compile(
     r"""(?i)([\w-]*(?:token|secret|passw(?:or)?d|credential|api_?key|private_?key)[\w-]*\\?["']?\s*[=:,]\s*\\?["']?)"""
     r"""([^\s"'\\,;]+)"""
 )
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
-# What every machine has, and what tells nothing.
+# Words that every machine has, which identify nothing.
 _COMMON = frozenset({"root", "localhost", "nobody", "user", "users", "home", "none", "tmp"})
 _SHORT = 3
 _ROUNDS = 5
@@ -36,12 +36,8 @@ _ROUNDS = 5
 class Scrubber:
     """Replaces words in texts, the same in all of them.
 
-    Parameters
-    ----------
-    words : mapping of str to iterable of str
-        What must not remain, by kind: ``user``, ``host``, ``path``, ``account``, ``secret`` ... The kind stands in the
-        neutral word. Words of three characters and more are replaced wherever they stand, shorter ones as whole words.
-
+    ``words`` are those to remove, by kind: ``user``, ``host``, ``path``, ``account``, ``secret`` ... The kind stands in
+    the neutral word. Words of three characters and more are replaced wherever they stand, shorter ones as whole words.
     """
 
     def __init__(self, words: Mapping[str, Iterable[str]]) -> None:
@@ -53,7 +49,7 @@ class Scrubber:
         self._words = re.compile("|".join(map(_pattern, longest_first))) if longest_first else None
 
     def scrub(self, text: str) -> str:
-        """Return the text without the words, and without what looks like an address, an identifier or a key."""
+        """Remove the words, and whatever looks like an address, an identifier or a key."""
         text = _PEM.sub("(a key or certificate was here)", text)
         text = _NAMED.sub(lambda m: f"{m[1]}(secret)", text)
         text = _INFO.sub(lambda m: f"{m[1]}{self._value(m[2])}{m[3]}", text)
@@ -72,7 +68,7 @@ class Scrubber:
         )
 
     def _without_words(self, text: str) -> str:
-        """Replace the words; what is put together by it is looked at again, and removed at last."""
+        """Replace the words; if replacing forms new ones, repeat, and remove the rest in the end."""
         if self._words is None:
             return text
         for _ in range(_ROUNDS):
@@ -93,7 +89,7 @@ class Scrubber:
         return self._neutral[word]
 
     def _numbered(self, word: str, kind: str, form: str) -> str:
-        """Return the neutral identifier in place of this one; of one that is neutral, itself."""
+        """Return the neutral identifier for a word; a neutral identifier is returned unchanged."""
         if word in self._neutral.values():
             return word
         if word not in self._neutral:
@@ -102,11 +98,11 @@ class Scrubber:
         return self._neutral[word]
 
     def _value(self, value: str) -> str:
-        """Return what stands for a value of which the name alone tells that it identifies something."""
+        """Return the neutral word for a value whose name alone shows that it identifies something."""
         if value in self._kinds:
             return self._word(value)
         if not value.strip("0:. ") or any(p.search(value) for p, _ in self._patterns()):
-            return value  # nothing, or what is replaced by its form
+            return value  # empty, or replaced by its form
         return self._numbered(value, "value", "value{}")
 
     def _guid(self, word: str) -> str:

@@ -15,20 +15,13 @@ from hpcgpu.units import counted, format_bytes, format_duration
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The use that a run made, and the advice for the next one; lines in a terminal and in a notebook.
+    """A run's use, and advice for the next one; shown as lines in a terminal and in a notebook."""
 
-    Attributes
-    ----------
-    usage : RunUsage
-        The figures.
-
-    """
-
-    usage: RunUsage
+    usage: RunUsage  # the figures
 
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the summary of what :meth:`facts` of another process has returned."""
+        """Restore a summary from the :meth:`facts` of another process."""
         return cls(RunUsage(**facts))
 
     def facts(self) -> dict[str, Any]:
@@ -37,7 +30,7 @@ class Summary:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """The advice for the next run; nothing where what was asked for fits, or where the run was short."""
+        """The advice for the next run; () if the request fits, or the run was short."""
         return advise(self.usage)
 
     def as_dict(self) -> dict[str, Any]:

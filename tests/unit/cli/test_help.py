@@ -156,7 +156,7 @@ def test_a_command_without_json_prints_no_facts() -> None:
     """Texts to be changed and submitted, a log, what a script prints, and what was done."""
     without = {name for name, command in ALL.items() if not any(p.name == "as_json" for p in command.params)}
     texts = {"hpcgpu jobscript", "hpcgpu site new", "hpcgpu logs"}
-    assert without == {*texts, "hpcgpu demo", "hpcgpu stop"}
+    assert without == {*texts, "hpcgpu demo", "hpcgpu stop", "hpcgpu worker"}
 
 
 def test_what_runs_is_no_json() -> None:

@@ -40,6 +40,7 @@ BY_KIND: dict[str, st.SearchStrategy[object]] = {
     "texts": st.lists(LINE, max_size=3),
     "lines": st.lists(LINE, max_size=3),
     "flag": st.booleans(),
+    "port": st.integers(0, 65535),
     "numbers": st.dictionaries(LINE, TIME, max_size=3),
     "environment": st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True), LINE, max_size=3),
 }
