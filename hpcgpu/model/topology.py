@@ -46,6 +46,8 @@ class Gpu:
         0: unknown.
     mig : str
         Name of a slice's profile (``1g.10gb``); empty for a whole GPU.
+    compute_mode : str
+        ``EXCLUSIVE_PROCESS``: one process at a time, without MPS. ``PROHIBITED``: none. Empty: any number.
 
     """
 
@@ -56,6 +58,7 @@ class Gpu:
     numa_node: int | None = None
     memory_bytes: int = 0
     mig: str = ""
+    compute_mode: str = ""
 
     @property
     def can_run(self) -> bool:

@@ -102,20 +102,9 @@ def make_nanny(
 ) -> ForkNanny:
     """Return the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
 
-    Parameters
-    ----------
-    route : Route
-        The way to the scheduler.
-    settings : Settings
-        The run's options.
-    spec : WorkerSpec
-        The worker.
-    spawner, security, rank : Spawner, Security, int
-        As of :class:`ForkNanny`.
-    **options
-        Further arguments of distributed's Nanny, which win.
-
+    Further arguments are of distributed's Nanny, and win.
     """
+    compat.spare_nvml()
     told = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
     listens = _listens_on(route.own_host, spec.binding.interface, asked=settings.interface is not None)
     return ForkNanny(route.address, spawner=spawner, spec=spec, rank=rank, **{**told, **listens, **options})

@@ -217,8 +217,10 @@ class NodeFacts:
         Host memory that the kernel lets the job use.
     gpus : tuple of str
         Names of the NVIDIA GPUs that NVML shows.
-    driver : str
-        Version of their driver; empty: none.
+    compute_modes : tuple of str
+        Of each: :attr:`hpcgpu.model.Gpu.compute_mode`.
+    driver, no_driver : str
+        Version of their driver, or why none answers.
     granted_gpus : int or None
         GPUs of this node that the batch system has granted; None: it does not tell.
     hops : tuple of (str, str, int)
@@ -238,7 +240,9 @@ class NodeFacts:
     memory_bytes: int
     temporary: str
     gpus: tuple[str, ...] = ()
+    compute_modes: tuple[str, ...] = ()
     driver: str = ""
+    no_driver: str = ""
     granted_gpus: int | None = None
     nics: tuple[Nic, ...] | None = None
     hops: tuple[tuple[str, str, int], ...] = ()
