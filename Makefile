@@ -29,7 +29,7 @@ help:
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
-	@echo 'make gpu          all that wants a GPU, in 8 minutes at most, and a report of it in build/gpu'
+	@echo 'make gpu          all that wants a GPU, in 9 minutes at most, and a report of it in build/gpu'
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
 
