@@ -178,7 +178,9 @@ def numba(gpu: Gpu) -> Any:
 
     def current_context() -> Any:
         gpu.contexts.add(threading.get_ident())
-        return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=free))
+        # memory has a queue of its own; that of the context has modules, streams and events (driver.py, 0.30.4)
+        memory = types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=free))
+        return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=lambda: None), memory_manager=memory)
 
     def from_cuda_array_interface(told: dict[str, Any], owner: Any) -> DeviceNDArray:
         return DeviceNDArray(told["shape"], told["strides"], told["typestr"], told["data"][0], owner)
