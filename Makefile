@@ -124,6 +124,7 @@ $(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/su
 	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -c constraints-cupy.txt \
 	  -e . cuda-core cupy-cuda13x numba-cuda rmm-cu13 hypothesis pytest pytest-timeout pytest-xdist \
 	  cython nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api
+	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps -c constraints-cupy.txt cudf-cu13
 	$(CUPY)/bin/python tests/support/real_cupy.py
 	@touch $@
 

@@ -6,6 +6,7 @@ Checked against cuda-core 1.2.2. CuPy's arrays are in :mod:`hpcgpu.spill.devices
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,10 +68,11 @@ class CudaDevice:
 
         return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
 
-    def give_back(self) -> None:
-        """Free the memory that each library keeps: the others cannot use it."""
-        for kind in tuple(self.kinds.values()):
-            kind.give_back()
+    def give_back(self) -> bool:
+        """Free the memory that each library keeps, of a model in torch too: the others cannot use it."""
+        if "torch" in sys.modules:
+            self.kind("torch")
+        return any([kind.give_back() for kind in tuple(self.kinds.values())])
 
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
@@ -200,8 +202,9 @@ class CoreBuffers:
                 copies.call("cuMemPoolGetAttribute", copies.call("cuDeviceGetMemPool", copies.handle), attribute)
             )
 
-    def give_back(self) -> None:
-        """Do nothing: the driver takes free memory from its pools before an allocation fails."""
+    def give_back(self) -> bool:
+        """Return False: the driver takes free memory from its pools before an allocation fails."""
+        return False
 
 
 _MAKING = threading.RLock()

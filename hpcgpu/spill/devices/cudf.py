@@ -28,6 +28,14 @@ def spills_itself() -> bool:
     return cudf is not None and bool(cudf.get_option("spill"))
 
 
+def spill_itself(nbytes: int) -> bool:
+    """Let cuDF move its buffers down as its own callback of RMM does; return whether it has moved any."""
+    if not spills_itself():
+        return False
+    manager = sys.modules["cudf"].core.buffer.spill_manager.get_global_manager()
+    return bool(manager.spill_device_memory(nbytes=nbytes))
+
+
 class CudfView(NamedTuple):
     """An object of cuDF in packed bytes: its shape, and of each frame offset, size and whether it is on the device.
 
