@@ -10,19 +10,9 @@ from hpcgpu.model import Nic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The job as the batch system is asked for it.
+    """The job as the batch system is asked for it, and its words: when it expects to start it, or why it refuses it.
 
-    Attributes
-    ----------
-    batch : str
-        The batch system.
-    starts : str
-        When it expects to start the job, in its words; empty: it cannot be asked.
-    refused : str
-        Its words when it would refuse the job; empty: it would not.
-    unasked : str
-        Why it was not asked; empty: it was.
-
+    ``unasked``: why it was not asked. Empty: it was.
     """
 
     batch: str
@@ -33,27 +23,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder and its file system; sizes in bytes, times in seconds.
+    """A folder, and the type of its file system (empty: unknown), which other nodes can see or which lies in memory.
 
-    Attributes
-    ----------
-    path : str
-        The folder.
-    kind : str
-        The file system's type; empty: unknown.
-    network : bool
-        Whether other nodes can see such a file system.
-    memory : bool
-        Whether it lies in memory.
-    free_bytes, free_files : int
-        What is free for this user; -1: unknown, or without end.
-    create_s : float
-        Creation and removal of one small file.
-    bytes_per_s : float
-        Speed of writing, with fsync; 0: it was not written.
-    clock_s : float
-        The file server's clock less this machine's.
-
+    ``free_bytes`` and ``free_files`` are for this user; -1: unknown, or without end. ``create_s``: to create and remove
+    one small file. ``bytes_per_s``: written with fsync; 0: not written. ``clock_s``: the file server's clock less ours.
     """
 
     path: str

@@ -77,7 +77,7 @@ class CudaDevice:
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
         if cudf.is_cudf(array):
-            return cudf.CudfObjects().buffer_of(array)
+            return cudf.CudfObjects(self).buffer_of(array)
         kind: type = type(array)
         library = library_of(kind)
         pointer, nbytes = self.kind(library).extent_of(array)
@@ -88,7 +88,7 @@ class CudaDevice:
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the one allocation of all the arrays to the host."""
         if cudf.is_cudf(arrays[0]):
-            return cudf.CudfObjects().pack(arrays, empty)
+            return cudf.CudfObjects(self).pack(arrays, empty)
         return self._pack_each([arrays], empty)[0]
 
     def pack_each(
@@ -112,7 +112,7 @@ class CudaDevice:
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         """Copy a packed allocation to the device and return its arrays."""
         if isinstance(views[0], cudf.CudfView):
-            return cudf.CudfObjects().unpack(root, views)
+            return cudf.CudfObjects(self).unpack(root, views)
         kind = self.kind(views[0].library)
         memory, pointer, stream = kind.allocate(self, root.nbytes)
         if root.nbytes:
