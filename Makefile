@@ -5,8 +5,10 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo $(p))) python3)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# distributed-ucxx pins an older Dask, and is for CUDA 12. CuPy is there for its arrays alone: the smaller wheel.
+# distributed-ucxx pins an older Dask, and is for CUDA 12.
 UCX    := .venv-ucx
+# CuPy, numba and RMM on a stand-in for a driver: there alone is the part of CuPy replaced that brings NVIDIA's runtime.
+CUPY   := .venv-cupy
 LAB    := PYTHON=$(PYTHON) docker/lab.sh
 
 SHELL  := /bin/bash
@@ -22,7 +24,7 @@ DECIDE := $(BIN)/python scripts/run_tests.py decide
 NOW    := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test check docs image oldest clusters ucx bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test check docs image oldest clusters ucx cupy bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
@@ -32,8 +34,9 @@ help:
 	@echo 'make image        a container image from the wheel, in a bare Debian without a compiler; the demo runs in it'
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
+	@echo 'make cupy         CuPy, numba and RMM themselves, in an environment of their own; no GPU is needed'
 	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
-	@echo 'make gpu          all that wants a GPU, in 8 minutes at most, and a report of it in build/gpu'
+	@echo 'make gpu          all that wants a GPU, in 9 minutes at most, and a report of it in build/gpu'
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
 
@@ -94,14 +97,18 @@ oldest: $(STAMP)
 test: system
 	@log=$$(mktemp) pbslog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
-	  $(MAKE) --no-print-directory $(UCX)/.installed & ucx=$$!; \
+	  $(MAKE) --no-print-directory -k $(UCX)/.installed $(CUPY)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
 	  $(MAKE) --no-print-directory $(STAMP) && wait $$ucx || exit; \
 	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
 	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
+<<<<<<< HEAD
 	  $(MAKE) --no-print-directory -k check clusters ucx NOW=; here=$$?; \
+=======
+	  $(MAKE) --no-print-directory -k check clusters ucx cupy; here=$$?; \
+>>>>>>> gpu2
 	  wait $$pbs; real=$$?; \
 	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
 	  wait $$lab; there=$$?; \
@@ -120,12 +127,25 @@ $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	@echo 'installing hpcgpu with UCX into $(UCX) (half a minute)'
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
 	$(UCX)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
-	  -e '.[ucx,mpi-runtime]' cupy-cuda13x hypothesis pytest pytest-timeout pytest-xdist
+	  -e '.[ucx,mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
+
+$(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c
+	$(PYTHON) -m venv $(CUPY)
+	@echo 'installing CuPy, numba and RMM into $(CUPY), and CuPy without its runtime (a minute)'
+	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -c constraints-cupy.txt \
+	  -e . cuda-core cupy-cuda13x numba-cuda rmm-cu13 hypothesis pytest pytest-timeout pytest-xdist \
+	  cython nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api
+	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps -c constraints-cupy.txt cudf-cu13
+	$(CUPY)/bin/python tests/support/real_cupy.py
 	@touch $@
 
 ucx: $(UCX)/.installed
 	$(UCX)/bin/python $(RUN) ucx -n 2 --dist loadscope --durations 10 --durations-min 5 tests/ucx
 	@[ -z "$(NOW)" ] || $(UCX)/bin/python scripts/run_tests.py decide ucx
+
+cupy: $(CUPY)/.installed
+	$(CUPY)/bin/python -m pytest -q -n 2 --dist loadfile --durations 10 --durations-min 5 tests/cupy
 
 system:
 	@scripts/system-deps.sh
@@ -150,4 +170,4 @@ slurm-shell:
 	$(LAB) shell
 
 clean:
-	rm -rf $(VENV) $(UCX) .gpu-wheels .gpu-site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(UCX) $(CUPY) .gpu-wheels .gpu-site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,17 +1,19 @@
-"""All that wants a GPU, in one command of at most 8 minutes: ``make gpu``; without a package index ``scripts/gpu.sh``.
+"""All that wants a GPU, in one command of at most 9 minutes: ``make gpu``; without a package index ``scripts/gpu.sh``.
 
 ``scripts/gpu.sh [run]``
-    Runs the parts one after the other: the tests marked ``gpu``, the GPU rows of the benchmarks, the examples with
-    ``--cupy``. Each has a time limit of its own; after one that fails the next one runs. ``gpu.json`` and ``gpu.md``
-    are written anew after each part, into ``--out``. Exit code 1: a part failed, or its time was up; 3: none failed,
-    and something was not done for want of a GPU or a library; 0: all was done.
+    Runs the parts one after the other, the most valuable first: each file of tests marked ``gpu``, the measurements of
+    ``benchmarks/gpu_first_hour.py``, the GPU rows of the benchmarks, the examples with ``--cupy``. Each is a process of
+    its own with a time limit; after one that fails the next one runs. When the time of all is up, the rest is not
+    begun. Into ``--out`` (``$OUT``, else ``build/gpu``) go four files: ``gpu.md`` and ``gpu.json``, written anew after
+    each part, ``gpu.log`` with all that the parts printed, and ``machine.txt``. Exit code 1: a part failed, or its time
+    was up; 3: none failed, and something was not done for want of a GPU or a library; 0: all was done.
 ``scripts/gpu.sh wheels [NAME ...]``
     Fetches what a machine without a package index lacks into ``.gpu-wheels``, of at most 64 MiB: hpcgpu's
-    requirements, pytest, and what is named. Carry the folder with the checkout: ``run`` unpacks those of them that the
-    other machine's Python has not got, or in a version that is too old, into ``.gpu-site``. CuPy and cuda.core must be
-    there already, or be named, where they fit.
+    requirements but for NumPy, pytest, and what is named (RMM for CUDA 13). Carry the folder with the checkout: ``run``
+    unpacks those of them that the other machine's Python has not got, or in a version that is too old, into
+    ``.gpu-site``. CuPy and cuda.core must be there already, or be named, where they fit.
 
-Imports the standard library alone; where there are wheels also ``packaging``, if need be out of its wheel.
+Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -21,30 +23,24 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import tomllib
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from email.parser import HeaderParser
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import gpu_wheels
+
 ROOT = Path(__file__).parents[1]
-WHEELS, SITE, OUT = ROOT / ".gpu-wheels", ROOT / ".gpu-site", ROOT / "build/gpu"
-MOST_WHEEL_BYTES = 64 * 2**20
-TOTAL_S = 465.0  # and then the last part is ended
+WHEELS, SITE, OUT = ROOT / ".gpu-wheels", ROOT / ".gpu-site", Path(os.environ.get("OUT") or ROOT / "build/gpu")
+TOTAL_S = 525.0  # and then the last part is ended
 KEPT_CHARACTERS = 8000
 ASKING_S, ENDING_S = 30.0, 5.0
-# pip matches a platform's glibc exactly: the usual ones of wheels, newest first
-GLIBCS = (*(f"2_{n}" for n in (35, 34, 31, 28, 27, 24, 17, 12, 5)), "2014", "2010", "1")
 # What a library says of itself and of the GPUs; the last line that is printed is kept.
 ASK: Mapping[str, str] = {
     "driver": "import pynvml as n; n.nvmlInit(); print(n.nvmlSystemGetDriverVersion())",
@@ -53,7 +49,20 @@ ASK: Mapping[str, str] = {
     "cuda.core": "import cuda.core as c; c.Device(0).set_current(); print(c.__version__, c.Device(0).name, sep=', ')",
     "rmm": "import rmm; rmm.DeviceBuffer(size=1); print(rmm.__version__)",
     "cudf": "import cudf; cudf.Series([1]); print(cudf.__version__)",
+    "torch": "import torch; print(torch.__version__, torch.cuda.get_device_name(0), sep=', ')",
+    "numba": "from numba import cuda; import numba_cuda; cuda.device_array(1); print(numba_cuda.__version__)",
 }
+# What a figure may depend on; by the shell, since most of it is a program's or the kernel's.
+MACHINE: Mapping[str, str] = {
+    "limits of this process": "ulimit -a",
+    "C library": "getconf GNU_LIBC_VERSION; uname -a; cat /etc/os-release",
+    "cgroup": "cat /proc/self/cgroup; grep . /sys/fs/cgroup/{cpu,memory,pids,cpuset}.*",
+    "memory": "head -30 /proc/meminfo; cat /sys/kernel/mm/transparent_hugepage/*; df -h /dev/shm /tmp .; numactl -H",
+    "GPUs and their links": "nvidia-smi topo -m; nvidia-smi -q",  # compute mode, ECC and PCIe links are among it
+    "processor": "lscpu",
+    "packages": f"{sys.executable} -m pip list --disable-pip-version-check",
+}
+XID = "dmesg 2>/dev/null | grep -iE 'xid|nvrm'"
 
 
 class Part(NamedTuple):
@@ -66,14 +75,29 @@ class Part(NamedTuple):
 
 
 # -v: what has passed is told by one whose time was up, too
-TESTS = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu")
+PYTEST = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovider", "-m", "gpu")
+FIRST_TESTS = ("test_spill_gpu.py", "test_libraries_gpu.py", "test_cuda_api.py", "test_rmm.py")
+# Of benchmarks/gpu_first_hour.py: wrong results and lost memory before speeds, and these before what is nice to know.
+FIRST_HOUR = ("order", "rescues", "full", "pool", "errors", "copies", "pinned", "lag", "contexts", "torch", "shared")
+FIRST_HOUR += ("small", "killed", "starts", "waiting")
+
+
+def test_parts() -> list[Part]:
+    """Return a part for each file of tests: a crash, or an error from which a context does not recover, ends one."""
+    paths = sorted((ROOT / "tests/gpu").rglob("test_*.py"))
+    paths.sort(key=lambda p: FIRST_TESTS.index(p.name) if p.name in FIRST_TESTS else len(FIRST_TESTS))
+    return [Part(name, (*PYTEST, name), 90) for name in (str(path.relative_to(ROOT)) for path in paths)]
+
+
 PARTS = (
-    Part("tests/gpu", TESTS, 180),
+    *test_parts(),
+    *(Part(f"first hour: {name}", ("benchmarks/gpu_first_hour.py", name), 45) for name in FIRST_HOUR),
     Part("benchmarks/spill.py", ("benchmarks/spill.py", "--only", "loops", "--gpu-only", "--runs", "3"), 90, "cupy"),
     Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40, "cupy"),
     Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 45, "cupy"),
     Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 40, "cupy"),
     Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 40, "cupy"),
+    Part("memcheck", ("benchmarks/gpu_first_hour.py", "memcheck"), 60, "cupy"),
 )
 
 
@@ -117,6 +141,8 @@ def ended(argv: Sequence[str], limit_s: float, folder: Path, env: Mapping[str, s
             end(program)
     printed = path.read_bytes().decode(errors="replace")
     path.unlink()
+    with (folder / "gpu.log").open("a") as log:
+        log.write(f"===== {' '.join(argv)}\n{printed}\n===== exit code {code}, {time.monotonic() - start:.1f} s\n\n")
     return Ended(code, printed, time.monotonic() - start)
 
 
@@ -258,6 +284,7 @@ def page(report: Mapping[str, Any]) -> str:
     ]
     if figures:
         out.append(table(("bench", "case", "measure", "who", "value", "unit", "runs"), figures))
+    out += [f"## Errors that the driver has told the kernel\n\n    {report['xid']}"] * bool(report["xid"])
     for part in report["parts"]:
         if part["outcome"] in ("failed", "out of time") and part["tail"]:
             fence = "`" * 4
@@ -265,9 +292,25 @@ def page(report: Mapping[str, Any]) -> str:
     return "\n\n".join(out) + "\n"
 
 
+def shell(command: str) -> str:
+    """Return what a command of the shell prints, on stderr too; nothing may keep the parts waiting."""
+    try:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20, errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return f"{e}\n"
+    return done.stdout + done.stderr
+
+
+def write_machine(path: Path) -> None:
+    """Write what is known of the machine."""
+    path.write_text("\n".join(f"===== {what}: {command}\n{shell(command)}" for what, command in MACHINE.items()))
+
+
 def run(out: Path, parts: Sequence[Part], env: Mapping[str, str], start: float) -> int:
     """Run the parts, write the report after each, and return the exit code."""
     out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.log").unlink(missing_ok=True)
+    write_machine(out / "machine.txt")
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.system()} {platform.release()}, "
@@ -282,128 +325,19 @@ def run(out: Path, parts: Sequence[Part], env: Mapping[str, str], start: float) 
         result = run_part(part, report["libraries"], out, env, left_s)
         report["parts"].append(asdict(result))
         report["wall_s"] = round(time.monotonic() - start, 1)
+        report["xid"] = shell(XID)
         (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
         (out / "gpu.md").write_text(page(report))
-        print(f"{part.name:<26} {result.outcome:<11} {result.wall_s:5.1f} s  {result.why}", flush=True)
-    print(f"the report: {out / 'gpu.md'}, {out / 'gpu.json'}")
+        print(f"{part.name:<34} {result.outcome:<11} {result.wall_s:5.1f} s  {result.why}", flush=True)
+    print(f"the report: {out / 'gpu.md'}; gpu.json, gpu.log and machine.txt are beside it")
     outcomes = {part["outcome"] for part in report["parts"]}
     return 1 if outcomes & {"failed", "out of time"} else 3 if "not done" in outcomes else 0
-
-
-class Wheel(NamedTuple):
-    """A wheel that was carried: its file, name, version and what it requires."""
-
-    path: Path
-    name: str
-    version: str
-    requires: tuple[str, ...]
-
-
-def normal(name: str) -> str:
-    """Return a package's name as all spellings of it have it."""
-    return name.lower().replace("_", "-").replace(".", "-")
-
-
-def read_wheel(path: Path) -> Wheel:
-    """Read what a wheel says of itself."""
-    with zipfile.ZipFile(path) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        said = HeaderParser().parsestr(archive.read(name).decode())
-    return Wheel(path, normal(said["Name"]), said["Version"], tuple(said.get_all("Requires-Dist", ())))
-
-
-def requirements() -> list[str]:
-    """Return what hpcgpu and its tests on a GPU require."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)["project"]
-    tests = ("hypothesis", "pytest", "pytest-timeout")
-    extra = project["optional-dependencies"]["dev"]
-    return [*project["dependencies"], *(r for r in extra if r.partition(">")[0] in tests)]
-
-
-def lacking(wheels: Sequence[Wheel], required: Iterable[str], there: Mapping[str, str]) -> list[Wheel]:
-    """Return the wheels to unpack: of what is required, by them too, and not there in such a version.
-
-    What the machine has stays: its NumPy is the one for which its CuPy was built.
-    """
-    carried, taken = {wheel.name: wheel for wheel in wheels}, {}
-    if "packaging" in carried:
-        sys.path.append(str(carried["packaging"].path))  # a wheel of Python alone can be imported from
-    from packaging.requirements import Requirement
-
-    open_ = list(required)
-    while open_:
-        wanted = Requirement(open_.pop())
-        wheel = carried.get(normal(wanted.name))
-        if wheel is None or wheel.name in taken or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
-            continue
-        version = there.get(wheel.name)
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            taken[wheel.name] = wheel
-            open_ += wheel.requires
-    return list(taken.values())
-
-
-def unpack(folder: Path, site: Path) -> None:
-    """Unpack the wheels that this Python lacks, without an index; what was unpacked before goes."""
-    shutil.rmtree(site, ignore_errors=True)
-    there = {normal(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
-    wheels = [read_wheel(path) for path in sorted(folder.glob("*.whl"))]
-    # what was named to be carried along is wanted as it is
-    wanted = [*requirements(), *((folder / "named").read_text().split("\n") if (folder / "named").exists() else ())]
-    chosen = lacking(wheels, filter(None, wanted), there)
-    if chosen:
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-            "--no-compile",
-            "--root-user-action=ignore",
-        ]
-        done = subprocess.run([*pip, "--target", str(site), *(str(wheel.path) for wheel in chosen)], timeout=120)
-        if done.returncode:
-            version = ".".join(platform.python_version_tuple()[:2])
-            sys.exit(
-                f"pip could not unpack {folder.name} (its words are above); this is Python {version}. For it: "
-                f"scripts/gpu.sh wheels --python {version}"
-            )
-    names = ", ".join(sorted(wheel.name for wheel in chosen))
-    print(f"{len(chosen)} of {len(wheels)} wheels are unpacked{': ' if names else ''}{names}", flush=True)
-
-
-def fetch(folder: Path, python: str, named: Sequence[str], most_bytes: int = MOST_WHEEL_BYTES) -> int:
-    """Fetch wheels for another machine's Python, and see that they can be carried."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    platforms = [f"--platform=manylinux{'_' if '_' in glibc else ''}{glibc}_{platform.machine()}" for glibc in GLIBCS]
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-    # what is tested here, but for CUDA's own packages: the other machine's driver decides
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("cuda-")]
-    (folder / "constraints").write_text("\n".join(pins))
-    where = ["--implementation=cp", f"--python-version={python}", *platforms, "-c", str(folder / "constraints")]
-    done = subprocess.run([*pip, *where, "-d", str(folder), *requirements(), *named], timeout=600)
-    if done.returncode:
-        print("pip could not fetch the wheels (its words are above)", file=sys.stderr)
-        return 1
-    (folder / "named").write_text("\n".join(named))
-    sizes = {path.name: path.stat().st_size for path in folder.glob("*.whl")}
-    total = sum(sizes.values())
-    print(f"{folder.name}: {len(sizes)} wheels for Python {python}, {total / 2**20:.1f} MiB")
-    if total <= most_bytes:
-        return 0
-    biggest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    print(f"{most_bytes / 2**20:.0f} MiB can be carried; the biggest: {', '.join(biggest)}", file=sys.stderr)
-    return 1
 
 
 def environment(folder: Path, site: Path) -> dict[str, str]:
     """Return the variables of the parts; wheels that were carried are unpacked first."""
     if folder.exists():
-        unpack(folder, site)
+        gpu_wheels.unpack(folder, site)
     paths = [str(site)] * folder.exists() + [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # children that start other Pythons must find the same
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -414,14 +348,15 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="run all parts")
-    running.add_argument("--out", type=Path, default=OUT, help="where gpu.json and gpu.md go (%(default)s)")
+    running.add_argument("--out", type=Path, default=OUT, help="where the report goes (%(default)s)")
     running.add_argument("--only", nargs="+", metavar="PART", choices=[p.name for p in PARTS], help="these parts alone")
     fetching = commands.add_parser("wheels", help="fetch what a machine without an index lacks")
     fetching.add_argument("--python", default="3.12", help="the version of the other machine's Python (%(default)s)")
-    fetching.add_argument("names", nargs="*", metavar="NAME", help="packages beside hpcgpu's own requirements")
+    beside = {"default": gpu_wheels.CARRIED, "help": "packages beside hpcgpu's own requirements (%(default)s)"}
+    fetching.add_argument("names", nargs="*", metavar="NAME", **beside)
     options = parser.parse_args(argv or ["run"])
     if options.command == "wheels":
-        return fetch(WHEELS, options.python, options.names)
+        return gpu_wheels.fetch(WHEELS, options.python, options.names)
     start = time.monotonic()
     parts = [part for part in PARTS if not options.only or part.name in options.only]
     return run(options.out.resolve(), parts, environment(WHEELS, SITE), start)

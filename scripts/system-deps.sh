@@ -12,6 +12,9 @@ command -v apt-get > /dev/null && command -v dpkg-query > /dev/null || { say "no
 wanted=(hwloc-nox libjemalloc2)
 command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || wanted+=(chromium)
 command -v gcc > /dev/null || wanted+=(gcc libc6-dev)
+command -v g++ > /dev/null || wanted+=(g++)
+# Debian's own Python has its headers in a package of their own
+[ "$(command -v python3)" != /usr/bin/python3 ] || wanted+=(python3-dev)
 if command -v docker > /dev/null; then
   docker compose version > /dev/null 2>&1 || command -v docker-compose > /dev/null || wanted+=(docker-compose)
   docker image inspect debian:12-slim > /dev/null 2>&1 || wanted+=(debootstrap)

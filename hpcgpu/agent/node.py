@@ -31,20 +31,21 @@ def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[st
     if bootstrap.gpus is not None:
         from hpcgpu.model.simulated import parse_simulated
 
-        count, devices = parse_simulated(bootstrap.gpus).per_node, ""
+        count, devices, trouble = parse_simulated(bootstrap.gpus).per_node, "", ""
     else:
-        from hpcgpu.host import gpus
+        from hpcgpu.host import gpus, nvml
 
-        count, devices = len(gpus.openable(environ)), environ.get("CUDA_VISIBLE_DEVICES", "")
-    wanted = bootstrap.gpus_per_node
-    return {"gpus": min(count, wanted or count), "devices": devices, "cpus": str(CpuSet(os.sched_getaffinity(0)))}
+        facts, devices = nvml.read(), environ.get("CUDA_VISIBLE_DEVICES", "")
+        count, trouble = len(gpus.visible(facts.gpus, environ.get("CUDA_VISIBLE_DEVICES"))), facts.trouble
+    wanted, cpus = bootstrap.gpus_per_node, str(CpuSet(os.sched_getaffinity(0)))
+    return {"gpus": min(count, wanted or count), "devices": devices, "cpus": cpus, "trouble": trouble}
 
 
 def rank_record(record: Mapping[str, Any]) -> RankRecord:
     """Return the part of a record that the layout is planned from."""
     from hpcgpu.plan.binding.layout import RankRecord
 
-    return RankRecord(record["rank"], record["host"], record["gpus"], record["isolated"], record["devices"])
+    return RankRecord(*(record[name] for name in RankRecord._fields))
 
 
 def plan(
@@ -91,14 +92,15 @@ def plan(
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a node that its workers may use, simulated or real; there are as many as were asked for."""
     from hpcgpu.deploy.processes.node import gpus_of
+    from hpcgpu.host import nvml
     from hpcgpu.plan.views.explain import others_words
 
     gpus = gpus_of(settings, topology, environ, host)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
-        others = f" ({said})" if (said := others_words(topology)) else ""
+        why = "; ".join(filter(None, (others_words(topology), nvml.read().trouble)))
         raise LaunchError(
             f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
-            f"but {len(gpus)} can be opened on {host}{others}"
+            f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"
         )
     return gpus
 

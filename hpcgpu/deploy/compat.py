@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
+import dask
 import psutil
 import tornado.tcpserver
 from dask.core import flatten
@@ -23,6 +24,7 @@ from distributed.worker_memory import NannyMemoryManager
 from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
+from hpcgpu.host import nvml
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise.rounds import Rounds
 
@@ -40,6 +42,12 @@ class Handshakes(Protocol):
 
     def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
         """Take note of one that came to nothing."""
+
+
+def spare_nvml(always: bool = False) -> None:
+    """Keep this process's monitors from an NVML that fails: init_once raises NVMLError_LibRmVersionMismatch."""
+    if always or nvml.read().trouble:
+        dask.config.set({"distributed.diagnostics.nvml": False})
 
 
 def _was_closed(error: BaseException) -> bool:
@@ -235,11 +243,7 @@ def read_with_handles(
 
 @functools.cache
 def measure_device_shards() -> None:
-    """Let P2P rechunking work for arrays of a device, in this process.
-
-    distributed takes a memoryview for the size of each piece that it sends (shuffle/_core.py, _mean_shard_size). Arrays
-    of a device have none, CuPy's neither.
-    """
+    """Let P2P rechunking work for arrays of a device, CuPy's too, of which there is no memoryview to measure."""
     measure = shuffle._mean_shard_size
 
     def measure_any(shards: Any) -> int:  # noqa: ANN401
@@ -289,8 +293,5 @@ def original_local_directory(nanny: Nanny) -> str | None:
 
 
 def release_loop(client: Client) -> None:
-    """Make a closed client leave its loop: an asynchronous one stays registered with it (2026.8).
-
-    A loop with registered users is not stopped with its cluster: its thread would stay.
-    """
+    """Make a closed client leave its loop, whose thread would stay: an asynchronous one stays registered (2026.8)."""
     client._loop_runner.stop()

@@ -200,9 +200,9 @@ def _gpus_per_node(wanted: Settings, allocation: Allocation) -> int:
     simulated = parse_simulated(wanted.gpus).per_node if wanted.gpus else None
     if promised := wanted.gpus_per_node or simulated or allocation.gpus_per_node:
         return promised
-    from hpcgpu.host import gpus
+    from hpcgpu.host import nvml
 
-    return len(gpus.nvml_facts()[0]) or 1
+    return len(nvml.read().gpus) or 1
 
 
 def _find(wanted: Settings, allocation: Allocation) -> LauncherFacts:

@@ -39,6 +39,8 @@ def topology() -> Topology:
     found = gpus.set_aside(found, CpuSet(heapless), "other")
     facts = nvml.read()
     found = _placed_by_nccl(gpus.joined(found, facts.gpus, facts.memory_nodes))
+    if facts.trouble and any(g.can_run for g in found.gpus):
+        warnings = (*warnings, f"the GPUs of this node cannot be used. {facts.trouble}")
     return replace(found, warnings=(*warnings, *found.warnings, *facts.warnings, *_nowhere(found)))
 
 

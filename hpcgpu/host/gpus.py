@@ -10,28 +10,11 @@ from hpcgpu.host import nvml
 from hpcgpu.model import CpuSet, Gpu, Topology
 
 
-def nvml_facts() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs that NVML shows, by PCI address, and warnings; nothing if there is no driver.
-
-    A GPU that is divided is not among them, its MIG slices are.
-    """
-    facts = nvml.read()
-    return facts.gpus, facts.warnings
-
-
 def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # noqa: B008 - frozen
     """Return the topology with NVML's facts about the GPU at the same PCI address.
 
-    Parameters
-    ----------
-    topology : Topology
-        This machine.
-    gpus : sequence of Gpu
-        From NVML. Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows
-        is added without locality.
-    memory_nodes : CpuSet
-        NUMA nodes that are a GPU's own memory: not for a worker's heap.
-
+    Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
+    locality. ``memory_nodes`` are a GPU's own memory: not for a worker's heap.
     """
     facts: dict[str, list[Gpu]] = {}
     for gpu in gpus:
@@ -65,35 +48,16 @@ def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
 
 
 def openable(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs and MIG slices of this node that this process may use: those of NVML that CUDA would show.
-
-    Raises
-    ------
-    ConfigError
-        ``CUDA_VISIBLE_DEVICES`` is wrong, as in :func:`visible`.
-
-    """
-    return visible(nvml_facts()[0], environ.get("CUDA_VISIBLE_DEVICES"))
+    """Return the GPUs and MIG slices of this node that this process may use: those of NVML that CUDA would show."""
+    return visible(nvml.read().gpus, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs and MIG slices that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it, in its order.
+    """Return those of NVML's GPUs and MIG slices that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it, in its order.
 
-    Parameters
-    ----------
-    gpus : sequence of Gpu
-        The GPUs that NVML shows (with a UUID).
-    text : str or None
-        The variable's value: indices, which count GPUs by PCI address (the index of a divided GPU means all of its
-        slices), and UUIDs ``GPU-…`` and ``MIG-…`` or prefixes of them. None: not set, all GPUs. Empty: no GPU. CUDA
-        stops at the first token that names nothing.
-
-    Raises
-    ------
-    ConfigError
-        A GPU or slice is named twice, a prefix of a UUID is ambiguous, or a slice has its old name
-        ``MIG-GPU-…/…/…``.
-
+    The text has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
+    UUIDs ``GPU-…`` and ``MIG-…`` or prefixes of them. None: not set, all GPUs. Empty: no GPU. CUDA stops at the first
+    token that names nothing. ConfigError: one is named twice, a prefix is ambiguous, or a slice has its old name.
     """
     there = sorted((g for g in gpus if g.uuid), key=lambda g: g.pci)
     if text is None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcgpu.model import CpuSet, Gpu
@@ -21,49 +23,62 @@ _PROFILE = re.compile(r" MIG (\S+)$")
 _EIGHTHS = 8  # the parts that MIG divides a GPU's memory into
 
 
+# What the codes of nvmlInit mean for people: CUDA may work without NVML, but the workers are placed by it.
+_ADVICE = {
+    9: "the driver is not loaded on this node",
+    12: "libnvidia-ml.so.1 is not on this machine; let the container have it: apptainer --nv, or "
+    "NVIDIA_DRIVER_CAPABILITIES=all",
+    18: "the driver was updated and the old one is still loaded: the node must be started anew",
+}
+# Where MPS lets several processes share a GPU that is for one process.
+_MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
+
+
 class NvmlFacts(NamedTuple):
-    """The facts of NVML.
+    """NVML's facts: GPUs by PCI address, divided ones as their slices, and the NUMA nodes that are GPU memory.
 
-    Attributes
-    ----------
-    gpus : tuple of Gpu
-        GPUs that are not divided, and the slices of the others; by PCI address, slices in NVML's order.
-    warnings : tuple of str
-        Facts that could not be read, for people.
-    memory_nodes : CpuSet
-        The NUMA nodes that are a GPU's own memory (Grace Hopper).
-
+    ``warnings`` are facts that could not be read; ``trouble`` is why NVML tells nothing, empty if it answers.
     """
 
     gpus: tuple[Gpu, ...] = ()
     warnings: tuple[str, ...] = ()
     memory_nodes: CpuSet = CpuSet()
+    trouble: str = ""
 
 
 def read() -> NvmlFacts:
-    """Return NVML's facts; nothing if there is no driver."""
+    """Return NVML's facts; without a driver only the reason why there are none."""
     import pynvml
 
     gpus: list[Gpu] = []
     warnings: list[str] = []
     nodes: set[int] = set()
-    with contextlib.suppress(pynvml.NVMLError), _session(pynvml):
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                gpu = _gpu(pynvml, handle)
-                found = _slices(pynvml, handle, gpu) if _is_divided(pynvml, handle) else [gpu]
-            except pynvml.NVMLError as e:
-                warnings.append(f"NVML says of its GPU {index}: {e}")
-                continue
-            gpus += found
-            nodes |= _memory_node(pynvml, handle)
-            if not found:
-                warnings.append(
-                    f"the GPU at {gpu.pci} is divided into MIG slices, but none that this process can open: "
-                    "nvidia-smi -L lists the slices there are"
-                )
+    try:
+        with _session(pynvml):
+            _read_each(pynvml, gpus, warnings, nodes)
+    except pynvml.NVMLError as e:
+        advice = _ADVICE.get(e.value)
+        return NvmlFacts(trouble=f"NVML: {e}{f' ({advice})' if advice else ''}")
     return NvmlFacts(tuple(sorted(gpus, key=lambda g: g.pci)), tuple(warnings), CpuSet(nodes))
+
+
+def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int]) -> None:  # noqa: ANN401
+    """Add the facts of each GPU."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = _gpu(nvml, handle)
+            found = _slices(nvml, handle, gpu) if _is_divided(nvml, handle) else [gpu]
+        except nvml.NVMLError as e:
+            warnings.append(f"NVML says of its GPU {index}: {e}")
+            continue
+        gpus += found
+        nodes |= _memory_node(nvml, handle)
+        if not found:
+            warnings.append(
+                f"the GPU at {gpu.pci} is divided into MIG slices, but none that this process can open: "
+                "nvidia-smi -L lists the slices there are"
+            )
 
 
 def driver() -> str:
@@ -87,7 +102,20 @@ def _session(nvml: Any) -> Iterator[None]:  # noqa: ANN401 - a module without ty
 def _gpu(nvml: Any, handle: Any) -> Gpu:  # noqa: ANN401
     address = pci.address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     uuid, model = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
-    return Gpu(address, uuid, model, memory_bytes=_memory_bytes(nvml, handle))
+    memory_bytes, mode = _memory_bytes(nvml, handle), _compute_mode(nvml, handle)
+    return Gpu(address, uuid, model, memory_bytes=memory_bytes, compute_mode=mode)
+
+
+def _compute_mode(nvml: Any, handle: Any) -> str:  # noqa: ANN401
+    """Return the mode that keeps processes from a GPU; empty: none, or MPS lets them share it."""
+    with contextlib.suppress(nvml.NVMLError):
+        mode = nvml.nvmlDeviceGetComputeMode(handle)
+        if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+            return "PROHIBITED"
+        if mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
+            shared = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_FOLDER).exists()
+            return "" if shared else "EXCLUSIVE_PROCESS"
+    return ""
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:  # noqa: ANN401

@@ -30,6 +30,7 @@ class Gpu:
     numa_node: int | None = None  # None: unknown
     memory_bytes: int = 0  # 0: unknown
     mig: str = ""  # profile of a slice (1g.10gb); "" for a whole GPU
+    compute_mode: str = ""  # EXCLUSIVE_PROCESS: one process at a time, without MPS; PROHIBITED: none; "": any number
 
     @property
     def can_run(self) -> bool:

@@ -17,8 +17,7 @@ from hpcgpu.sim.array import SimArray, buffer_of, host_of
 from hpcgpu.sim.memory import NUMBERS, Blocks
 from hpcgpu.sim.usage import Usage
 
-# The part of the memory that may be kept to be used again.
-_KEPT = 4
+_KEPT = 4  # the part of the memory that may be kept to be used again
 
 
 class OutOfMemoryError(MemoryError):
@@ -51,10 +50,8 @@ class SimGpu:
 
     Parameters
     ----------
-    memory_bytes : int
-        Its size.
-    uuid, pci : str
-        Its names.
+    memory_bytes, uuid, pci : int, str, str
+        Its size and its names.
     usage_file : path, optional
         The file in which other processes find what it takes of the host's memory
         (``hpcgpu.sim.usage.read_usage_bytes``): used bytes, and freed memory that is kept to be used again.
@@ -151,9 +148,8 @@ class SimGpu:
         """Copy the one buffer of all the arrays to the host, once; return it, and the layout of each array in it."""
         root = _root(host_of(arrays[0]))
         start = _address(root)
-        views = []
-        for a in map(host_of, arrays):
-            views.append(View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0))
+        hosts = map(host_of, arrays)
+        views = [View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0) for a in hosts]
         copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
         np.copyto(copy, _bytes_of(root))
         self._count("d2h", root.nbytes)
@@ -199,6 +195,10 @@ class SimGpu:
             # room was made, though another thread may have taken it
         self._blocks.shrink(self.memory_bytes - used - nbytes)
         return allocation
+
+    def give_back(self) -> bool:
+        """Return False: freed memory counts no more."""
+        return False
 
     def _register(self, root: np.ndarray, allocation: Allocation) -> Allocation:
         # No lock: an array drops its allocation before its memory, so an id leaves the dict before it is used again.

@@ -227,9 +227,9 @@ static int drain_all(int blocking_only) {
 }
 
 static Stream *stream_of(Stream *given) {
-    if ((uintptr_t)given <= 1)
+    if ((uintptr_t)given <= 1 || given == &legacy) /* an event has the stream itself */
         return &legacy;
-    if ((uintptr_t)given == 2)
+    if ((uintptr_t)given == 2 || given == &per_thread)
         return &per_thread;
     for (Stream *s = streams; s; s = s->next)
         if (s == given)
@@ -391,6 +391,14 @@ int cuDevicePrimaryCtxRelease(int device) {
     return OK;
 }
 
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    (void)device;
+    ENTER(0);
+    *flags = 0;
+    *active = 1;
+    return leave(OK);
+}
+
 int cuCtxPushCurrent(void *given) {
     ENTER(0);
     if (depth == MAX_PUSHED)
@@ -424,6 +432,12 @@ int cuCtxGetCurrent(void **out) {
 }
 
 int cuCtxGetDevice(int *out) {
+    ENTER(1);
+    *out = 0;
+    return leave(OK);
+}
+
+int cuCtxGetFlags(unsigned *out) {
     ENTER(1);
     *out = 0;
     return leave(OK);
@@ -648,6 +662,31 @@ int cuMemcpyDtoDAsync(Address to, Address from, size_t size, Stream *stream) {
     return leave(copy(to, from, size, stream));
 }
 
+static int copy_now(Address to, Address from, size_t size) {
+    int answer = copy(to, from, size, &legacy);
+    return answer ? answer : drain(&legacy, ~0ULL);
+}
+
+int cuMemcpyDtoH(void *to, Address from, size_t size) {
+    ENTER(1);
+    return leave(copy_now((Address)to, from, size));
+}
+
+int cuMemcpyHtoD(Address to, const void *from, size_t size) {
+    ENTER(1);
+    return leave(copy_now(to, (Address)from, size));
+}
+
+int cuMemcpyDtoD(Address to, Address from, size_t size) {
+    ENTER(1);
+    return leave(copy(to, from, size, &legacy)); /* the host waits for none of these */
+}
+
+int cuMemsetD8(Address at, unsigned char value, size_t number) {
+    ENTER(1);
+    return leave(fill(at, value, 1, number, &legacy));
+}
+
 int cuMemsetD8Async(Address at, unsigned char value, size_t number, Stream *stream) {
     ENTER(1);
     return leave(fill(at, value, 1, number, stream));
@@ -734,6 +773,18 @@ static int attribute_of(void *out, int attribute, Memory *m) {
     }
 }
 
+int cuMemGetAddressRange(Address *out, size_t *size, Address at) {
+    ENTER(1);
+    Memory *m = found(at, 1);
+    if (!m)
+        return leave(NOT_FOUND);
+    if (out)
+        *out = m->at;
+    if (size)
+        *size = m->size;
+    return leave(OK);
+}
+
 int cuPointerGetAttribute(void *out, int attribute, Address at) {
     ENTER(0);
     Memory *m = found(at, 1);
@@ -771,7 +822,8 @@ static const struct {
     KNOWN(cuMemcpyHtoDAsync), KNOWN(cuMemcpyDtoDAsync), KNOWN(cuMemsetD8Async), KNOWN(cuMemsetD16Async),
     KNOWN(cuMemsetD32Async), KNOWN(cuDeviceGetMemPool), KNOWN(cuDeviceGetDefaultMemPool), KNOWN(cuMemGetMemPool),
     KNOWN(cuMemGetDefaultMemPool), KNOWN(cuMemPoolGetAttribute), KNOWN(cuMemPoolSetAttribute),
-    KNOWN(cuPointerGetAttribute), KNOWN(cuPointerGetAttributes),
+    KNOWN(cuPointerGetAttribute), KNOWN(cuPointerGetAttributes), KNOWN(cuDevicePrimaryCtxGetState), KNOWN(cuCtxGetFlags),
+    KNOWN(cuMemcpyDtoH), KNOWN(cuMemcpyHtoD), KNOWN(cuMemcpyDtoD), KNOWN(cuMemsetD8), KNOWN(cuMemGetAddressRange),
 };
 
 /* Names come plain, whichever version is meant: each of the above has one meaning since CUDA 12. */

@@ -29,7 +29,8 @@ class Gpu:
         self.memory_bytes, self.used_bytes, self.idle_bytes = memory_bytes, 0, 0
         self.downs = self.ups = 0
         self.contexts: set[int] = set()  # threads in which numba has one
-        self.put_off: list[int] = []  # what numba has still to free
+        self.put_off = PutOff(self)
+        self.kept_bytes = 0  # of torch's cache, of which no tensor is stored
 
     def trim(self) -> int:
         return 0
@@ -49,12 +50,23 @@ class Gpu:
         self.ups += 1
 
 
+class PutOff(list[int]):
+    """What numba has still to free."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def clear(self) -> None:
+        while self:
+            self._gpu.used_bytes -= self.pop()
+
+
 class Memory:
     """An allocation; freed with the last one that holds it. CuPy's pointers, RMM's buffers and the like look so."""
 
     def __init__(self, gpu: Gpu, nbytes: int, error: type[Exception] = MemoryError) -> None:
         self.gpu, self.size, self.bytes = gpu, 0, np.zeros(nbytes, "u1")
-        if gpu.used_bytes + nbytes > gpu.memory_bytes:
+        if gpu.used_bytes + gpu.kept_bytes + nbytes > gpu.memory_bytes:
             raise error(f"{nbytes} bytes")
         self.size = nbytes
         gpu.used_bytes += nbytes
@@ -125,7 +137,8 @@ def torch(gpu: Gpu) -> Any:
         OutOfMemoryError=OutOfMemoryError,
         current_stream=lambda _: types.SimpleNamespace(cuda_stream=0),
         memory_allocated=lambda _: gpu.used_bytes,
-        empty_cache=lambda: None,
+        memory_reserved=lambda _: gpu.used_bytes + gpu.kept_bytes,
+        empty_cache=lambda: setattr(gpu, "kept_bytes", 0),
     )
     names: dict[str, Any] = {**{name: name for name in _FIELDS}, "empty": empty, "cuda": cuda, "Tensor": Tensor}
     names |= {"device": lambda *_: None, "nn": types.SimpleNamespace(Parameter=parameter)}
@@ -172,13 +185,11 @@ class NumbaMemory(Memory):
 def numba(gpu: Gpu) -> Any:
     """Return the module."""
 
-    def free() -> None:
-        while gpu.put_off:
-            gpu.used_bytes -= gpu.put_off.pop()
-
     def current_context() -> Any:
         gpu.contexts.add(threading.get_ident())
-        return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=free))
+        # memory has a queue of its own; that of the context has modules, streams and events (driver.py, 0.30.4)
+        memory = types.SimpleNamespace(deallocations=gpu.put_off)
+        return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=lambda: None), memory_manager=memory)
 
     def from_cuda_array_interface(told: dict[str, Any], owner: Any) -> DeviceNDArray:
         return DeviceNDArray(told["shape"], told["strides"], told["typestr"], told["data"][0], owner)

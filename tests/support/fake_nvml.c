@@ -6,6 +6,7 @@
  * kind: "gpu", "slice" (of the GPU line above it), or "gap" (a number without a slice). error: what every call
  * on the device answers, 0 for none. node: NUMA node that is the GPU's memory, -1 for "not supported".
  * mig: 1 when the GPU is divided. memory 0: "not supported". FAKE_NVML_INIT: what nvmlInit answers.
+ * FAKE_NVML_COMPUTE_MODE: of all GPUs; 3 is EXCLUSIVE_PROCESS, 2 PROHIBITED.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,6 +116,12 @@ int nvmlDeviceGetPciInfo_v3(Device *d, PciInfo *out) {
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
     *out = (Memory){d->memory, d->memory, 0};
     return d->memory ? d->error : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeMode(Device *d, unsigned *mode) {
+    const char *given = getenv("FAKE_NVML_COMPUTE_MODE");
+    *mode = given ? (unsigned)atoi(given) : 0;
+    return d->error;
 }
 
 int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {

@@ -33,7 +33,7 @@ def look(settings: Settings) -> NodeFacts:
     topology: Topology | None = seen.pop("topology", None)
     imports = seen.pop("imports", {})
     cpus, cores = probes.cpus()
-    found, _ = gpus.nvml_facts()
+    facts = nvml.read()
     return NodeFacts(
         host=os.uname().nodename,
         python=replace(login.python(), **imports),
@@ -42,8 +42,10 @@ def look(settings: Settings) -> NodeFacts:
         cores=cores,
         memory_bytes=cgroup.memory_limit().nbytes,
         temporary=tempfile.gettempdir(),
-        gpus=tuple(gpu.model for gpu in found),
+        gpus=tuple(gpu.model for gpu in facts.gpus),
+        compute_modes=tuple(gpu.compute_mode for gpu in facts.gpus),
         driver=nvml.driver(),
+        no_driver=facts.trouble,
         granted_gpus=granted_gpus(os.environ),
         nics=topology.nics if topology else None,
         hops=topology.hops if topology else (),

@@ -18,7 +18,7 @@ import wrapt
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.worker import Rapids
-from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.devices import allocation_failure, cudf
 from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -64,18 +64,8 @@ def open_device(spec: WorkerSpec) -> None:
 def set_up_rmm(rapids: Rapids) -> None:
     """Set up RMM and its users on the current CUDA device as the worker was planned.
 
-    Parameters
-    ----------
-    rapids : Rapids
-        The plan. cuDF reads its part from the environment when user code imports it.
-
-    Raises
-    ------
-    ConfigError
-        A library that an option needs is not installed here.
-    LaunchError
-        RMM refuses: the GPU has too little memory left, or the driver lacks a feature.
-
+    cuDF reads its part from the environment when user code imports it. ConfigError: a library is not installed.
+    LaunchError: the GPU has too little memory left, or the driver lacks a feature.
     """
     for module, asked in rapids.needs:
         _check_installed(module, asked)
@@ -141,12 +131,17 @@ def evicting(resource: Any) -> Any:  # noqa: ANN401
     """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried.
 
     It serves all that allocate by RMM: cuDF, and CuPy and PyTorch if so planned. RMM calls the callback again after
-    each try that fails.
+    each try that fails. cuDF refuses to put its own beside it (spill_manager.py, 26.10), so ours calls cuDF's.
     """
     import rmm
 
-    # the worker's own device is the first that it sees
-    return rmm.mr.FailureCallbackResourceAdaptor(resource, lambda nbytes: allocation_failure.evict(0, nbytes))
+    wrapt.register_post_import_hook(lambda module: module.set_option("spill_on_demand", False), "cudf")
+    return rmm.mr.FailureCallbackResourceAdaptor(resource, _make_room)
+
+
+def _make_room(nbytes: int) -> bool:
+    """Return whether an allocation of RMM can be tried again; the worker's own device is the first that it sees."""
+    return allocation_failure.evict(0, nbytes) or cudf.spill_itself(nbytes)
 
 
 def _set_cupy() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import addresses, cgroup, discover, log
+from hpcgpu.host import addresses, cgroup, discover, log, nvml
 from hpcgpu.host import gpus as cards
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import (
@@ -48,7 +48,8 @@ class Machine:
         found = gpus_of(settings, topology, environ, host)
         if not found:
             devices = environ.get("CUDA_VISIBLE_DEVICES")
-            why = (f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else "", others_words(topology))
+            shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
+            why = (shown, others_words(topology), nvml.read().trouble)
             given = f" ({'; '.join(filter(None, why))})" if any(why) else ""
             raise LaunchError(
                 f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: gpus=sim:4"

@@ -68,6 +68,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     # A batch system that cancels a job signals all of its processes. Rank 0 ends the run, and says why.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process.hide_gpus(spec.protocol)
+    compat.spare_nvml()
     handshakes.limit()
     protocols.prepare(f"{spec.protocol}:")
     faulthandler.dump_traceback_later(_HANGS_S, file=2)

@@ -62,8 +62,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     dask.config.update(dask.config.config, start.config, priority="new")
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it
         dask.config.set({"temporary-directory": start.spec.local_directory})
-    if start.spec.gpu is None:  # distributed would show the first GPU's load as this worker's (2026.8.0, nvml.py)
-        dask.config.set({"distributed.diagnostics.nvml": False})
+    compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     handshakes.limit()
     protocols.prepare(start.kwargs["scheduler_ip"])
     try:

@@ -13,15 +13,9 @@ from hpcgpu.model import Layout, NodeLayout
 class RankRecord(NamedTuple):
     """The facts that a rank tells of itself at the rendezvous.
 
-    Attributes
-    ----------
-    isolated : bool
-        The rank has devices or a mask of its own, and starts its workers itself.
-    gpus : int
-        GPUs that the rank can open.
-    devices : str
-        ``CUDA_VISIBLE_DEVICES`` of the rank. If the ranks of a host differ in it, each is isolated.
-
+    ``gpus``: how many it can open. ``isolated``: it has devices or a mask of its own, and starts its workers itself.
+    ``devices``: its ``CUDA_VISIBLE_DEVICES``. If the ranks of a host differ in it, each is isolated. ``trouble``: why
+    NVML tells it nothing.
     """
 
     rank: int
@@ -29,6 +23,7 @@ class RankRecord(NamedTuple):
     gpus: int
     isolated: bool = False
     devices: str = ""
+    trouble: str = ""
 
 
 def plan_layout(
@@ -43,13 +38,7 @@ def plan_layout(
 
     The workers of a node are divided among its ranks, without rank 0 if that is the ``scheduler``; a node's only rank
     has all its workers. Ranks in excess of GPUs are idle. An isolated rank is a node of its own here. Each host has
-    ``cpu_workers`` more, which have no GPU.
-
-    Raises
-    ------
-    WorldError
-        A node of the allocation has no rank, or no rank has a GPU.
-
+    ``cpu_workers`` more, which have no GPU. WorldError: a node of the allocation has no rank, or no rank has a GPU.
     """
     devices: dict[str, set[str]] = {}
     for record in records:
@@ -66,8 +55,10 @@ def plan_layout(
             "start at least one rank per node (hpcgpu launch --print shows a command that does)"
         )
     if not any(r.gpus for r in records):
+        troubles = {r.host: r.trouble for r in records if r.trouble}
+        why = f" ({'; '.join(f'{host}: {trouble}' for host, trouble in troubles.items())})" if troubles else ""
         raise WorldError(
-            "no GPU can be opened on any node of this run; ask the batch system for GPUs, "
+            f"no GPU can be opened on any node of this run{why}; ask the batch system for GPUs, "
             "or use simulated ones: --gpus sim:4, before the script"
         )
     beside: dict[str, int] = {}

@@ -13,22 +13,9 @@ _ALIGNED_BYTES = 256  # of the sizes that RMM's pools take
 
 
 def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Rapids | None:
-    """Return what a worker sets up of RMM and cuDF; None if nothing is asked for.
+    """Return what a worker sets up of RMM and cuDF, by its name and share of its GPU (0: unknown); None if nothing.
 
-    Parameters
-    ----------
-    settings : Settings
-        The run's options.
-    worker : str
-        The worker's name, for its log.
-    device_memory_bytes : int
-        The worker's share of its GPU or slice; 0: unknown.
-
-    Raises
-    ------
-    ConfigError
-        A size is a fraction of an unknown memory, or a pool is larger than the GPU or than its own maximum.
-
+    ConfigError: a size is a fraction of an unknown memory, or a pool is larger than the GPU or than its own maximum.
     """
     said = settings.said
     sizes = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")

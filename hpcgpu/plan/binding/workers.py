@@ -93,6 +93,11 @@ def plan_workers(
     if len(node.gpus) < needed:
         raise LaunchError(f"{node.name} was to have {needed} GPUs, but {len(node.gpus)} can be opened there")
     gpus = node.gpus[:needed]
+    if settings.workers_per_gpu > 1 and (alone := next((g for g in gpus if g.compute_mode), None)):
+        raise ConfigError(
+            f"{settings.said('workers_per_gpu')}, but the GPU at {alone.pci} on {node.name} is in compute mode "
+            f"{alone.compute_mode}: leave it at 1, or start NVIDIA's MPS in the job (nvidia-cuda-mps-control -d)"
+        )
     owners = {i: rank for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine}
     masks = [node.masks[owners[i]] for i in range(wanted)] if node.masks else ()
     bindings = plan_bindings(

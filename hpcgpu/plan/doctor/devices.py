@@ -35,17 +35,24 @@ def check_gpus(facts: TrialFacts) -> Seen:
     poor = [node for node in facts.nodes if len(node.gpus) < facts.wanted_gpus]
     if not poor:
         first = facts.nodes[0]
+        if modes := {mode: node.host for node in facts.nodes for mode in node.compute_modes if mode}:
+            return warning(
+                "; ".join(f"{host} has GPUs in compute mode {mode}" for mode, host in modes.items()),
+                "no other process can use a worker's GPU: make arrays in tasks, since the scheduler opens a GPU for an "
+                "array in submit, and leave workers_per_gpu at 1; or start NVIDIA's MPS in the job",
+            )
         return ok(f"{len(first.gpus)} on each node: {first.gpus[0]}, driver {first.driver or 'unknown'}")
     said = "; ".join(f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs{_granted(node)}" for node in poor)
-    if any(node.granted_gpus for node in poor) and any(not node.driver for node in poor):
+    silent = next((node.no_driver or "no driver answers" for node in poor if not node.driver), "")
+    if any(node.granted_gpus for node in poor) and silent:
         return failed(
-            f"{said}; no driver answers",
+            f"{said}; {silent}",
             "the GPUs were granted, and the node's NVIDIA driver does not answer: run nvidia-smi in such a job; in a "
             "container let it have the GPUs (apptainer --nv); tell the administrators, or leave the node out",
         )
-    if any(not node.driver for node in poor):
+    if silent:
         return failed(
-            f"{said}; no driver answers",
+            f"{said}; {silent}",
             "the job is on nodes without GPUs, or none was granted: give the queue of the GPU nodes (--queue), and "
             "see in hpcgpu plan how they are asked for (the site's gpus: gpus-per-node, gres or none)",
         )

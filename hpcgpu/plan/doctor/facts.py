@@ -10,19 +10,9 @@ from hpcgpu.model import Hop, Nic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The job as the batch system is asked for it.
+    """The job as the batch system is asked for it, and its words: when it expects to start it, or why it refuses it.
 
-    Attributes
-    ----------
-    batch : str
-        The batch system.
-    starts : str
-        When it expects to start the job, in its words; empty: it cannot be asked.
-    refused : str
-        Its words when it would refuse the job; empty: it would not.
-    unasked : str
-        Why it was not asked; empty: it was.
-
+    ``unasked``: why it was not asked. Empty: it was.
     """
 
     batch: str
@@ -33,27 +23,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder and its file system; sizes in bytes, times in seconds.
+    """A folder, and the type of its file system (empty: unknown), which other nodes can see or which lies in memory.
 
-    Attributes
-    ----------
-    path : str
-        The folder.
-    kind : str
-        The file system's type; empty: unknown.
-    network : bool
-        Whether other nodes can see such a file system.
-    memory : bool
-        Whether it lies in memory.
-    free_bytes, free_files : int
-        What is free for this user; -1: unknown, or without end.
-    create_s : float
-        Creation and removal of one small file.
-    bytes_per_s : float
-        Speed of writing, with fsync; 0: it was not written.
-    clock_s : float
-        The file server's clock less this machine's.
-
+    ``free_bytes`` and ``free_files`` are for this user; -1: unknown, or without end. ``create_s``: to create and remove
+    one small file. ``bytes_per_s``: written with fsync; 0: not written. ``clock_s``: the file server's clock less ours.
     """
 
     path: str
@@ -217,8 +190,10 @@ class NodeFacts:
         Host memory that the kernel lets the job use.
     gpus : tuple of str
         Names of the NVIDIA GPUs that NVML shows.
-    driver : str
-        Version of their driver; empty: none.
+    compute_modes : tuple of str
+        Of each: :attr:`hpcgpu.model.Gpu.compute_mode`.
+    driver, no_driver : str
+        Version of their driver, or why none answers.
     granted_gpus : int or None
         GPUs of this node that the batch system has granted; None: it does not tell.
     hops : tuple of Hop
@@ -238,7 +213,9 @@ class NodeFacts:
     memory_bytes: int
     temporary: str
     gpus: tuple[str, ...] = ()
+    compute_modes: tuple[str, ...] = ()
     driver: str = ""
+    no_driver: str = ""
     granted_gpus: int | None = None
     nics: tuple[Nic, ...] | None = None
     hops: tuple[Hop, ...] = ()

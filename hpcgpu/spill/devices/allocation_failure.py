@@ -28,15 +28,8 @@ class Store(Protocol):
 class AllocationFailureHook:
     """A device's ``on_alloc_failure``. Workers in one process share the device, so there may be several stores.
 
-    Thread-safe: it goes through a copy of its stores, and each store is thread-safe.
-
-    Attributes
-    ----------
-    stores : list of Store
-        The stores that make room, in this order.
-    patience_s : float
-        How long to wait for memory that was moved down and is still held, by an event or by a task that has just ended.
-
+    Thread-safe: it goes through a copy of its stores, and each store is thread-safe. ``patience_s``: how long to wait
+    for memory that was moved down and is still held, by an event or by a task that has just ended.
     """
 
     patience_s = 1.0
@@ -50,9 +43,12 @@ class AllocationFailureHook:
         return any(self._make_room(store, need_bytes) for store in tuple(self.stores))
 
     def evict(self, need_bytes: int) -> bool:
-        """Return whether anything moved down from the device; called in the thread that allocates."""
+        """Return whether anything became free, kept by a library or moved down; called in the thread that allocates."""
+        if self.device.give_back():
+            return True
         for store in tuple(self.stores):
             if store.evict(self.device, need_bytes):
+                self.device.give_back()  # what moved down is free in its library's pool alone
                 store.count_rescue()
                 return True
         return False
@@ -77,7 +73,7 @@ _hooks: list[AllocationFailureHook] = []
 def evict(number: int, need_bytes: int) -> bool:
     """Move something down from a CUDA device for an allocation that is tried again as long as this returns true.
 
-    RMM's adaptor calls it again and again. Each time something has moved, so that there is an end.
+    RMM's adaptor calls it again and again. Each time something has become free, so that there is an end.
     """
     return any(p.evict(need_bytes) for p in tuple(_hooks) if getattr(p.device, "number", number) == number)
 

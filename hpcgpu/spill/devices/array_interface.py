@@ -84,11 +84,14 @@ class NumbaArrays:
         del device
         return 0
 
-    def give_back(self) -> None:
-        """Free the arrays that numba has not freed yet: it frees ten at once."""
+    def give_back(self) -> bool:
+        """Free the arrays that numba has not freed yet: it frees ten at once, from a queue of its memory manager."""
         from numba import cuda
 
-        cuda.current_context().deallocations.clear()
+        queue = cuda.current_context().memory_manager.deallocations
+        is_kept = len(queue) > 0
+        queue.clear()
+        return is_kept
 
 
 class RmmBuffers:
@@ -125,8 +128,9 @@ class RmmBuffers:
         del device
         return 0
 
-    def give_back(self) -> None:
-        """Do nothing: RMM's pools keep their memory."""
+    def give_back(self) -> bool:
+        """Return False: RMM's pools keep their memory."""
+        return False
 
 
 class Immovable:
@@ -159,5 +163,6 @@ class Immovable:
         del device
         return 0
 
-    def give_back(self) -> None:
-        """Do nothing."""
+    def give_back(self) -> bool:
+        """Return False."""
+        return False

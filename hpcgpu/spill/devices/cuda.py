@@ -6,6 +6,7 @@ Checked against cuda-core 1.2.2. CuPy's arrays are in :mod:`hpcgpu.spill.devices
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,15 +68,16 @@ class CudaDevice:
 
         return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
 
-    def give_back(self) -> None:
-        """Free the memory that each library keeps: the others cannot use it."""
-        for kind in tuple(self.kinds.values()):
-            kind.give_back()
+    def give_back(self) -> bool:
+        """Free the memory that each library keeps, of a model in torch too: the others cannot use it."""
+        if "torch" in sys.modules:
+            self.kind("torch")
+        return any([kind.give_back() for kind in tuple(self.kinds.values())])
 
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
         if cudf.is_cudf(array):
-            return cudf.CudfObjects().buffer_of(array)
+            return cudf.CudfObjects(self).buffer_of(array)
         kind: type = type(array)
         library = library_of(kind)
         pointer, nbytes = self.kind(library).extent_of(array)
@@ -86,7 +88,7 @@ class CudaDevice:
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the one allocation of all the arrays to the host."""
         if cudf.is_cudf(arrays[0]):
-            return cudf.CudfObjects().pack(arrays, empty)
+            return cudf.CudfObjects(self).pack(arrays, empty)
         return self._pack_each([arrays], empty)[0]
 
     def pack_each(
@@ -110,7 +112,7 @@ class CudaDevice:
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         """Copy a packed allocation to the device and return its arrays."""
         if isinstance(views[0], cudf.CudfView):
-            return cudf.CudfObjects().unpack(root, views)
+            return cudf.CudfObjects(self).unpack(root, views)
         kind = self.kind(views[0].library)
         memory, pointer, stream = kind.allocate(self, root.nbytes)
         if root.nbytes:
@@ -200,8 +202,9 @@ class CoreBuffers:
                 copies.call("cuMemPoolGetAttribute", copies.call("cuDeviceGetMemPool", copies.handle), attribute)
             )
 
-    def give_back(self) -> None:
-        """Do nothing: the driver takes free memory from its pools before an allocation fails."""
+    def give_back(self) -> bool:
+        """Return False: the driver takes free memory from its pools before an allocation fails."""
+        return False
 
 
 _MAKING = threading.RLock()

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcgpu.spill.devices.protocols import Gpu
+
 
 def is_cudf(x: Any) -> bool:  # noqa: ANN401
     """Tell whether an object is a data frame, series, index or column of cuDF, by its type."""
@@ -26,6 +28,14 @@ def spills_itself() -> bool:
     """
     cudf = sys.modules.get("cudf")
     return cudf is not None and bool(cudf.get_option("spill"))
+
+
+def spill_itself(nbytes: int) -> bool:
+    """Let cuDF move its buffers down as its own callback of RMM does; return whether it has moved any."""
+    if not spills_itself():
+        return False
+    manager = sys.modules["cudf"].core.buffer.spill_manager.get_global_manager()
+    return bool(manager.spill_device_memory(nbytes=nbytes))
 
 
 class CudfView(NamedTuple):
@@ -45,10 +55,14 @@ class CudfObjects:
     """The interface to cuDF's objects that the store needs.
 
     All allocations of an object are one buffer, and move together. Two objects with the same allocations are one
-    buffer; two objects that share only some of their allocations each count all of their own.
+    buffer; two objects that share only some of their allocations each count all of their own. They come back as two,
+    since cuDF's serialization copies what is shared before it is shown (buffer.py, make_single_owner_inplace).
 
-    Thread-safe: it has no state, and cuDF copies on the calling thread's stream.
+    Thread-safe: it has no state of its own.
     """
+
+    def __init__(self, device: Gpu) -> None:
+        self._device = device
 
     def buffer_of(self, x: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return one id for all of an object's allocations, valid while they live, and their bytes."""
@@ -69,21 +83,31 @@ class CudfObjects:
             for frame, on_device in zip(frames, header["is-cuda"], strict=True):
                 begin, end = end, end + frame.nbytes
                 if frame.nbytes:
-                    copy = frame.memoryview() if on_device else memoryview(frame)
-                    root[begin:end] = np.frombuffer(copy, np.uint8)
+                    self._copy_down(frame, on_device, root[begin:end])
                 spans.append((begin, frame.nbytes, bool(on_device)))
             views.append(CudfView(type(x), header, tuple(spans), getattr(x, "shape", ())))
         return root, views
 
     def unpack(self, root: np.ndarray, views: Sequence[CudfView]) -> list[Any]:
-        """Copy packed objects to the device."""
-        return [v.kind.host_deserialize(v.header, [_frame(root, *span) for span in v.frames]) for v in views]  # type: ignore[attr-defined]
+        """Copy packed objects to the device, into memory of RMM."""
+        return [v.kind.device_deserialize(v.header, [self._frame(root, *span) for span in v.frames]) for v in views]  # type: ignore[attr-defined]
 
+    def _copy_down(self, frame: Any, on_device: bool, part: np.ndarray) -> None:  # noqa: ANN401
+        if not on_device:
+            part[:] = np.frombuffer(memoryview(frame), np.uint8)
+            return
+        copy = self._device.copies.to_host(int(frame.ptr), frame.nbytes, lambda _: part)
+        if copy is not part:  # a page-locked buffer
+            part[:] = copy
 
-def _frame(root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> memoryview:
-    part = root[begin : begin + nbytes]
-    # the object keeps frames of the host, while the packed bytes are used again
-    return memoryview(part if on_device else part.copy())  # type: ignore[arg-type]
+    def _frame(self, root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> Any:  # noqa: ANN401
+        part = root[begin : begin + nbytes]
+        if not on_device:  # the object keeps it, while the packed bytes are used again
+            return memoryview(part.copy())  # type: ignore[arg-type]
+        memory, pointer, stream = self._device.kind("rmm").allocate(self._device, nbytes)
+        if nbytes:
+            self._device.copies.to_device(part, pointer, stream)
+        return memory
 
 
 def _columns(x: Any) -> Iterator[Any]:  # noqa: ANN401

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,14 +30,21 @@ class CupyArrays:
     """
 
     def __init__(self, device: Gpu) -> None:
+        self._device = device
+        self._hook_allocator()
+
+    def _hook_allocator(self) -> None:
+        """Let the present allocator's failures evict: user code may have set one of its own, and cuDF sets RMM's."""
         import cupy
 
-        self._device = device
-        self._allocate = cupy.cuda.get_allocator()
-        cupy.cuda.set_allocator(self._allocate_or_evict)
+        allocate = cupy.cuda.get_allocator()
+        if getattr(allocate, "func", None) != self._allocate_or_evict:
+            with contextlib.suppress(ValueError):  # inside using_allocator; the next array comes from outside
+                cupy.cuda.set_allocator(functools.partial(self._allocate_or_evict, allocate))
 
     def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return address and size of the array's allocation."""
+        self._hook_allocator()
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
     def view_of(self, array: Any) -> CupyView:  # noqa: ANN401
@@ -64,14 +73,17 @@ class CupyArrays:
         with cupy.cuda.Device(device.number):
             return int(cupy.get_default_memory_pool().used_bytes())
 
-    def _allocate_or_evict(self, nbytes: int) -> Any:  # noqa: ANN401
-        return with_room(self._device, nbytes, lambda: self._allocate(nbytes), self._device.give_back)
+    def _allocate_or_evict(self, allocate: Callable[[int], Any], nbytes: int) -> Any:  # noqa: ANN401
+        return with_room(self._device, nbytes, lambda: allocate(nbytes), self._device.give_back)
 
-    def give_back(self) -> None:
+    def give_back(self) -> bool:
         """Free the unused blocks of CuPy's pool."""
         import cupy
 
-        cupy.get_default_memory_pool().free_all_blocks()
+        pool = cupy.get_default_memory_pool()
+        before = pool.total_bytes()
+        pool.free_all_blocks()
+        return bool(pool.total_bytes() < before)
 
 
 class CupyCopies:

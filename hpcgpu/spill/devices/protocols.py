@@ -84,6 +84,9 @@ class Device(Protocol):
 
         """
 
+    def give_back(self) -> bool:
+        """Free the memory of freed arrays that each library keeps; return whether there was any."""
+
 
 class Copies(Protocol):
     """Copies between a device and host memory; a copy is finished when its call returns.
@@ -138,8 +141,8 @@ class Kind(Protocol):
     def used_bytes(self, device: Gpu) -> int:
         """Return the bytes that the library's arrays hold."""
 
-    def give_back(self) -> None:
-        """Free the memory that the library keeps, so that others can use it."""
+    def give_back(self) -> bool:
+        """Free the memory that the library keeps, so that others can use it; return whether there was any."""
 
 
 class Gpu(Device, Protocol):
@@ -159,6 +162,3 @@ class Gpu(Device, Protocol):
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""
-
-    def give_back(self) -> None:
-        """Free the memory that each library keeps."""

@@ -55,14 +55,7 @@ class Tensors:
         return int(storage.data_ptr()), int(storage.nbytes())
 
     def view_of(self, array: Any) -> TensorView:  # noqa: ANN401
-        """Return the layout of the tensor in its storage.
-
-        Raises
-        ------
-        ImmovableError
-            It is more than its numbers.
-
-        """
+        """Return the layout of the tensor in its storage; ImmovableError: it is more than its numbers."""
         if why := _why_immovable(array):
             raise ImmovableError(array, TypeError(why))
         return TensorView(
@@ -112,11 +105,16 @@ class Tensors:
         except RuntimeError:  # a pluggable allocator, such as RMM's, does not count for torch
             return 0
 
-    def give_back(self) -> None:
+    def give_back(self) -> bool:
         """Free the memory that torch keeps: other libraries cannot use it."""
         import torch
 
-        torch.cuda.empty_cache()
+        try:
+            before = torch.cuda.memory_reserved(self._number)
+            torch.cuda.empty_cache()
+            return bool(torch.cuda.memory_reserved(self._number) < before)
+        except RuntimeError:  # as in used_bytes
+            return False
 
 
 def _is_parameter(kind: type) -> bool:

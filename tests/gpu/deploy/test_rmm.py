@@ -15,6 +15,7 @@ from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.binding.rapids import plan_rapids
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf
 
 GIB = 1 << 30
@@ -112,7 +113,7 @@ def test_an_allocation_of_rmm_that_fails_makes_the_store_evict(tmp_path: Path) -
 def test_a_data_frame_goes_down_and_comes_back() -> None:
     cudf = pytest.importorskip("cudf", reason="no cuDF here")
     frame = cudf.DataFrame({"a": range(1000), "b": ["x", None] * 500})
-    objects = CudfObjects()
+    objects = CudfObjects(CudaDevice.current(0))
     assert is_cudf(frame)
     assert objects.buffer_of(frame) == objects.buffer_of(frame.copy(deep=False))
     assert objects.buffer_of(frame)[1] >= 8000

@@ -128,7 +128,7 @@ if __name__ == "__main__":
         array = client.submit(lambda value: value[0], values[7]).result()  # numba is not needed for it
         print(type(array) is cupy.ndarray and int(array[-1]))
         spilled = [worker["metrics"]["spilled_bytes"]["disk"] for worker in client.scheduler_info()["workers"].values()]
-        print(min(spilled) > 0)
+        print(max(spilled) > 0)  # of several GPUs one may have got no work
 """
 
 

@@ -56,6 +56,17 @@ def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: 
     assert "1 worker on 1 node ready" in stderr
 
 
+def test_a_driver_that_was_updated_is_said_and_ends_no_simulation(tmp_path: Path, nvml: FakeNvml) -> None:
+    env = nvml.environment(WHOLE) | {"FAKE_NVML_INIT": "18"}
+    path = ranks.script(tmp_path, "if __name__ == '__main__':\n    print(Client().submit(sum, [1, 2]).result())")
+    done = ranks.run(path, options=(), env=env)
+    assert done.returncode != 0
+    assert "no GPU can be opened" in done.stderr
+    assert "the old one is still loaded: the node must be started anew" in done.stderr
+    simulated = ranks.run(path, env=env)
+    assert (simulated.returncode, simulated.stdout) == (0, "3\n"), simulated.stderr
+
+
 def test_a_worker_on_a_slice_sees_nothing_else(tmp_path: Path, nvml: FakeNvml) -> None:
     slices = (FakeSlice("MIG-a", size_mib=512), FakeSlice("MIG-b", size_mib=256))
     found, _ = run(tmp_path, nvml, [WHOLE[0], FakeGpu("0000:16:00.0", "GPU-1", parts=slices)])

@@ -120,11 +120,11 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "seen, not NVIDIA: no worker: 0000:13:00.0 AMD; 0000:23:00.0 AMD;" in live.table()
     assert not any("even share" in warning for warning in live.facts.topology.warnings)
     with pytest.raises(
-        LaunchError, match=r"no GPU can be opened on \S+ \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;"
+        LaunchError, match=r"no GPU can be opened on \S+ \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;.* NVML: "
     ):
         Machine.read(Settings(), {})
     with pytest.raises(
-        LaunchError, match=r"but 0 can be opened on n1 \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;"
+        LaunchError, match=r"but 0 can be opened on n1 \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;.* NVML: "
     ):
         node._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
 

@@ -268,8 +268,31 @@ def test_gpus_that_cannot_be_read_are_warnings(nvml: FakeNvml) -> None:
     assert "0000:07:00.0 is divided into MIG slices, but none" in closed_warning
 
 
-def test_a_driver_that_does_not_start_shows_nothing(nvml: FakeNvml) -> None:
-    assert seen(nvml, [WHOLE], FAKE_NVML_INIT="9") == NvmlFacts()
+@pytest.mark.parametrize(
+    ("code", "why"), [("9", "the driver is not loaded"), ("18", "must be started anew"), ("12", "apptainer --nv")]
+)
+def test_a_driver_that_does_not_start_shows_only_its_reason(nvml: FakeNvml, code: str, why: str) -> None:
+    facts = seen(nvml, [WHOLE], FAKE_NVML_INIT=code)
+    assert facts == NvmlFacts(trouble=facts.trouble)
+    assert facts.trouble.startswith("NVML: ")
+    assert why in facts.trouble
+
+
+def test_nvmls_reason_is_a_warning_where_there_are_gpus(become, nvml: FakeNvml, tmp_path: Path) -> None:
+    become("turin-4gpu-nvml")
+    environ = nvml.environment([WHOLE]) | {"FAKE_NVML_INIT": "18"}
+    (warning,) = (w for w in child(DISCOVER, environ).warnings if "NVML" in w)
+    assert warning.startswith("the GPUs of this node cannot be used. NVML: ")
+    without = environ | fakesys.environment(tmp_path) | {"PATH": ""}
+    assert not [w for w in child(DISCOVER, without).warnings if "NVML" in w]
+
+
+@pytest.mark.parametrize(("mode", "named"), [("0", ""), ("2", "PROHIBITED"), ("3", "EXCLUSIVE_PROCESS")])
+def test_the_compute_mode_of_a_gpu_and_its_slices(nvml: FakeNvml, tmp_path: Path, mode: str, named: str) -> None:
+    no_mps = {"FAKE_NVML_COMPUTE_MODE": mode, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none")}
+    assert {g.compute_mode for g in seen(nvml, [WHOLE, DIVIDED], **no_mps).gpus} == {named}
+    shared = seen(nvml, [WHOLE], FAKE_NVML_COMPUTE_MODE=mode, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)).gpus
+    assert shared[0].compute_mode == ("PROHIBITED" if mode == "2" else "")
 
 
 def test_memory_that_is_a_numa_node(nvml: FakeNvml, tmp_path: Path) -> None:

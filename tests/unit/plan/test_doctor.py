@@ -167,6 +167,18 @@ FAULTS: dict[str, tuple[LoginFacts | TrialFacts, str, Verdict, tuple[str, ...]]]
         Verdict.FAILED,
         ("node2 shows 0 of 4 GPUs", "--queue", "hpcgpu plan"),
     ),
+    "GPUs for one process": (
+        second(compute_modes=("EXCLUSIVE_PROCESS",) * 4),
+        "GPUs",
+        Verdict.WARNING,
+        ("node2 has GPUs in compute mode EXCLUSIVE_PROCESS", "make arrays in tasks", "MPS"),
+    ),
+    "no libnvidia-ml": (
+        second(gpus=(), driver="", no_driver="NVML: not found (apptainer --nv)"),
+        "GPUs",
+        Verdict.FAILED,
+        ("node2 shows 0 of 4 GPUs; NVML: not found (apptainer --nv)",),
+    ),
     "cgroup of one core": (second(cpus=1), "CPUs", Verdict.WARNING, ("node2: 1 of 64 CPUs", "--cores-per-gpu")),
     "clock skew": (
         second(links=(replace(TRIAL.nodes[1].links[0], clock_s=-90.0), *TRIAL.nodes[1].links[1:])),

@@ -190,6 +190,21 @@ def test_fewer_gpus_than_planned_is_an_error() -> None:
         plan_workers(Settings(), node(gpus=GPUS[:3]), SHARES)
 
 
+def test_workers_cannot_share_a_gpu_that_is_for_one_process() -> None:
+    alone = [replace(g, compute_mode="EXCLUSIVE_PROCESS") for g in GPUS]
+    shares = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0]
+    wanted = Settings(workers_per_gpu=2, sources={"workers_per_gpu": "HPCGPU_WORKERS_PER_GPU"})
+    with pytest.raises(ConfigError, match=r"HPCGPU_WORKERS_PER_GPU.* at 0000:.* on n is in .* EXCLUSIVE_PROCESS:"):
+        plan_workers(wanted, node(gpus=alone), shares)
+    assert len(plan_workers(Settings(), node(gpus=alone), SHARES)) == 4
+
+
+def test_without_gpus_each_hosts_reason_is_said_once() -> None:
+    blind = [RankRecord(rank, "n", 0, trouble="NVML: Driver Not Loaded") for rank in range(2)]
+    with pytest.raises(WorldError, match=r"on any node of this run \(n: NVML: Driver Not Loaded\); ask"):
+        plan_layout([*blind, RankRecord(2, "m", 0)])
+
+
 def test_names_go_on_where_other_leaders_end() -> None:
     names = [s.name for _, s in plan_workers(Settings(), node(), SHARES, [SHARES])]
     assert names == ["n-4", "n-5", "n-6", "n-7"]

@@ -19,6 +19,7 @@ import pytest
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
+from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.devices.array_interface import ArrayView, BytesView
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import extent_of, library_of
@@ -128,6 +129,17 @@ def test_parameters_stay_parameters(store: GpuSpillBuffer, gpu: fake.Gpu, requir
     assert gpu.downs >= 2
     assert (type(store["p"]), content(store["p"])) == (fake.Parameter, [5])
     assert store["leaf"].requires_grad == requires_grad
+
+
+def test_torchs_cache_is_given_to_others_though_no_tensor_is_stored(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
+    for n in range(4):
+        store[n] = buffer(n)
+    gpu.kept_bytes = gpu.memory_bytes - gpu.used_bytes  # a model's
+    hook = CudaDevice.current(0).on_alloc_failure
+    assert isinstance(hook, AllocationFailureHook)
+    assert hook.evict(EACH)
+    assert gpu.kept_bytes == 0
+    assert store.tiers["device"] == 4 * EACH  # no value had to go
 
 
 def test_an_upload_that_finds_no_memory_makes_room(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:

@@ -1,0 +1,109 @@
+"""Arrays of the real CuPy in the store: what comes back is what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cupy_arrays import filled, on_host
+
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.store.cupy_messages import deserialize, serialize
+from hpcgpu.spill.store.read_mode import ReadMode, reading
+
+MIB = 1 << 20
+NewStore = Callable[..., GpuSpillBuffer]
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "C": lambda base: base,
+    "F": lambda base: base.T,
+    "strided": lambda base: base[::3, 5::2],
+    "reversed": lambda base: base[::-1, ::-1],
+    "0-d": lambda base: base[3, 4],
+    "empty": lambda base: base[:0],
+    "complex": lambda base: base.view("c16"),
+    "records": lambda base: base.reshape(-1).view("f8,f8"),
+}
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_arrays_written_on_a_stream_come_back(new_store: NewStore, non_blocking: bool) -> None:
+    import cupy
+
+    stream, sources = cupy.cuda.Stream(non_blocking=non_blocking), [filled(MIB, i) for i in range(12)]
+    store = new_store(4 * MIB)
+    for i, source in enumerate(sources):
+        x = cupy.empty(MIB, "u1")
+        stream.wait_event(cupy.cuda.get_current_stream().record())
+        x.data.copy_from_device_async(source.data, MIB, stream)
+        store[i] = x
+        del x
+    assert store.settle(30)
+    assert store.counters["device_to_host"].number >= 8
+    assert all((on_host(store[i]) == i).all() for i in range(12))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_array_of_each_layout_comes_back(new_store: NewStore, layout: str) -> None:
+    import cupy
+
+    x = LAYOUTS[layout](cupy.asarray(np.arange(60_000.0).reshape(200, 300)))
+    expected, store = on_host(x), new_store(MIB)
+    store["x"] = x
+    del x
+    for i in range(4):
+        store[i] = filled(MIB, i)
+    assert store.settle(30)
+    assert store.counters["device_to_host"].number >= 1
+    back = store["x"]
+    assert type(back) is cupy.ndarray
+    assert (back.dtype, back.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(on_host(back), expected)
+
+
+def test_names_of_one_array_come_back_as_one(new_store: NewStore) -> None:
+    import cupy
+
+    expected = np.arange(100_000.0).reshape(200, 500)
+    x = cupy.asarray(expected)
+    store = new_store(MIB)
+    store["a"], store["b"], store["c"] = x, x.T, [x[::2, 3:], x]
+    assert store.tiers["device"] == x.data.mem.size
+    del x
+    for i in range(4):
+        store[i] = filled(MIB // 2, i)
+    assert store.settle(60)
+    assert store.counters["device_to_host"].number >= 1
+    before = store.counters["host_to_device"].number
+    a, b, (c, d) = store["a"], store["b"], store["c"]
+    assert store.counters["host_to_device"].number == before + 1
+    assert len({v.data.mem.ptr for v in (a, b, c, d)}) == 1
+    for back, right in [(a, expected), (b, expected.T), (c, expected[::2, 3:]), (d, expected)]:
+        np.testing.assert_array_equal(on_host(back), right)
+
+
+def test_cupys_own_error_makes_room(new_store: NewStore, monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
+    import cupy
+
+    monkeypatch.setenv("FAKE_CUDA_BYTES", str(driver.count("device") + 10 * MIB))
+    store = new_store(1.0)
+    for i in range(12):
+        store[i] = filled(2 * MIB, i)
+    assert store.counters["device_to_host"].number >= 7
+    assert [int(on_host(store[i])[5]) for i in range(12)] == list(range(12))
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        cupy.cuda.alloc(11 * MIB)
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "empty", "0-d", "records"])
+def test_an_array_travels_to_a_worker(layout: str) -> None:
+    import cupy
+
+    x = LAYOUTS[layout](cupy.asarray(np.arange(60.0).reshape(6, 10)))
+    with reading(ReadMode(to_worker=True)):
+        header, frames = serialize(x)
+    back = deserialize(header, [memoryview(bytes(frame)) for frame in frames])
+    assert type(back) is cupy.ndarray
+    assert (back.dtype, back.shape) == (x.dtype, x.shape)
+    np.testing.assert_array_equal(on_host(back), on_host(x))
