@@ -116,10 +116,10 @@ class Reader:
             roots = tuple((b.device, *b.packed(disk)) for b in buffers if isinstance(b, Buffer))
             return Packed(entry.skeleton.value, locations, roots, tuple(u.object_at(i) for u, i in hosts))
 
-    def handle(self, entry: Entry, to_worker: bool, todo: Todo) -> Handle:
+    def handle(self, entry: Entry, todo: Todo) -> Handle:
         """Return a handle of an entry; under the lock."""
         self._executor.record(self._executor.name(entry), todo)
-        return Handle(self, entry, to_worker)
+        return Handle(self, entry)
 
     def _part(self, unit: ObjectContent, index: int) -> StoredObject:
         """Return the stored object of a proxy: the living one, or a new one."""

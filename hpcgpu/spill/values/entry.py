@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hpcgpu.spill.state.units import HOST
 from hpcgpu.spill.values.traverse import Slot
 from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit, each_once
 
@@ -76,6 +77,11 @@ class Entry:
             self.units = tuple(dict.fromkeys(part.unit for part in parts))
             self.small = tuple(part for part in parts if part.bundle is not None)
         self.used_units = (skeleton,) if lazy else self.units
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value has no parts on a device, and readers get no proxies."""
+        return not self.lazy and all(unit.top == HOST for unit in self.units)
 
     @property
     def nbytes(self) -> int:
