@@ -8,7 +8,6 @@ thread that may wait.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import weakref
@@ -17,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
+from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.buffer_pool import Slabs
@@ -322,7 +322,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         if value is not ABSENT:
             executor.carry_out(todo)
             return value
-        if not self._hinted and asyncio._get_running_loop() is not None:
+        if not self._hinted and on_event_loop():
             self._hinted = True
             logger.warning(_HINT)
         return self._reader.read(entry, todo)
