@@ -81,26 +81,14 @@ class Packed:
 
     Immutable, and nobody writes to the bytes: some are the store's own. Reader makes it, in a thread that may wait. At
     the peer IdentityMap traverses it, or it is unpacked at once.
-
-    Attributes
-    ----------
-    skeleton : object
-        The value with slots in place of its parts.
-    locations : tuple of (int or None, int, type)
-        For each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's
-        type.
-    buffers : tuple of (Device, ndarray, list)
-        Device (in another process: the device there), bytes (shape (nbytes,), dtype uint8, perhaps page-locked), and
-        the layout of the arrays in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
-    hosts : tuple
-        Parts that are used in host memory.
-
     """
 
-    skeleton: Any
+    skeleton: Any  # the value with slots in place of its parts
+    # for each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's type
     locations: tuple[tuple[int | None, int, type], ...]
+    # of each: its device (in another process: the device there), and what the device's ``pack`` returns
     buffers: tuple[tuple[Device, np.ndarray, list[Any]], ...]
-    hosts: tuple[Any, ...] = ()
+    hosts: tuple[Any, ...] = ()  # parts that are used in host memory
 
     @property
     def nbytes(self) -> int:
