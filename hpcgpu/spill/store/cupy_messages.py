@@ -13,7 +13,7 @@ from hpcgpu.spill.store.read_mode import read_mode
 
 
 def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
-    """Let CuPy's arrays travel: between workers as their bytes, elsewhere as CuPy pickles them.
+    """Let CuPy's arrays travel: between workers by UCX as their bytes, elsewhere as CuPy pickles them.
 
     distributed's own pair of functions needs numba or RMM, and fails without them, also in a client without this
     package (distributed 2026.8.0, ``protocol/cupy.py``). If its ``cuda`` family is asked for first (UCX), and numba is
