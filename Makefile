@@ -104,16 +104,12 @@ test: system
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
 	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
-<<<<<<< HEAD
-	  $(MAKE) --no-print-directory -k check clusters ucx NOW=; here=$$?; \
-=======
-	  $(MAKE) --no-print-directory -k check clusters ucx cupy; here=$$?; \
->>>>>>> gpu2
+	  $(MAKE) --no-print-directory -k check clusters ucx cupy NOW=; here=$$?; \
 	  wait $$pbs; real=$$?; \
 	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
 	  wait $$lab; there=$$?; \
 	  echo 'the tests on the Slurm lab:'; cat $$log; rm -f $$log; \
-	  $(DECIDE) unit process ucx lab pbs; tests=$$?; \
+	  $(DECIDE) unit process ucx cupy lab pbs; tests=$$?; \
 	  exit $$((here | there | real | tests))
 
 # Each of these starts several processes, and waits for them now and then: two more of them than cores. With one more,
@@ -145,7 +141,8 @@ ucx: $(UCX)/.installed
 	@[ -z "$(NOW)" ] || $(UCX)/bin/python scripts/run_tests.py decide ucx
 
 cupy: $(CUPY)/.installed
-	$(CUPY)/bin/python -m pytest -q -n 2 --dist loadfile --durations 10 --durations-min 5 tests/cupy
+	$(CUPY)/bin/python $(RUN) cupy -n 2 --dist loadfile --durations 10 --durations-min 5 tests/cupy
+	@[ -z "$(NOW)" ] || $(CUPY)/bin/python scripts/run_tests.py decide cupy
 
 system:
 	@scripts/system-deps.sh

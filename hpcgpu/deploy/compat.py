@@ -6,8 +6,7 @@ import functools
 import hmac
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import dask
@@ -210,35 +209,6 @@ def above_target(worker: Worker) -> int:
     manager = worker.memory_manager
     part = manager.memory_target_fraction or manager.memory_spill_fraction
     return int(worker.monitor.get_process_memory() - (manager.memory_limit or 0) * part)
-
-
-def read_with_handles(
-    worker: Worker,
-    context: Callable[..., AbstractContextManager[None]],
-    readable: Callable[[Collection[Any]], Awaitable[Collection[Any]]],
-) -> None:
-    """Let the worker's event loop read its data in this context: before a task, and for a peer.
-
-    Of the keys that are asked for, only those that ``readable`` returns are sent.
-
-    ``who`` is the address of the worker that asks, and None for clients, also when they gather (distributed 2026.8.0:
-    worker.py:1246, 1965; client.py:2467).
-    """
-    execute, get_data = worker.execute, worker.handlers["get_data"]
-
-    @functools.wraps(execute)
-    async def execute_with_handles(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with context(to_worker=False):  # perhaps to a process of a user's executor
-            return await execute(*args, **kwargs)
-
-    @functools.wraps(get_data)
-    async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
-        there = await readable(keys)
-        with context(to_worker=who is not None):
-            return await get_data(comm, keys=there, who=who, **kwargs)
-
-    worker.execute = execute_with_handles
-    worker.handlers["get_data"] = get_data_with_handles
 
 
 @functools.cache

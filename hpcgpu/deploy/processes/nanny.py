@@ -84,15 +84,9 @@ def make_nanny(
     rank: int = 0,
     **options: Any,  # noqa: ANN401
 ) -> ForkNanny:
-<<<<<<< HEAD
     """Make the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
 
     ``options`` are distributed's Nanny's, and win over the settings.
-=======
-    """Return the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
-
-    Further arguments are of distributed's Nanny, and win.
->>>>>>> gpu2
     """
     compat.spare_nvml()
     told = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}

@@ -13,7 +13,7 @@ from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.processes import stalls
+from hpcgpu.deploy.processes import outgoing, stalls
 from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import cgroup
@@ -46,7 +46,7 @@ class SpillPlugin(WorkerPlugin):
         register()
         keep_packed()
         compat.measure_device_shards()
-        compat.read_with_handles(worker, worker.data.handing_out_handles, self._readable)
+        outgoing.read_in_threads(worker, self._readable)
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
         worker.metrics[stalls.TROUBLE] = lambda _: "; ".join(worker.data.trouble)

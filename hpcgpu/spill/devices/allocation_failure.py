@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -10,6 +11,11 @@ from hpcgpu.spill.devices.protocols import Device
 
 _T = TypeVar("_T")
 _FREED_POLL_S = 0.01
+
+
+def on_event_loop() -> bool:
+    """Tell whether this thread runs an event loop, which may not wait for a device."""
+    return asyncio._get_running_loop() is not None
 
 
 class Store(Protocol):
@@ -29,7 +35,8 @@ class AllocationFailureHook:
     """A device's ``on_alloc_failure``. Workers in one process share the device, so there may be several stores.
 
     Thread-safe: it goes through a copy of its stores, and each store is thread-safe. ``patience_s``: how long to wait
-    for memory that was moved down and is still held, by an event or by a task that has just ended.
+    for memory that was moved down and is still held, by an event or by a task that has just ended. An event loop does
+    not wait.
     """
 
     patience_s = 1.0
@@ -56,7 +63,7 @@ class AllocationFailureHook:
     def _make_room(self, store: Store, need_bytes: int) -> bool:
         # even if by used_bytes there is room: it has neither fragments nor other processes
         store.evict(self.device, need_bytes)
-        end_s = time.monotonic() + self.patience_s
+        end_s = time.monotonic() + (0 if on_event_loop() else self.patience_s)
         while (over := self.device.used_bytes + need_bytes - self.device.memory_bytes) > 0:
             if not store.evict(self.device, over):
                 if time.monotonic() > end_s or not store.may_evict():

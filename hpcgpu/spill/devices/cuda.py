@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import cudf
-from hpcgpu.spill.devices.allocation_failure import with_room
+from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
 from hpcgpu.spill.devices.copies import DriverCopies, NoCopies
 from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
 from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind
@@ -34,6 +35,7 @@ class CudaDevice:
         self.name = f"CUDA device {number}"
         self.on_alloc_failure: Callable[[int], bool] | None = None
         self.kinds: dict[str, Kind] = {}
+        self.waste = deque[int]()  # addresses of memory that went on an event loop: to free it waits for the device
 
     @classmethod
     def current(cls, number: int) -> CudaDevice:
@@ -68,8 +70,17 @@ class CudaDevice:
 
         return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
 
+    def empty_bin(self) -> None:
+        """Free what is in the bin; the spill thread calls it, and threads whose allocations fail."""
+        try:
+            while True:
+                _free(self.copies, self.waste.popleft())
+        except IndexError:  # it is empty
+            return
+
     def give_back(self) -> bool:
         """Free the memory that each library keeps, of a model in torch too: the others cannot use it."""
+        self.empty_bin()
         if "torch" in sys.modules:
             self.kind("torch")
         return any([kind.give_back() for kind in tuple(self.kinds.values())])
@@ -133,21 +144,28 @@ class BufferView(NamedTuple):
 class _Memory:
     """Memory of a Buffer that came back up, from the device's current pool."""
 
-    def __init__(self, copies: DriverCopies, nbytes: int) -> None:
-        self._copies, self.nbytes = copies, nbytes
+    def __init__(self, copies: DriverCopies, nbytes: int, waste: deque[int]) -> None:
+        self._copies, self._waste = copies, waste
         with copies.context():
             self.pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream)) if nbytes else 0
 
     def __del__(self) -> None:
         if not getattr(self, "pointer", 0):
             return
-        try:
-            with self._copies.context():
-                # users' kernels run on other streams than that of the allocation
-                self._copies.call("cuCtxSynchronize")
-                self._copies.call("cuMemFreeAsync", self.pointer, self._copies.up_stream)
-        except SpillError:  # the process ends, and the driver has ended before
-            return
+        if on_event_loop():
+            self._waste.append(self.pointer)
+        else:
+            _free(self._copies, self.pointer)
+
+
+def _free(copies: Any, pointer: int) -> None:  # noqa: ANN401 - DriverCopies: others free nothing here
+    try:
+        with copies.context():
+            # users' kernels run on other streams than that of the allocation
+            copies.call("cuCtxSynchronize")
+            copies.call("cuMemFreeAsync", pointer, copies.up_stream)
+    except SpillError:  # the process ends, and the driver has ended before
+        return
 
 
 class CoreBuffers:
@@ -179,12 +197,8 @@ class CoreBuffers:
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
         """Allocate on the stream of the copies to the device."""
-        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), self._wait)
+        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes, device.waste), device.give_back)
         return memory, memory.pointer, int(self._copies.up_stream)
-
-    def _wait(self) -> None:
-        with self._copies.context():
-            self._copies.call("cuCtxSynchronize")  # memory freed on other streams is free then
 
     def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
         """Return a Buffer that keeps the memory alive."""
@@ -203,7 +217,9 @@ class CoreBuffers:
             )
 
     def give_back(self) -> bool:
-        """Return False: the driver takes free memory from its pools before an allocation fails."""
+        """Wait for the device: memory that was freed on other streams is free then. Its pools keep nothing."""
+        with self._copies.context():
+            self._copies.call("cuCtxSynchronize")
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -154,11 +155,14 @@ class Gpu(Device, Protocol):
         Of the device, as CUDA counts in this process.
     copies : Copies
         Makes the copies of all libraries.
+    waste : deque of int
+        Addresses of memory that the spill thread is to free.
 
     """
 
     number: int
     copies: Copies
+    waste: deque[int]
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""

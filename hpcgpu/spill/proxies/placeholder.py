@@ -24,17 +24,9 @@ HELD: Any = BASE.__wrapped__
 
 
 class Source(Protocol):
-    """The source of a proxy's object.
+    """The source of a proxy's object, with its class and bytes.
 
     Thread-safe: proxies call it in the threads that use them, in several at once. To load may take as long as a copy.
-
-    Attributes
-    ----------
-    kind : type
-        The object's class.
-    nbytes : int
-        Its bytes.
-
     """
 
     @property
@@ -68,24 +60,14 @@ class State:
     """The state of a proxy; it goes with the proxy.
 
     Thread-safe: several threads may load at once, and the store may release the object meanwhile.
-
-    Attributes
-    ----------
-    source : Source
-        Where the object is.
-    token : object
-        A new one after each release.
-    proxy : callable
-        A weak reference.
-
     """
 
     __slots__ = ("proxy", "source", "token")
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.token = object()
-        self.proxy: Callable[[], Any] = _nothing
+        self.token = object()  # a new one after each release
+        self.proxy: Callable[[], Any] = _nothing  # a weak reference
 
     def load(self) -> Any:  # noqa: ANN401
         """Bring the object up, and let the proxy hold it unless it was released meanwhile."""
@@ -155,22 +137,12 @@ def up(source: Source) -> Any:  # noqa: ANN401
 
 
 def lifted(source: Source, lift: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """Return what ``lift`` returns.
-
-    Raises
-    ------
-    MemoryError
-        As it came: the next touch may find room.
-    SpillError
-        For all other errors: Python and numpy would take an AttributeError, a TypeError or an IndexError for an answer,
-        such as that there is no such attribute.
-
-    """
+    """Return what ``lift`` returns; SpillError for all its errors but MemoryError."""
     try:
         return lift()
-    except (MemoryError, SpillError):
+    except (MemoryError, SpillError):  # the next touch may find room
         raise
-    except Exception as e:
+    except Exception as e:  # Python and numpy would take an AttributeError, TypeError or IndexError for an answer
         raise SpillError(f"a {source.kind.__module__}.{source.kind.__qualname__} cannot be brought up: {e!r}") from e
 
 

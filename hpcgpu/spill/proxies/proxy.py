@@ -290,10 +290,6 @@ def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401
 def unproxy(x: Any) -> Any:  # noqa: ANN401
     """Return a value with its objects for all proxies in it, in these objects, too; looks where ``replaced`` does.
 
-    Raises
-    ------
-    SpillError
-        An object cannot be brought up.
-
+    SpillError if an object cannot be brought up.
     """
     return replaced(x, lambda source: unproxy(up(source)))

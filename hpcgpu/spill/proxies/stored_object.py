@@ -46,14 +46,6 @@ class StoredObject:
 
     Thread-safe. The store makes it when it traverses a value; proxies call it in the threads of tasks, and the store
     (:meth:`release`) in the thread that moves the object down.
-
-    Attributes
-    ----------
-    kind : type
-        Of the object.
-    nbytes : int
-        Of the object's unit.
-
     """
 
     __slots__ = ("__weakref__", "_proxy", "index", "kind", "nbytes", "reader", "token", "unit")

@@ -8,7 +8,6 @@ thread that may wait.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import weakref
@@ -17,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
+from hpcgpu.spill.devices.allocation_failure import on_event_loop
+from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
@@ -59,7 +60,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     Thread-safe: distributed's worker makes it and calls it on its event loop, tasks and clients in their own threads.
     To read without handles, and :meth:`settle`, may wait for copies. :meth:`trim` and :meth:`close` take a moment. To
-    set a value brings up proxies of another store in it. Other calls wait for no copy, but may free memory.
+    set a value brings up handles and proxies of another store. Other calls wait for no copy, but may free memory.
 
     Parameters
     ----------
@@ -255,16 +256,18 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                     self._entries[key] = None
         self._executor.carry_out(todo)
 
-    def handing_out_handles(self, *, to_worker: bool = True) -> AbstractContextManager[None]:
+    def handing_out_handles(self, *, to_worker: bool = True, leaving: bool = False) -> AbstractContextManager[None]:
         """Let reads in this context return a Handle for a value that is not up.
 
         Parameters
         ----------
         to_worker : bool
-            Whether the handles are sent to a worker, whose store may keep them packed, and not to a client.
+            Whether the values are sent to a worker, and not to a client.
+        leaving : bool
+            Also for a value that is up, if it has parts on a device, or proxies: a thread reads it for a message.
 
         """
-        return reading(ReadMode(to_worker))
+        return reading(ReadMode(to_worker, leaving))
 
     @contextmanager
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
@@ -276,6 +279,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
         identity_map, executor = self._reader.identity_map, self._executor
         ours = isinstance(value, Handle) and value.reader is self._reader
+        if isinstance(value, Handle) and not ours:  # a handle is never kept as a value
+            value = unproxy(value.resolve())
         traversed = None if ours or is_owner(value) else identity_map.traverse(value)
         todo = None
         with executor.lock:
@@ -301,7 +306,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             entry = self._entries[key]
             if entry is None:
                 raise SpillError(f"the value of {key!r} went when its store was closed")
-            value = entry.value
+            value = entry.value if mode is None or not mode.leaving or entry.is_plain else ABSENT
             if value is not ABSENT:
                 # an actor, a client in a task, get_worker().data: such readers may keep it, and write to it
                 out = executor.state.used(entry.used_units, mode is None)
@@ -311,13 +316,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             if value is not ABSENT:
                 executor.record(out, todo)
             elif mode:
-                value = self._reader.handle(entry, mode.to_worker, todo)
+                value = self._reader.handle(entry, todo)
             else:
                 executor.record(executor.name(entry), todo)  # meanwhile other threads may delete the key, or set it
         if value is not ABSENT:
             executor.carry_out(todo)
             return value
-        if not self._hinted and asyncio._get_running_loop() is not None:
+        if not self._hinted and on_event_loop():
             self._hinted = True
             logger.warning(_HINT)
         return self._reader.read(entry, todo)

@@ -13,17 +13,12 @@ from hpcgpu.spill.store.read_mode import read_mode
 
 
 def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
-    """Let CuPy's arrays travel: between workers as their bytes, elsewhere as CuPy pickles them.
+    """Let CuPy's arrays travel: between workers by UCX as their bytes, elsewhere as CuPy pickles them.
 
     distributed's own pair of functions needs numba or RMM, and fails without them, also in a client without this
     package (distributed 2026.8.0, ``protocol/cupy.py``). If its ``cuda`` family is asked for first (UCX), and numba is
     there, distributed's pair replaces this one: each reads what the other one writes.
-
-    Parameters
-    ----------
-    dask_serialize, dask_deserialize : Dispatch
-        Of ``distributed.protocol.serialize``. CuPy is imported with the first array.
-
+    CuPy is imported with the first array.
     """
 
     def add() -> None:
@@ -37,14 +32,7 @@ def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN40
 
 
 def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: ANN401
-    """Return the layout of an array, and its bytes in host memory; other arrays are made contiguous.
-
-    Raises
-    ------
-    NotImplementedError
-        It is not sent to a worker: distributed pickles it.
-
-    """
+    """Return the layout of an array, made contiguous, and its host bytes; NotImplementedError if not for a worker."""
     import cupy
 
     with cupy.cuda.Device(array.device.id) as device:

@@ -81,8 +81,8 @@ class Executor:
     orphans : deque
         Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone; the garbage collector
         may add to it at any time.
-    inbox : SimpleQueue
-        The spill thread's.
+    inbox, bins : SimpleQueue, list
+        The spill thread's; in bins is what it is to free: of the disk, and of devices.
     rescues : int
         The number of allocations that succeeded after room was made.
 
@@ -100,7 +100,7 @@ class Executor:
         self._reports = Reports(self.state.stays)
         self.trouble = self._reports.trouble
         self.immovable: dict[int, int] = {}
-        self.orphans, self.inbox = deque[Any](), Inbox()
+        self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
         self.closed = self.is_watched = self.wants_trim = False
@@ -113,6 +113,7 @@ class Executor:
         with self.lock:
             if device not in self._devices:
                 self._devices.append(device)
+                self.bins += [device] if hasattr(device, "waste") else []
             tier = DEVICE + self._devices.index(device)
             todo = Todo()
             if self._device_limit:
@@ -221,7 +222,7 @@ class Executor:
                 break
             with self.lock:
                 self._bury(todo)
-        if self.disk.waste:
+        if any([each.waste for each in self.bins]):  # a list: each event asks
             self._wake()
 
     def _make_steps(self, todo: Todo) -> None:
@@ -309,7 +310,7 @@ class Executor:
 
     @staticmethod
     def may_evict() -> bool:
-        """Tell whether nobody waits for this thread: it is no spill thread, copies nothing down, and has no lock."""
+        """Tell whether no move waits for this thread: it is no spill thread, copies nothing down, and has no lock."""
         return not (this_thread.spills or this_thread.copies_down or is_inside())
 
     def evict(self, device: Device, nbytes: int) -> bool:

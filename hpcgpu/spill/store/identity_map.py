@@ -63,26 +63,13 @@ _Object = _OnDevice | _InHost | _Alone | StoredObject
 
 
 class Traversed(NamedTuple):
-    """A value after its traversal; ``lazy``: its parts come up one by one. Immutable; only IdentityMap uses it.
+    """A value after its traversal. Immutable; only IdentityMap uses it."""
 
-    Attributes
-    ----------
-    value : object
-        ABSENT if it came from a peer.
-    skeleton : object
-        The value without its objects; a Slot if it is an array or a table.
-    skeleton_bytes : int
-        Its size.
-    objects : list of objects, or of (buffer, position, type)
-        The objects that are units, or parts of units.
-
-    """
-
-    value: Any
-    skeleton: Any
+    value: Any  # ABSENT if it came from a peer
+    skeleton: Any  # the value without its objects; a Slot if it is an array or a table
     skeleton_bytes: int = 0
-    objects: Any = ()
-    lazy: bool = False
+    objects: Any = ()  # units, or parts of units; from a peer (buffer, position, type) of each
+    lazy: bool = False  # its parts come up one by one
 
 
 _OWNER = Slot(0)
@@ -91,19 +78,8 @@ _OWNER = Slot(0)
 class IdentityMap:
     """Makes entries of values. Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
 
-    Parameters
-    ----------
-    known : dict
-        Units by the names of their allocations; Executor removes those that move.
-    values : dict of int to Entry
-        Entries by the ids of their values; likewise.
-    tier_of : callable
-        Returns the tier of a device.
-    reader : object
-        The store's: it tells proxies of this store from others.
-    lazily : bool
-        Parts of values come up one by one (jit_unspill).
-
+    Executor removes the units and values that move from ``known`` (by the names of their allocations) and ``values``
+    (by their ids). ``reader`` tells proxies of this store from others.
     """
 
     def __init__(

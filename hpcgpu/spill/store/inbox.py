@@ -16,23 +16,12 @@ Inbox = SimpleQueue[Any]
 
 
 class _ThisThread(threading.local):
-    """The state of a thread.
-
-    Attributes
-    ----------
-    inbox : SimpleQueue
-        Takes its copies.
-    copies_down : int
-        The number of copies down that it is in the middle of.
-    spills : bool
-        It is the spill thread of a store.
-
-    """
+    """The state of a thread."""
 
     def __init__(self) -> None:
-        self.inbox: Inbox = SimpleQueue()
-        self.copies_down = 0
-        self.spills = False
+        self.inbox: Inbox = SimpleQueue()  # takes its copies
+        self.copies_down = 0  # those that it is in the middle of
+        self.spills = False  # it is the spill thread of a store
 
 
 this_thread = _ThisThread()

@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 
 class ReadMode(NamedTuple):
-    """Readers get handles, which are sent to a worker or not. Immutable; GpuSpillBuffer makes it for a context."""
+    """Readers get handles; ``leaving``: also for values that are up, but must be read in a thread to be sent.
+
+    ``to_worker``: they are sent to a worker. Immutable; GpuSpillBuffer makes it for a context.
+    """
 
     to_worker: bool
+    leaving: bool = False
 
 
 _mode: ContextVar[ReadMode | None] = ContextVar("hpcgpu-read-mode", default=None)

@@ -25,25 +25,10 @@ class Reader:
 
     Thread-safe; GpuSpillBuffer makes it. :meth:`handle` is called under the store's lock, the other methods without it,
     in threads that may wait for copies: those of tasks and clients.
-
-    Parameters
-    ----------
-    executor : Executor
-        The store's.
-    lazily : bool
-        Parts of values come up one by one (jit_unspill).
-
-    Attributes
-    ----------
-    lock : Lock
-        The store's.
-    orphans : deque
-        Takes the entry of a handle, or the token of a proxy, that goes.
-
     """
 
     def __init__(self, executor: Executor, lazily: bool) -> None:
-        if lazily:
+        if lazily:  # parts of values come up one by one (jit_unspill)
             proxy_dask.register()
         self._executor = executor
         self.lock, self.orphans = executor.lock, executor.orphans
@@ -88,14 +73,7 @@ class Reader:
 
     @contextmanager
     def keeping_up(self, unit: ObjectContent) -> Iterator[None]:
-        """Keep a part of a value up, for its proxy.
-
-        Raises
-        ------
-        SpillError
-            It cannot be read back.
-
-        """
+        """Keep a part of a value up, for its proxy; SpillError if it cannot be read back."""
         with self._executor.needing((unit.unit,)):
             yield
 
@@ -116,10 +94,10 @@ class Reader:
             roots = tuple((b.device, *b.packed(disk)) for b in buffers if isinstance(b, Buffer))
             return Packed(entry.skeleton.value, locations, roots, tuple(u.object_at(i) for u, i in hosts))
 
-    def handle(self, entry: Entry, to_worker: bool, todo: Todo) -> Handle:
+    def handle(self, entry: Entry, todo: Todo) -> Handle:
         """Return a handle of an entry; under the lock."""
         self._executor.record(self._executor.name(entry), todo)
-        return Handle(self, entry, to_worker)
+        return Handle(self, entry)
 
     def _part(self, unit: ObjectContent, index: int) -> StoredObject:
         """Return the stored object of a proxy: the living one, or a new one."""

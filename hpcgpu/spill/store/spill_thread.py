@@ -133,7 +133,8 @@ class SpillThread:
     def _look(self) -> None:
         """Do what is due besides copies."""
         executor = self._executor
-        executor.disk.empty_bin()
+        for each in executor.bins:
+            each.empty_bin()
         self._shrink_free()
         if self._shrink_requested:
             self._shrink_requested = False  # before the work: it may be asked again meanwhile

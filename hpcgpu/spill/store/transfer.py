@@ -1,9 +1,10 @@
-"""Values that are not up: handles on the event loop, and packed values on their way to a peer.
+"""Values that a thread must read: handles on the event loop, and packed values on their way to a peer.
 
 A worker must neither copy on its event loop nor show handles to user code. For that it
 
 - reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
 - enters ``store.using(keys)`` in the task's thread, and replaces handles by what :meth:`Handle.resolve` returns;
+- sends, in place of a handle, what it brings up, or a call of :func:`arrive` with what it packs;
 - calls :func:`keep_packed`, and ``hpcgpu.spill.store.dask.register``, when it starts;
 - sets ``store.on_fault``, and calls ``store.close()`` at its end.
 
@@ -42,20 +43,16 @@ class EntryReader(Protocol):
 
 
 class Handle:
-    """A stored value, to be resolved in a thread that may wait.
-
-    ``for_store``: when pickled, it goes to a worker, whose store may keep the bytes as they are.
-
-    It is a name of the entry: the value lives as long as the handle does, whatever becomes of the keys.
+    """A stored value, to be resolved in a thread that may wait: a name of its entry, so that it lives as long.
 
     Thread-safe, since it never changes. Reader makes it under the store's lock; a task resolves it in its own thread;
     any thread may drop the last reference.
     """
 
-    __slots__ = ("entry", "for_store", "reader")
+    __slots__ = ("entry", "reader")
 
-    def __init__(self, reader: EntryReader, entry: Entry, for_store: bool) -> None:
-        self.reader, self.entry, self.for_store = reader, entry, for_store
+    def __init__(self, reader: EntryReader, entry: Entry) -> None:
+        self.reader, self.entry = reader, entry
 
     def __del__(self) -> None:
         # no lock here: the garbage collector may run this in a thread that holds it
@@ -74,8 +71,8 @@ class Handle:
         """Return the value's bytes for a peer; nothing goes through the device."""
         return self.reader.packed(self.entry)
 
-    def __reduce__(self) -> tuple[Callable[[Packed, bool], Any], tuple[Packed, bool]]:
-        return _arrive, (self.packed(), self.for_store)
+    def __reduce__(self) -> tuple[Callable[[Packed], Any], tuple[Packed]]:
+        return Packed.unpack, (self.packed(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +81,14 @@ class Packed:
 
     Immutable, and nobody writes to the bytes: some are the store's own. Reader makes it, in a thread that may wait. At
     the peer IdentityMap traverses it, or it is unpacked at once.
-
-    Attributes
-    ----------
-    skeleton : object
-        The value with slots in place of its parts.
-    locations : tuple of (int or None, int, type)
-        For each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's
-        type.
-    buffers : tuple of (Device, ndarray, list)
-        Device (in another process: the device there), bytes (shape (nbytes,), dtype uint8, perhaps page-locked), and
-        the layout of the arrays in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
-    hosts : tuple
-        Parts that are used in host memory.
-
     """
 
-    skeleton: Any
+    skeleton: Any  # the value with slots in place of its parts
+    # for each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's type
     locations: tuple[tuple[int | None, int, type], ...]
+    # of each: its device (in another process: the device there), and what the device's ``pack`` returns
     buffers: tuple[tuple[Device, np.ndarray, list[Any]], ...]
-    hosts: tuple[Any, ...] = ()
+    hosts: tuple[Any, ...] = ()  # parts that are used in host memory
 
     @property
     def nbytes(self) -> int:
@@ -125,6 +110,6 @@ def keep_packed() -> None:
     _keep = True
 
 
-def _arrive(packed: Packed, for_store: bool) -> Any:  # noqa: ANN401
-    # values that a task gathers with a client of its own come to a worker's process, too, but not to its store
-    return packed if for_store and _keep else packed.unpack()
+def arrive(packed: Packed) -> Any:  # noqa: ANN401
+    """Return a value from a peer, where it arrives: packed for this process's store, or, in another process, itself."""
+    return packed if _keep else packed.unpack()

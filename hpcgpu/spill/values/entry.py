@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hpcgpu.spill.state.units import HOST
 from hpcgpu.spill.values.traverse import Slot
 from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit, each_once
 
@@ -19,27 +20,9 @@ class Entry:
     IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
     read without it; the other attributes never change.
 
-    Attributes
-    ----------
-    value : object
-        The value itself, if it was stored or read and its used units are still up; else ABSENT.
-    skeleton : SkeletonUnit
-        The value without its parts; NO_SKELETON if nothing is left.
-    locations : sequence of (ObjectContent, int)
-        For each slot of the skeleton, the unit and the object's position in it.
-    lazy : bool
-        Its parts come up one by one, at first use (jit_unspill): readers get a value with proxies for them.
-    units : tuple of Content
-        What moves, each once: the parts, or their bundles.
-    small : tuple of ObjectContent
-        The parts that are in bundles.
-    used_units : tuple of Content
-        The units that come up with the value.
-    names : int
-        The number of keys and handles that name it.
-    key : hashable
-        The last key, for messages.
-
+    ``value`` is the value itself, if it was stored or read and its used units are still up; else ABSENT. ``skeleton``
+    is the value without its parts, and ``locations`` has the unit and the position of each. If ``lazy``, parts come up
+    one by one, at first use (jit_unspill): readers get a value with proxies for them.
     """
 
     __slots__ = (
@@ -63,9 +46,9 @@ class Entry:
         lazy: bool = False,
     ) -> None:
         self.value, self.skeleton, self.locations, self.lazy = value, skeleton, locations, lazy
-        self.names, self.key = 0, ABSENT
-        self.units: tuple[Content, ...]
-        self.small: tuple[ObjectContent, ...] = ()
+        self.names, self.key = 0, ABSENT  # the number of keys and handles; the last key, for messages
+        self.units: tuple[Content, ...]  # what moves, each once: the parts, or their bundles
+        self.small: tuple[ObjectContent, ...] = ()  # the parts that are in bundles
         if skeleton is NO_SKELETON or not locations:
             only = skeleton if skeleton is not NO_SKELETON else locations[0][0]
             self.units = (only.bundle or only,)
@@ -75,7 +58,12 @@ class Entry:
             parts = skeleton, *each_once(locations)
             self.units = tuple(dict.fromkeys(part.unit for part in parts))
             self.small = tuple(part for part in parts if part.bundle is not None)
-        self.used_units = (skeleton,) if lazy else self.units
+        self.used_units = (skeleton,) if lazy else self.units  # what comes up with the value
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value has no parts on a device, and readers get no proxies."""
+        return not self.lazy and all(unit.top == HOST for unit in self.units)
 
     @property
     def nbytes(self) -> int:

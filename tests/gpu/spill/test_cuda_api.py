@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import pickle
@@ -15,6 +16,7 @@ from distributed.protocol import deserialize, serialize
 from distributed.protocol.serialize import dask_loads
 
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
 from hpcgpu.spill.storage.buffer_pool import is_pinned
 from hpcgpu.spill.store.cupy_messages import register
@@ -88,6 +90,38 @@ def test_memory_of_buffers_is_given_back(core: Any, store: GpuSpillBuffer) -> No
     for i in range(30):
         assert store[i].size == MIB
     store.clear()
+    assert used(cuda) == before
+
+
+def test_memory_that_goes_on_an_event_loop_is_freed_by_a_thread(
+    core: Any, store: GpuSpillBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To free it waits for the device, and a kernel may take minutes."""
+    on_loop, call = [], DriverCopies.call
+
+    def noting(copies: DriverCopies, name: str, *arguments: object) -> Any:
+        if asyncio._get_running_loop() is not None:
+            on_loop.append(name)
+        return call(copies, name, *arguments)
+
+    device = core.Device(0)
+    stream = device.create_stream()
+    cuda = device_of(device.allocate(MIB, stream=stream))
+    before = used(cuda)
+    for i in range(30):
+        store[i] = device.allocate(MIB, stream=stream)
+    assert store.settle(60)
+    for i in range(30):
+        assert store[i].size == MIB
+    assert store.settle(60)
+    monkeypatch.setattr(DriverCopies, "call", noting)
+
+    async def forget_all() -> None:
+        store.clear()
+
+    asyncio.run(forget_all())
+    assert on_loop == []
+    assert store.settle(60)
     assert used(cuda) == before
 
 

@@ -8,9 +8,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,15 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Scheduler, Worker, get_client, get_worker, wait
+from distributed import Worker, get_client, get_worker, wait
 from distributed.utils import DequeHandler
 from lock_guard import guarded_lock
+from store_clusters import KIB, cluster, kinds, make, moved
 
 from hpcgpu import sim
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
-
-KIB = 1024
 
 
 @pytest.fixture(autouse=True)
@@ -46,62 +43,6 @@ def gpu(tmp_path: Path) -> Iterator[SimGpu]:
     yield made
     sim.set_current_gpu(before)
     assert list(tmp_path.iterdir()) == []
-
-
-@asynccontextmanager
-async def cluster(
-    folder: Path, *, plugin: bool, memory_limit: str | int = 0, jit_unspill: bool = False
-) -> AsyncIterator[tuple[Client, Worker, Worker]]:
-    """Two workers whose limits are a fraction of what the tests give them, unless distributed is to watch over them."""
-    host = None if memory_limit else "600KiB"
-    limits = {"device_memory_limit": 400 * KIB, "memory_limit": host, "local_directory": str(folder)}
-    limits["jit_unspill"] = jit_unspill
-    async with AsyncExitStack() as stack:
-        # it removes copies from either worker, every 2 s, and tests say what lies where
-        stack.enter_context(dask.config.set({"distributed.scheduler.active-memory-manager.start": False}))
-        scheduler = await stack.enter_async_context(
-            Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0")
-        )
-        workers = []
-        for name in "ab":
-            plugins = [SpillPlugin(None)] if plugin else []
-            worker = Worker(
-                scheduler.address,
-                name=name,
-                host="127.0.0.1",
-                local_directory=str(folder.with_name(folder.name + "-work")),
-                nthreads=2,
-                data=(GpuSpillBuffer, limits),
-                plugins=plugins,
-                dashboard=False,
-                memory_limit=memory_limit,
-            )
-            workers.append(await stack.enter_async_context(worker))
-            if not plugin:
-                stack.callback(worker.data.close)
-        client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True))
-        yield client, workers[0], workers[1]
-
-
-def make(i: int) -> SimArray:
-    return sim.asarray(np.full(100 * KIB, i, "u1"))
-
-
-def kinds(*args: Any, **kwargs: Any) -> list[str]:
-    """The names of the types of all arguments, in lists and dicts, too."""
-    out = []
-    for x in (*args, *kwargs.values()):
-        if type(x) in (list, tuple):
-            out += kinds(*x)
-        elif type(x) is dict:
-            out += kinds(**x)
-        else:
-            out.append(type(x).__name__)
-    return out
-
-
-def moved(*workers: Worker) -> dict[str, int]:
-    return {name: sum(w.data.counters[name].nbytes for w in workers) for name in workers[0].data.counters}
 
 
 @pytest.mark.parametrize("plugin", [True, False])

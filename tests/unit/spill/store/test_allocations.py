@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from spill_stores import KIB
 from waiting import aside, until
 
-from hpcgpu.sim import SimGpu
+from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.state.units import DEVICE, HOST, Copy
 from hpcgpu.spill.store.inbox import this_thread
 
@@ -71,6 +73,21 @@ def test_an_allocation_that_gets_room_by_a_delete_leaves_no_copy_behind(store: G
         assert aside(lambda: [int(store[i].get()[0]) for i in store]).result(20) == [0, 1, 4, 5, 6, 7, 8]
     finally:
         ends.set()
+
+
+def test_an_allocation_on_an_event_loop_waits_for_nobody(store: GpuSpillBuffer, gpu: HeldGpu) -> None:
+    """A task of another thread keeps all that there is: a thread would wait until it ends, the loop would not turn."""
+    kept = [store[i] for i in range(5)]
+    hook = gpu.on_alloc_failure
+    assert isinstance(hook, AllocationFailureHook)
+    hook.patience_s = 3600
+
+    async def allocate() -> None:
+        gpu.empty(20 * KIB, "u1")
+
+    done = aside(lambda: asyncio.run(allocate()))
+    assert isinstance(done.exception(20), OutOfMemoryError)
+    assert len(kept) == 5
 
 
 def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from spill_stores import KIB
 from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.proxies.proxy import is_proxy
+from hpcgpu.spill.store.transfer import Handle
 from hpcgpu.spill.values.traverse import Slot, put_together, take_apart
 
 
@@ -168,6 +171,37 @@ def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: S
     assert other.tiers["host"] >= 8 * KIB
     np.testing.assert_array_equal(other["x"].get(), store[0].get())
     other.close()
+
+
+@pytest.mark.parametrize("of_jit", [False, True], ids=["of whole", "of jit"])
+@pytest.mark.parametrize("to_jit", [False, True], ids=["to whole", "to jit"])
+def test_a_handle_of_another_store_is_stored_as_its_value(
+    stored: Callable[..., GpuSpillBuffer], gpu: SimGpu, of_jit: bool, to_jit: bool
+) -> None:
+    source, other = stored(64 * KIB, 64 * KIB, jit_unspill=of_jit), stored(jit_unspill=to_jit)
+    for i in range(40):
+        source[i] = [gpu.asarray(np.full(8 * KIB, i, "u1"))]
+    assert source.settle()
+    with source.handing_out_handles():
+        handle = source[0]
+    assert type(handle) is Handle
+    other["x"] = handle
+    [found] = other["x"]
+    assert is_proxy(found) == to_jit
+    source.close()  # what the other store has is its own
+    assert int(found[-1]) == 0
+
+
+def test_values_that_need_no_thread_leave_as_they_are(stored: Callable[..., GpuSpillBuffer], gpu: SimGpu) -> None:
+    store = stored(jit_unspill=True)
+    values = {"host": np.zeros(100 * KIB), "number": 1, "device": gpu.empty(10, "u1"), "list": [gpu.empty(10, "u1")]}
+    store.update(values)
+    kept = list(store.values())  # a list with proxies is up once it was read
+    with store.handing_out_handles():
+        assert Handle not in {type(store[key]) for key in store}
+    with store.handing_out_handles(leaving=True):
+        assert {key for key in store if type(store[key]) is Handle} == {"device", "list"}
+    assert len(kept) == 4
 
 
 def test_a_value_that_cannot_be_pickled_stays_in_memory(
