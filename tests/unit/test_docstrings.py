@@ -26,7 +26,6 @@ BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 UNDONE = (
     "batch",
     "launch",
-    "supervise",
     "sim",
     "config/sites",
     "plan/doctor",
