@@ -18,10 +18,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One option of a script: its name (``--constraint``), and its text in the script."""
+    """One option of a script."""
 
-    key: str
-    text: str
+    key: str  # its name: --constraint
+    text: str  # in the script
 
 
 def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[
 
 
 def exit_file(spec: JobSpec, index: str) -> str:
-    """Return the word of bash for the exit file of a job, or of each element of its array."""
+    """Return bash code for the exit file of a job, or of each element of its array."""
     return shlex.quote(spec.exit_file) + (f'."${index}"' if spec.count > 1 else "")
 
 
@@ -91,11 +91,7 @@ def requested(script: str) -> str:
 def options_in(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield (option, value) for each option of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``.
 
-    Raises
-    ------
-    ConfigError
-        Not options, or a value with a blank that is not quoted.
-
+    Raises ConfigError for a text that is no option, or a value with a blank that is not quoted.
     """
     refuse_control(text, "job_extra_directives")
     try:
@@ -139,13 +135,12 @@ def merge(
     refused: Mapping[str, str],
     forbidden: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Directive]:
-    """Return our options that the user neither skips nor gives, then the user's, in their order.
+    """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order.
 
-    ``refused`` are the options that the user may not give, each with what to do instead; ``forbidden`` are those that
-    the site refuses, from whomever they are, each with its rule.
-
-    Options are compared by name (``key`` knows the short names), never as parts of a text: with dask-jobqueue 0.9 and
-    ``job_directives_skip=["-n"]`` the partition is lost if its name contains "-n".
+    ``refused`` are options that the user may not give, each with its alternative; ``forbidden`` are options that the
+    site refuses, from anybody, each with its rule. Options are compared by name (``key`` knows the short names), never
+    as parts of a text: with dask-jobqueue 0.9 and ``job_directives_skip=["-n"]`` the partition is lost if its name
+    contains "-n".
     """
     for directive in extra:
         if instead := refused.get(directive.key):
