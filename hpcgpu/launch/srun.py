@@ -1,4 +1,4 @@
-"""srun: the command line, and the types of ``srun --mpi=list``. Tried on Slurm 22.05.8."""
+"""srun: the command line, and the types of ``srun --mpi=list``. Tested on Slurm 22.05.8."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def command(argv: tuple[str, ...], world: World, mpi_type: str) -> tuple[str, ..
 
 
 def read_mpi_types(text: str) -> tuple[str, ...]:
-    """Return the types that this Slurm supports, such as ``pmix`` and ``pmi2``, from ``srun --mpi=list``."""
+    """Parse ``srun --mpi=list`` into the types that this Slurm supports, such as ``pmix`` and ``pmi2``."""
     words = re.findall(r"^(?:srun: )?\s*(?:MPI plugin types are\.\.\.)?\s*([\w-]+)\s*$", text, re.M)
     return tuple(dict.fromkeys(words))
