@@ -1,4 +1,4 @@
-"""Job templates: the text of every file in ``jobscripts``, rendered from requests by the batch systems' own writers."""
+"""Job templates: every file of ``jobscripts``, rendered from requests by the batch systems' own writers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARGS = ('read -ra arguments <<< "${ARGS-}"',)
 _SCRIPT_ARGS = (': "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py ...}"', *_ARGS)
 _SCRIPT = '"$SCRIPT" "${arguments[@]}"'
 _IN_IMAGE = "hpcgpu run --rendezvous file"
-# each rank on its own: no MPI, no mask, and one that fails takes no other with it
+# Ranks are independent: no MPI, no mask, and a failed one ends no other.
 _SRUN = ("srun", "--cpu-bind=none", "--kill-on-bad-exit=0", "--mpi=none")
 _OPTIONS = (
     "options=(",
@@ -45,39 +45,18 @@ _SWEEP = ("# One thread for each worker: a GPU has one trial at a time.",)
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A file of ``jobscripts``.
+    """A file of ``jobscripts``."""
 
-    Attributes
-    ----------
-    about : str
-        What it is for, in one line.
-    usage : str
-        How it is submitted.
-    system : str
-        The batch system; ``local`` for none.
-    arguments : str
-        Shell text after the command.
-    lines : tuple of str
-        Shell lines and comments before the command.
-    argv : tuple of str
-        The command.
-    nodes, ranks, gpus : int
-        Nodes, ranks of a node that the batch system counts, GPUs of a node.
-    cores : int or None
-        Cores of a rank; None: as many as the batch system gives.
-
-    """
-
-    about: str
-    usage: str
-    system: str
-    arguments: str = '"$@"'
-    lines: tuple[str, ...] = _SITE
+    about: str  # its purpose, in one line
+    usage: str  # how it is submitted
+    system: str  # the batch system; local for none
+    arguments: str = '"$@"'  # shell text after the command
+    lines: tuple[str, ...] = _SITE  # of shell, before the command
     argv: tuple[str, ...] = _LAUNCH
     nodes: int = 2
-    ranks: int = 4
-    gpus: int = 4
-    cores: int | None = None
+    ranks: int = 4  # of a node, as the batch system counts
+    gpus: int = 4  # of a node
+    cores: int | None = None  # of a rank; None: as many as the batch system gives
 
     def text(self) -> str:
         """Return the file."""
@@ -263,14 +242,7 @@ TEMPLATES = {
 
 
 def text_of(name: str) -> str:
-    """Return the text of a template.
-
-    Raises
-    ------
-    ConfigError
-        There is none of that name.
-
-    """
+    """Return the text of a template; raise ConfigError if there is none with that name."""
     if name not in TEMPLATES:
         raise ConfigError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
     return TEMPLATES[name].text()
@@ -282,6 +254,6 @@ def folder() -> Path:
 
 
 def listed() -> str:
-    """Return a line for each template, with what it is for."""
+    """Return a line for each template, with its purpose."""
     width = max(len(name) for name in TEMPLATES)
     return "".join(f"{name:{width}}  {template.about}\n" for name, template in TEMPLATES.items())
