@@ -74,10 +74,7 @@ class ForkServer:
 
     @classmethod
     def execute(cls, lock: int) -> ForkServer:
-        """Start a fresh fork server, for a process that has threads or has used MPI and must not fork.
-
-        It and its children hold the descriptor ``lock``, as those of a fork do.
-        """
+        """Start a fresh fork server, which holds ``lock``, for a process that must not fork: it has threads or MPI."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = process.python_argv(
             "hpcgpu.agent.fork_server", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True

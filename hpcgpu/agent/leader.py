@@ -246,13 +246,11 @@ class Leader:
         return [spec.name for owner, spec in self.context.workers if owner == rank]
 
     async def _retire(self, names: list[str]) -> list[str]:
-        """Let the scheduler move the workers' data to others and close them for good; return the retired ones.
-
-        Three callers have data handed over, by two requests, since their ends differ. These workers stay if no other
-        can take the data. A member's (``agent.member``) leave in a hurry, and hpcgpu's scheduler hurries them
-        (``hpcgpu_retire``). Those of ``agent.standalone_node`` have another scheduler, without that request; their
-        nannies close them.
-        """
+        """Let the scheduler move the workers' data to others and close them for good; return the retired ones."""
+        # Three callers have data handed over, by two requests, since their ends differ. These workers stay if no other
+        # can take the data. A member's (agent.member) leave in a hurry, and hpcgpu's scheduler hurries them
+        # (hpcgpu_retire). Those of agent.standalone_node have another scheduler, without that request; their
+        # nannies close them.
         async with scheduler_rpc(self.context.scheduler, _REPORT_S) as scheduler:
             if not await worker_names(scheduler) - set(names):
                 return []  # a client that waits for a result would wait for ever

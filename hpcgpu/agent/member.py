@@ -74,11 +74,9 @@ class Member(Leader):
 
     @contextlib.contextmanager
     def _launcher_watched(self) -> Iterator[None]:
-        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning.
-
-        This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
-        SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
-        """
+        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
+        # This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
+        # SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             launcher = pids.find(self.context.environ.get(pids.LAUNCHER, ""))

@@ -75,10 +75,8 @@ class MissingRanks:
                 self._shown.parent.rmdir()
 
     def tell(self) -> None:
-        """Report the missing ranks, once for all nodes that see each other, and kill those of this node.
-
-        The first rank of a node whose deadline passes does it; the others wait for its end.
-        """
+        """Report the missing ranks, once for all nodes that see each other, and kill those of this node."""
+        # The first rank of a node whose deadline passes does it; the others wait for its end.
         there, away = self._look()
         if acting := self._acting(there):
             pids.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)

@@ -116,12 +116,10 @@ def _limited(limit: Deadline) -> Iterator[None]:
 
 
 def wait_for_leader(launch: str) -> None:
-    """Wait until this node's leader begins MPI, after its imports; ``launch`` is in this launch's environments only.
-
-    MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for 2 s
-    (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on the wait: a rank that does not see its
-    leader, in another PID namespace, goes on after 1 s.
-    """
+    """Wait until this node's leader begins MPI, after its imports; ``launch`` is in this launch's environments only."""
+    # MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for 2 s
+    # (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on the wait: a rank that does not see its
+    # leader, in another PID namespace, goes on after 1 s.
     end = time.monotonic() + _LEADER_S
     # The launcher has started it, as this rank, a moment earlier or later: so its list of children begins with it.
     first = next((p.pid for p in pids.siblings() if _leads(p, launch)), None)
@@ -144,11 +142,9 @@ def _leads(process: pids.Process, launch: str) -> bool:
 
 
 def _segments() -> dict[str, str]:
-    """Return Open MPI's options for its shared memory: in its launcher's folder, if that is this user's alone.
-
-    By default it opens ``/dev/shm/sm_segment.HOST.UID.JOB.RANK`` whatever lies there, a link too (5.0.11; 4 calls the
-    same thing vader), and the job's number is one of 65,536.
-    """
+    """Return Open MPI's options for its shared memory: in its launcher's folder, if that is this user's alone."""
+    # By default it opens /dev/shm/sm_segment.HOST.UID.JOB.RANK whatever lies there, a link too (5.0.11; 4 calls the
+    # same thing vader), and the job's number is one of 65,536.
     folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
     with contextlib.suppress(OSError):
         facts = os.lstat(folder)

@@ -48,10 +48,7 @@ class StandaloneOptions:
 
 
 def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions) -> int:
-    """Start the workers and stay as long as one of them lives; return the exit code.
-
-    Raises ConfigError for a wrong setting, LaunchError for more workers than GPUs or an unreachable scheduler.
-    """
+    """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.deploy import settings as wanted_settings
     from hpcgpu.deploy.start import preload

@@ -1,7 +1,4 @@
-"""Ask batch systems for their queues and nodes, and parse the answers into the facts of a site file's draft.
-
-Tested on recordings of Slurm 22.05.8 and OpenPBS 23.06.06 (tests/data/batch).
-"""
+"""Parse batch systems' queues and nodes for a site file's draft. Tested on Slurm 22.05.8 and OpenPBS 23.06.06."""
 
 from __future__ import annotations
 

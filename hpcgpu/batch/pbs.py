@@ -68,11 +68,9 @@ class Pbs(NoOffers):
         return f"{pbs_options.marked(spec.name, spec.mark)}.o{number}{'.' if index else ''}{index}"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return the qsub that reads the script from its standard input.
-
-        With ``-f`` qsub submits in the foreground. Else a background process does (seen on 23.06.06), which would not
-        end with a qsub that is killed for taking too long.
-        """
+        """Return the qsub that reads the script from its standard input."""
+        # With -f qsub submits in the foreground. Else a background process does (seen on 23.06.06), which would not
+        # end with a qsub that is killed for taking too long.
         return Command(("qsub", "-f"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
@@ -116,10 +114,8 @@ class Pbs(NoOffers):
         return ("ssh", "-o", "BatchMode=yes", node, shlex.join(argv))
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
-        """Return a qdel for each job, and for each contiguous range of an array's elements.
-
-        A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
-        """
+        """Return a qdel for each job, and for each contiguous range of an array's elements."""
+        # A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
         found = arrays.by_array(job_ids, _ELEMENT).items()
         words = [f"{a}{run}{z}" for (a, z), indexes in found for run in arrays.runs(indexes) or ("",)]
         return tuple(Command(("qdel", word)) for word in words)
@@ -192,7 +188,7 @@ class Pbs(NoOffers):
         return ":".join(filter(None, (str(spec.gpus_per_node or spec.tasks_per_node), self.resources)))
 
     def _cpus(self, spec: JobSpec) -> int:
-        """Return the cores of a node; 0: none requested, because PBS would give one core to all its ranks."""
+        """Return the cores of a node; 0: not requested, and PBS gives one core to all ranks of the node."""
         count = (spec.cpus_per_task or 1) * spec.tasks_per_node
         if not self.cpus or (spec.cpus_per_task is None and not self.mpiprocs and self.select):
             return 0

@@ -66,11 +66,9 @@ def read_ids(result: Result) -> tuple[str, ...]:
 
 
 def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-    """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended.
-
-    A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
-    nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
-    """
+    """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended."""
+    # A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
+    # nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
     out, gone = dict[str, JobStatus](), dict[str, JobStatus]()
     held = set[str]()
     for job_id, fields in listed(result.stdout):
@@ -153,10 +151,8 @@ def _refused(what: str, result: Result) -> SubmitError:
 
 
 def listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each job's id and its fields.
-
-    Of nested fields, such as the environment's, only ``estimated.start_time`` and ``Resource_List.mem`` are kept.
-    """
+    """Yield each job's id and its fields."""
+    # Of nested fields, such as the environment's, only estimated.start_time and Resource_List.mem are kept.
     job_id, indent, inside, fields = "", "", "", dict[str, str]()
     for line in text.splitlines():
         if found := _HEADER.fullmatch(line):

@@ -25,11 +25,9 @@ def ask(job_id: str) -> Command:
 
 
 def read(result: Result) -> Mapping[str, int]:
-    """Return the granted bytes of each host, 0 for a host without; empty if no host has any. Raises SubmitError.
-
-    A host may have several chunks, and a chunk several vnodes of its host, with other names. Memory of the whole job,
-    by ``resources_default.mem``, is in no chunk: the hosts have equal parts of it.
-    """
+    """Return the granted bytes of each host, 0 for a host without; empty if no host has any. Raises SubmitError."""
+    # A host may have several chunks, and a chunk several vnodes of its host, with other names. Memory of the whole job,
+    # by resources_default.mem, is in no chunk: the hosts have equal parts of it.
     _, fields = next(listed(result.stdout), ("", None))
     if fields is None:
         said = result.stderr.strip() or f"exit code {result.returncode}, and no job"

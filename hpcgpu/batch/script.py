@@ -25,10 +25,7 @@ class Directive:
 
 
 def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
-    """Return the script below its options; its exit code is that of the job's command.
-
-    ``index`` is the batch system's variable for an element's index in its array.
-    """
+    """Return the script below its options, with the command's exit code; ``index`` is the array index's variable."""
     env = tuple(f"export {name}={shlex.quote(value)}" for name, value in spec.env)
     command = f"{shlex.join(spec.argv)} {spec.arguments}".rstrip()
     if not (spec.exit_file or spec.warn_s):
@@ -47,14 +44,12 @@ def exit_file(spec: JobSpec, index: str) -> str:
 
 
 def _waited_for(command: str) -> tuple[str, ...]:
-    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it.
-
-    Only the script gets that warning (Slurm's ``--signal=B:``), and bash handles it only in ``wait`` and ``read``, not
-    while a command runs in the foreground. After a caught signal ``wait`` forgets the exit code of a command that
-    ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first.
-    SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once
-    (Slurm 22.05.8).
-    """
+    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it."""
+    # Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read,
+    # not while a command runs in the foreground. After a caught signal wait forgets the exit code of a command that
+    # ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the
+    # first. SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them
+    # at once (Slurm 22.05.8).
     return (
         "{",  # read as a whole, so that a command that reads the script's stdin cannot eat the rest of it
         "    exec {out}>&1",
@@ -89,10 +84,7 @@ def requested(script: str) -> str:
 
 
 def options_in(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield (option, value) for each option of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``.
-
-    Raises ConfigError for a text that is no option, or a value with a blank that is not quoted.
-    """
+    """Yield (option, value) of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``; or raise ConfigError."""
     refuse_control(text, "job_extra_directives")
     try:
         words = shlex.split(text)

@@ -128,11 +128,9 @@ class Slurm(NoNotes):
         return Command(("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Parse the output of squeue or sacct. Missing elements of an array that squeue lists have ended.
-
-        Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an array;
-        sacct may not list some running ones yet.
-        """
+        """Parse the output of squeue or sacct. Missing elements of an array that squeue lists have ended."""
+        # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
+        # array; sacct may not list some running ones yet.
         live = result.argv[:1] == ("squeue",)
         out = dict(slurm_answers.statuses(result.stdout, live=live))
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):

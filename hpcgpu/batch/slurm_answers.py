@@ -39,10 +39,8 @@ GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
 def statuses(text: str, *, live: bool) -> Iterator[tuple[str, JobStatus]]:
-    """Yield id and status of each listed job; ``live``: the output is squeue's, not sacct's.
-
-    sacct has the start of a requeued job's last run.
-    """
+    """Yield id and status of each listed job; ``live``: the output is squeue's, not sacct's."""
+    # sacct has the start of a requeued job's last run.
     for line in text.splitlines():
         fields = line.strip().removesuffix("|").split("|", _FIELDS - 1)
         if len(fields) == _FIELDS and _ID.fullmatch(fields[0]):
@@ -134,10 +132,7 @@ def ask_offers(queue: str | None) -> Command:
 
 
 def read_offers(result: Result, gpu_type: str = "") -> tuple[Offer, ...]:
-    """Parse the output of :func:`ask_offers`, counting GPUs of ``gpu_type`` ("": all); empty if sinfo did not answer.
-
-    Without a partition in the question it is the default partition.
-    """
+    """Parse the answer to :func:`ask_offers`, or its default partition; count GPUs of ``gpu_type`` ("": all)."""
     asked = any(word.startswith("--partition=") for word in result.argv)
     return tuple(_offers(result.stdout, gpu_type, all_=asked)) if result.returncode == 0 else ()
 

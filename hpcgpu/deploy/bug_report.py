@@ -54,10 +54,7 @@ The folder is a test as it is: in tests/data/reports hpcgpu's own parsers read a
 
 
 def write(name: str | None, output: str | None) -> Path:
-    """Write the folder (``hpcgpu-report``) and return its path; without a run's ``name`` it is of this machine alone.
-
-    Raises ConfigError if there is no such run, as in ``hpcgpu logs``, or the folder exists or cannot be made.
-    """
+    """Write the report of a run, or without ``name`` of this machine; return its path; or raise ConfigError."""
     run = runs.find(record.home(), name) if name else None
     folder = Path(output or "hpcgpu-report")
     try:

@@ -22,10 +22,7 @@ from hpcgpu.units import counted
 
 
 def launch(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> Preview:
-    """Return the plan of ``hpcgpu launch``; ``typed`` are the arguments of ``hpcgpu run`` for each rank.
-
-    Raises ConfigError or LaunchError as the launch itself: a wrong setting, no allocation, no launcher, or no GPU.
-    """
+    """Return the plan of ``hpcgpu launch`` with ``typed`` for each rank's ``hpcgpu run``; raises as the launch does."""
     wanted, line = start.launch_line(given, given_from, typed)
     nodes, gpus = start.nodes_and_gpus(wanted.settings)
     return _preview(wanted, line, layout_of(wanted.settings, nodes, gpus))

@@ -73,10 +73,8 @@ def _is_first(name: str) -> bool:
 
 
 def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Difference, ...]]:
-    """Return a site with its batch system's present queues and nodes, and the differences from its file.
-
-    The batch system is not asked if this is another machine than the file's, or has no such batch system.
-    """
+    """Return a site with its batch system's present queues and nodes, and the differences from its file."""
+    # The batch system is not asked if this is another machine than the file's, or has no such batch system.
     from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
 
     from hpcgpu.batch import inventory
@@ -105,10 +103,8 @@ def say_differences(differing: tuple[Difference, ...], settings: Settings, site:
 
 
 def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:
-    """Return messages on where this node differs from the site's file; none without a site, or for simulated GPUs.
-
-    A file that cannot be read here is reported, too: the job's settings are complete without it.
-    """
+    """Return messages on where this node differs from the site's file; none without a site, or for simulated GPUs."""
+    # A file that cannot be read here is reported, too: the job's settings are complete without it.
     from hpcgpu.plan.binding import site_node
 
     if settings.site in (None, NONE) or settings.gpus is not None:

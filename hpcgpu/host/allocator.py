@@ -35,12 +35,10 @@ _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
 def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Apply glibc's ``MALLOC_`` variables that are in ``now`` and were not in ``before``.
-
-    glibc reads them once, before ``main``. A worker is forked by a fork server that started long before, with its own
-    values, so the worker's come too late for glibc and need mallopt(3), which has the same effect (glibc 2.36; either
-    threshold also ends the growth of the mmap threshold). Values that are not numbers are ignored, as by glibc.
-    """
+    """Apply glibc's ``MALLOC_`` variables that are in ``now`` and were not in ``before``."""
+    # glibc reads them once, before main. A worker is forked by a fork server that started long before, with its own
+    # values, so the worker's come too late for glibc and need mallopt(3), which has the same effect (glibc 2.36; either
+    # threshold also ends the growth of the mmap threshold). Values that are not numbers are ignored, as by glibc.
     for name, option in _MALLOPT.items():
         if name in now and now[name] != before.get(name):
             with contextlib.suppress(ValueError, AttributeError):  # no number; musl has no mallopt
@@ -48,10 +46,7 @@ def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def trim() -> int:
-    """Collect garbage and let the allocator return free memory to the kernel; return the freed bytes.
-
-    Blocks the calling thread, longer for a larger heap.
-    """
+    """Collect garbage and return free memory to the kernel (blocks, longer for a larger heap); return freed bytes."""
     before = resident_bytes()
     gc.collect()
     libc = ctypes.CDLL(None)

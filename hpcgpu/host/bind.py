@@ -47,10 +47,8 @@ def bind(binding: Binding) -> None:
 
 
 def bind_all_threads(binding: Binding) -> None:
-    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores.
-
-    For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
-    """
+    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores."""
+    # For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
     bind(binding)
     mask = os.sched_getaffinity(0)
     for task in Path("/proc/self/task").iterdir():

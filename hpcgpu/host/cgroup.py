@@ -44,10 +44,8 @@ def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
 
 
 def memory_limit(proc: Path = _PROC) -> HostMemory:
-    """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits.
-
-    Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
-    """
+    """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits."""
+    # Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     for kind, folder in _folders(proc):
         limits += [HostMemory(limit, f"cgroup {folder}") for limit in _limits(kind, folder)]
@@ -55,10 +53,8 @@ def memory_limit(proc: Path = _PROC) -> HostMemory:
 
 
 def memory_left(proc: Path = _PROC) -> float:
-    """Return the fraction of host memory that is left in the cgroup with the least left.
-
-    Page cache counts as left: the kernel drops it before it kills.
-    """
+    """Return the fraction of host memory that is left in the cgroup with the least left."""
+    # Page cache counts as left: the kernel drops it before it kills.
     about = (proc / "meminfo").read_text()
     left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
     for kind, folder in _folders(proc):

@@ -24,10 +24,7 @@ _PATIENCE_S = 15.0
 
 
 def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
-    """Start a launcher with exit file ``path``, and become its parent under this process's pid; does not return.
-
-    Raises LaunchError if the program does not exist or is not executable.
-    """
+    """Start a launcher with exit file ``path`` and become its parent under this pid, for good; or raise LaunchError."""
     import subprocess
 
     from hpcgpu.host import exit_file, process
@@ -51,11 +48,9 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
 
 
 def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
-    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` blocked.
-
-    A launcher that goes on after rank 0's end waits for a stopped rank: it gets SIGTERM, then SIGKILL, and 0 is
-    returned.
-    """
+    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` blocked."""
+    # A launcher that goes on after rank 0's end waits for a stopped rank: it gets SIGTERM, then SIGKILL, and 0 is
+    # returned.
     forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
     # No sigtimedwait: stopped for longer than its timeout and continued, it returns garbage (CPython 3.11.7).
     waited = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}

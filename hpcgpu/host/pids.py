@@ -84,10 +84,7 @@ def own(among: Iterable[str] | None = None) -> Iterator[Process]:
 
 
 def siblings() -> Iterator[Process]:
-    """Yield this user's processes with the same parent as this one, in the order of their start.
-
-    Yields none where the kernel does not list children (CONFIG_PROC_CHILDREN, proc(5)).
-    """
+    """Yield this user's processes with this one's parent, in order of start; none without CONFIG_PROC_CHILDREN."""
     parent = f"/proc/{os.getppid()}/task"
     with contextlib.suppress(OSError):
         for thread in os.listdir(parent):  # noqa: PTH208

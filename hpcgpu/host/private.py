@@ -11,10 +11,7 @@ from hpcgpu.errors import HpcGpuError
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents, mode 0700; raise HpcGpuError if the folder exists and is not private.
-
-    Private: a folder and no link, of this user, mode 0700.
-    """
+    """Make a folder and its parents, mode 0700; raise HpcGpuError if others can enter it, or it is a link."""
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
@@ -41,10 +38,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file that only this user can write.
-
-    Raises HpcGpuError if others own or may read it, OSError if it does not exist or is a link.
-    """
+    """Return a private file's text; raise HpcGpuError if it is not private, OSError if it is absent or a link."""
     # With an opener, for os.fdopen leaves the descriptor of a folder open.
     with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:  # noqa: PTH123
         facts = os.fstat(f.fileno())

@@ -36,12 +36,10 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
-    """Return the variables to add for a rank; a user's values stay.
-
-    PBS sets OMP_NUM_THREADS to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each worker would
-    take that number: it is replaced. ``preload`` is a library that ld.so loads before all others, also before the
-    user's.
-    """
+    """Return the variables to add for a rank; a user's values stay."""
+    # PBS sets OMP_NUM_THREADS to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each worker
+    # would take that number: it is replaced. preload is a library that ld.so loads before all others, also before
+    # the user's.
     if _OURS in environ:
         return {}
     of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
@@ -94,11 +92,9 @@ def python_argv(module: str, *words: str, python: str = "", users: bool = False)
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without the garbage collector, then freeze the imported objects.
-
-    The collector frees nothing of modules, but scans them again and again: without it the import of distributed takes
-    three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
-    """
+    """Import without the garbage collector, then freeze the imported objects."""
+    # The collector frees nothing of modules, but scans them again and again: without it the import of distributed takes
+    # three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
     gc.disable()
     try:
         yield
@@ -108,22 +104,18 @@ def importing() -> Iterator[None]:
 
 
 def die_with_parent(parent: int, sig: signal.Signals) -> None:
-    """Ask the kernel for ``sig`` at the death of the parent's thread; exit at once if it is dead already.
-
-    Children do not inherit this, and it follows the parent *thread* (prctl(2)): fork from the main thread. Without it
-    the ranks lived on after SIGKILL of Open MPI 5.0.11's mpirun.
-    """
+    """Ask the kernel for ``sig`` at the death of the parent's thread; exit at once if it is dead already."""
+    # Children do not inherit this, and it follows the parent *thread* (prctl(2)): fork from the main thread. Without it
+    # the ranks lived on after SIGKILL of Open MPI 5.0.11's mpirun.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def outlast(sig: signal.Signals, seconds: int) -> None:
-    """Let ``sig`` end this process only ``seconds`` later.
-
-    A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
-    holds data that others may need. Forked children and executed programs die at once.
-    """
+    """Let ``sig`` end this process only ``seconds`` later."""
+    # A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
+    # holds data that others may need. Forked children and executed programs die at once.
     signal.signal(sig, lambda *_: signal.alarm(seconds) and None)
     os.register_at_fork(after_in_child=functools.partial(signal.signal, sig, signal.SIG_DFL))
 
@@ -135,11 +127,9 @@ def hide_gpus(protocol: str) -> None:
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open descriptors: 1024 is common, and connections exhaust it.
-
-    The limit stays within systemd's hard one: some programs close every possible descriptor, and a container may allow
-    2^30.
-    """
+    """Raise this process's limit of open descriptors: 1024 is common, and connections exhaust it."""
+    # The limit stays within systemd's hard one: some programs close every possible descriptor, and a container may
+    # allow 2^30.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < enough:
@@ -169,11 +159,9 @@ def retitle(title: str) -> None:
 
 
 def reseed() -> None:
-    """Give a forked child new random numbers where a library does not do so itself.
-
-    The standard library's ``random`` does (os.register_at_fork); NumPy's global generator does not: all workers of a
-    node would draw the same numbers.
-    """
+    """Give a forked child new random numbers where a library does not do so itself."""
+    # The standard library's random does (os.register_at_fork); NumPy's global generator does not: all workers of a
+    # node would draw the same numbers.
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
 
@@ -186,10 +174,8 @@ def call(entry: str, *args: object) -> int:
 
 
 def refused(error: BaseException) -> str:
-    """Return a message if the error is the kernel's refusal of a process or thread (EAGAIN); "" for another error.
-
-    For a thread Python has only a message (3.11 to 3.14).
-    """
+    """Return a message if the error is the kernel's refusal of a process or thread (EAGAIN); "" for another error."""
+    # For a thread Python has only a message (3.11 to 3.14).
     if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]

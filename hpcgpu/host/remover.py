@@ -19,10 +19,7 @@ _TRIES, _AGAIN_S = 100, 0.1
 
 
 def start(lock: str, *beside: str) -> None:
-    """Start the remover of the lock's folder, whose lock this process holds, and of the folders ``beside``.
-
-    Raises LaunchError if there is no shell.
-    """
+    """Start the remover of the folder of ``lock``, which this process holds, and of ``beside``; or LaunchError."""
     from hpcgpu.host import run
     from hpcgpu.model import Command
 

@@ -45,10 +45,7 @@ def run_sync(command: Command) -> Result:
 
 
 def start(command: Command, log: str = os.devnull) -> Started:
-    """Start a program that outlives this call, in its own session; append its output to ``log``.
-
-    Raises LaunchError if the program does not exist or the log cannot be written.
-    """
+    """Start a program in its own session that outlives this call, output appended to ``log``; or raise LaunchError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -67,19 +67,14 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
 
 
 def read_launch(environ: Mapping[str, str]) -> str:
-    """Return an identifier of this launch, the same for all of its ranks; "" if the launcher has none.
-
-    A job's id does not identify it, because a job may start ranks twice. MPICH's mpiexec has no identifier.
-    """
+    """Return an identifier of this launch, the same for all of its ranks; "" if the launcher has none."""
+    # A job's id does not identify it, because a job may start ranks twice. MPICH's mpiexec has no identifier.
     names = _LAUNCHES.get(read_rank(environ).launcher, ())
     return ".".join(environ[name] for name in names if name in environ).replace("/", "_")
 
 
 def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
-    """Return the job around the process with this environment.
-
-    ``host`` selects this node's memory if PBS has granted different amounts on different nodes.
-    """
+    """Return the job around the process with this environment; ``host`` selects this node's memory (PBS)."""
     rank = read_rank(environ)
     if "SLURM_JOB_ID" in environ:
         return Allocation(
@@ -107,11 +102,9 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
 
 
 def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
-    """Return the node's memory that this step, or this job, may use, whether or not a cgroup enforces it.
-
-    At most one of the three variables is set ("mutually exclusive", srun(1)), in MiB. ``--mem=0``, all of the node,
-    sets none. A step's own option has precedence (22.05.8).
-    """
+    """Return the node's memory that this step, or this job, may use, whether or not a cgroup enforces it."""
+    # At most one of the three variables is set ("mutually exclusive", srun(1)), in MiB. --mem=0, all of the node,
+    # sets none. A step's own option has precedence (22.05.8).
     for name, option, counted in _SLURM_MEMORY:
         each, count = _int(environ, name), _int(environ, counted) if counted else 1
         if each and count:
@@ -128,10 +121,8 @@ def render_memory(granted: Mapping[str, int]) -> str:
 
 
 def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
-    """Return the granted memory of this host.
-
-    PBS may use another name for a host. If the host is not listed, the least of all values counts.
-    """
+    """Return the granted memory of this host."""
+    # PBS may use another name for a host. If the host is not listed, the least of all values counts.
     said = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
     granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in said if nbytes.isdigit()}
     nbytes = granted.get(host.partition(".")[0], min(filter(None, granted.values()), default=0))
@@ -145,11 +136,9 @@ def _slurm_id(environ: Mapping[str, str]) -> str:
 
 
 def is_isolated(environ: Mapping[str, str]) -> bool:
-    """Return whether each rank has its own devices: then no rank can start workers for another.
-
-    ``--gpus-per-task`` and ``--gpu-bind`` give every task its own device cgroup (Slurm 22.05: each step numbers its
-    GPUs from 0, CUDA_VISIBLE_DEVICES=0 in every rank, on different devices).
-    """
+    """Return whether each rank has its own devices: then no rank can start workers for another."""
+    # --gpus-per-task and --gpu-bind give every task its own device cgroup (Slurm 22.05: each step numbers its
+    # GPUs from 0, CUDA_VISIBLE_DEVICES=0 in every rank, on different devices).
     # slurmd sets this also if the option was srun's only; then there is no SLURM_GPUS_PER_TASK (22.05.8).
     bound = environ.get("SLURMD_TRES_BIND", "").partition("gpu:")[2] or environ.get("SLURM_GPU_BIND", "")
     if bound:
@@ -158,11 +147,9 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 
 
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of variables that ranks on other nodes need and that no launcher forwards.
-
-    A task of PBS starts with ``PATH=/bin:/usr/bin`` and little else (OpenPBS 23.06.06). Variables of one node are not
-    forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's folder.
-    """
+    """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
+    # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
+    # forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's folder.
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
@@ -176,12 +163,10 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of variables that a job submitted from this one must not inherit.
-
-    sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
-    none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Users' variables for srun cannot be told from
-    Slurm's. In a script of a run, the variables of that run's scheduler stay here, too.
-    """
+    """Return the names of variables that a job submitted from this one must not inherit."""
+    # sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
+    # none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Users' variables for srun cannot be told
+    # from Slurm's. In a script of a run, the variables of that run's scheduler stay here, too.
     if "SLURM_JOB_ID" not in environ and SCRIPT_ADDRESS not in environ:
         return frozenset()
     launched = {name for name in environ if name.startswith(_INHERITED) and "_MCA_" not in name}

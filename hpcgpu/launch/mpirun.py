@@ -58,10 +58,7 @@ def is_pals(text: str) -> bool:
 def command(
     argv: tuple[str, ...], world: World, program: str, flavour: str, words: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Return the mpirun that starts the ranks, rank 0 on the first node. It binds nothing: workers bind themselves.
-
-    ``words`` are arguments of the site or the user, and come first.
-    """
+    """Return the mpirun of the ranks, rank 0 on the first node, none bound; ``words`` of site or user come first."""
     size, survive = world.size, _SURVIVE[flavour]
     if flavour.startswith("openmpi"):
         # Round robin over the nodes, for a node may have more slots than ranks (2 ranks on 2 nodes of 4 slots were both

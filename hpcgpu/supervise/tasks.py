@@ -106,18 +106,13 @@ class Timer:
 
 
 def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
-    """Call a function at intervals, as a plain timer does: before tasks that are late. An exception is logged once.
-
-    ``call`` must take microseconds only; ``what`` names it for people.
-    """
+    """Call a function of microseconds at intervals, before tasks that are late; log each exception once."""
     return Timer(call, every_s, what)
 
 
 def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> asyncio.Task[None]:
-    """Run work once; log its exception with traceback and call ``failed``, which ends everything that needs the work.
-
-    Cancelling the task is no failure; a CancelledError that nobody asked for is one.
-    """
+    """Run work once; log its exception and call ``failed``, which ends everything that needs the work."""
+    # Cancelling the task is no failure; a CancelledError that nobody asked for is one.
 
     async def run() -> None:
         try:
@@ -150,10 +145,8 @@ class Group:
 
 
 async def in_thread(call: Callable[[], Answer]) -> Answer:
-    """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile.
-
-    Otherwise the call's effects would come later, beside those of the next one.
-    """
+    """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
+    # Otherwise the call's effects would come later, beside those of the next one.
     done = asyncio.create_task(asyncio.to_thread(call))
     try:
         return await asyncio.shield(done)
@@ -203,10 +196,7 @@ class Alarm:
 
 
 async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, limit_s: float = math.inf) -> Answer:
-    """Call ``look`` every ``every_s`` seconds, once at least; return its first result that is not None.
-
-    Raises TimeoutError after ``limit_s``.
-    """
+    """Call ``look`` every ``every_s`` seconds, once at least, until it is not None; TimeoutError after ``limit_s``."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limit_s
     while (found := await look()) is None:
@@ -217,11 +207,9 @@ async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, li
 
 
 def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
-    """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``.
-
-    The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
-    descriptor would stay readable and call again at once, for ever.
-    """
+    """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``."""
+    # The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
+    # descriptor would stay readable and call again at once, for ever.
 
     @functools.wraps(call)
     def guard(*args: Given.args, **kwargs: Given.kwargs) -> None:

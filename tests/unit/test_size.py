@@ -24,8 +24,8 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 45_672),
-    "lines of tests": (lines(TESTS), 42_393),
+    "lines of hpcgpu": (lines(PACKAGE), 44_367),
+    "lines of tests": (lines(TESTS), 42_357),
     "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 345),
     "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 132),
 }

@@ -17,10 +17,7 @@ Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where 
 
 
 def nodes_for(said: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
-    """Return ``nodes`` and ``gpus_per_node`` in place of a number of GPUs, ``gpus=8``.
-
-    Raises ConfigError if the GPUs of a node are unknown, or the number does not fill whole nodes.
-    """
+    """Return ``nodes`` and ``gpus_per_node`` in place of ``gpus=8``; ConfigError if unknown or not whole nodes."""
     total, where = int(said["gpus"][0]), said["gpus"][1]
     rest = {name: value for name, value in said.items() if name != "gpus"}
     node = site.node(rest.get("queue", (None, ""))[0]) if site else None
@@ -116,10 +113,8 @@ def _module_lines(site: Site) -> list[str]:
 
 
 def _in_proportion(site: Site, node: NodeType, queue: Queue | None, found: Said) -> dict[str, tuple[Any, str]]:
-    """Return the CPUs of each GPU and the memory of the requested GPUs, where the site lets jobs ask for them.
-
-    For a node that others share, its cores and a part of its memory are used if the file has no limits for jobs.
-    """
+    """Return the CPUs of each GPU and the memory of the requested GPUs, where the site lets jobs ask for them."""
+    # For a node that others share, its cores and a part of its memory are used if the file has no limits for jobs.
     shared = queue is not None and bool(queue.shared)
     out: dict[str, tuple[Any, str]] = {}
     path, of = site.path_of(node), f": in proportion to {node.gpus} GPUs of a node"

@@ -30,10 +30,8 @@ class Difference:
 
 
 def as_it_is(site: Site, found: Inventory) -> tuple[Site, tuple[Difference, ...]]:
-    """Return the site with live facts in place of its file's, and the differences.
-
-    Facts that the file does not have are not added; queues that are a QOS are not compared: sinfo lists partitions.
-    """
+    """Return the site with live facts in place of its file's, and the differences."""
+    # Facts that the file does not have are not added; queues that are a QOS are not compared: sinfo lists partitions.
     if site.dialect.get("queue") == "qos":
         return site, ()
     live = {queue.name: queue for queue in found.queues}
@@ -47,10 +45,7 @@ def as_it_is(site: Site, found: Inventory) -> tuple[Site, tuple[Difference, ...]
 
 
 def to_say(differing: tuple[Difference, ...], settings: Settings, site: Site) -> Iterator[str]:
-    """Yield messages for a queue's user: resources that the machine lacks, and limits that the job would exceed.
-
-    ``site`` is as in its file.
-    """
+    """Yield messages for a queue's user: missing resources, and limits of the file's ``site`` that the job exceeds."""
     above = settings.site_limits and any(beyond(settings, site))
     for difference in differing:
         if difference.queue == settings.queue and (above or not difference.is_limit):

@@ -15,10 +15,8 @@ _BLOCK = re.compile(r"^match:.*(?:\n(?:[ \t#].*|))*", re.MULTILINE)
 
 
 def looks_like(texts: Mapping[str, str], environ: Mapping[str, str], host: str) -> tuple[str, str] | None:
-    """Return the only site that this machine looks like, and why; None for no site, or for several.
-
-    ``texts`` are the site files by name. Only the ``match`` block of each file is read: 22 files take 3 CPU ms.
-    """
+    """Return the only site whose file (``texts``, by name) matches this machine, and why; None for none or several."""
+    # Only the match block of each file is read: 22 files take 3 CPU ms.
     found = {name: why for name, text in texts.items() if (why := _why(text, environ, host))}
     return next(iter(found.items())) if len(found) == 1 else None
 

@@ -54,10 +54,8 @@ class History:
         return same
 
     def series(self, worker: str) -> dict[str, list[float]]:
-        """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all.
-
-        A worker that is restarted begins to count anew: negative rates are 0.
-        """
+        """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all."""
+        # A worker that is restarted begins to count anew: negative rates are 0.
         out: dict[str, list[float]] = {name: [] for name in ("time", *TIERS, *DIRECTIONS)}
         before: tuple[float, np.ndarray] | None = None
         for sample in self.samples:

@@ -107,11 +107,9 @@ class Ledger(SchedulerPlugin):
         return Summary(sum_up(self.lives(), self._clock() - self._begin_s, self._walltime_s))
 
     async def fresh_summary(self) -> dict[str, Any]:
-        """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``).
-
-        Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
-        than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
-        """
+        """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
+        # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
+        # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
         self._silent = set(self._live)
         self._all_told.clear()
         for address in self._live:

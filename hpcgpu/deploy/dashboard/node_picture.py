@@ -49,10 +49,7 @@ def drawn(topology: Topology, names: Sequence[str], bindings: Sequence[Binding])
 
 
 async def ask(scheduler: Scheduler, workers: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return picture and dead ports of the node of these workers (address, name).
-
-    Raises OSError or TimeoutError if a worker does not answer.
-    """
+    """Return picture and dead ports of the node of these workers (address, name); raise OSError or TimeoutError."""
     async with asyncio.timeout(_ANSWER_S):
         bindings = await asyncio.gather(*(scheduler.rpc(address).hpcgpu_binding() for address, _ in workers))
         drawer = scheduler.rpc(workers[0][0])

@@ -53,10 +53,7 @@ def _link(source: str, target: Listening, place: Endpoint, answer: Answer) -> Li
 
 
 def on_nodes(folder: Path) -> int:
-    """Have each node of this job gather its facts; return the launcher's exit code.
-
-    Raises HpcGpuError if the home is not shared, the doctor has ended, or no launcher starts a program on each node.
-    """
+    """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
     settings = document.read(exchange.read_order(folder).run).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
@@ -70,10 +67,7 @@ def on_nodes(folder: Path) -> int:
 
 
 def on_node(folder: Path) -> None:
-    """Gather this node's facts and its connections; stay until the others and the login node have knocked.
-
-    Raises HpcGpuError if the home is not shared.
-    """
+    """Gather this node's facts and connections until all others have knocked; HpcGpuError without a shared home."""
     order, host = exchange.read_order(folder), os.uname().nodename
     with contextlib.closing(Listener(order.token, folder / CERTIFICATE)) as listener, _UcxServer(order) as server:
         where = (*listener.where, *server.places(listener.where))

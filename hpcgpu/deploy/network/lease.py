@@ -59,10 +59,7 @@ class LeaseHolder:
                 await self._scheduler.hpcgpu_lease(goodbye=True)
 
     async def detach(self) -> None:
-        """Give the lease up on purpose: the job goes on without a client.
-
-        Raises OSError or TimeoutError if the scheduler does not answer.
-        """
+        """Give the lease up on purpose: the job goes on without a client; OSError or TimeoutError without an answer."""
         async with asyncio.timeout(_ANSWER_S):
             await self._scheduler.hpcgpu_lease(detach=True)
         self.stop()
@@ -113,10 +110,8 @@ def touch(folder: Path) -> None:
 
 
 def renew(folder: Path) -> None:
-    """Renew the lease, every few seconds; raise FileNotFoundError if lease or folder is gone.
-
-    It makes no file: the folder may be about to go, and would stay for it.
-    """
+    """Renew the lease, every few seconds; raise FileNotFoundError if lease or folder is gone."""
+    # It makes no file: the folder may be about to go, and would stay for it.
     os.utime(folder / _LEASE)
 
 

@@ -56,11 +56,9 @@ def make_folder(home: Path) -> Path:
 
 
 def publish(folder: Path, content: SchedulerFile) -> None:
-    """Write the file with the folder's nonce; called by rank 0.
-
-    Its ``restart_count`` is at least one more than that of the life before: PBS reruns a job under its id, and no
-    variable shows it.
-    """
+    """Write the file with the folder's nonce; called by rank 0."""
+    # Its restart_count is at least one more than that of the life before: PBS reruns a job under its id, and no
+    # variable shows it.
     life = folder / _LIFE
     count = max(content.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
     private.write(life, str(count))
@@ -69,10 +67,8 @@ def publish(folder: Path, content: SchedulerFile) -> None:
 
 
 def retract(folder: Path, *, forever: bool) -> None:
-    """Remove secrets at the end of the job: a client that was killed cannot do it.
-
-    ``forever``: the client is gone. Otherwise the nonce stays: a requeued job publishes again.
-    """
+    """Remove secrets at the end of the job: a client that was killed cannot do it."""
+    # forever: the client is gone. Otherwise the nonce stays: a requeued job publishes again.
     for name in (_FILE, _NONCE) if forever else (_FILE,):
         (folder / name).unlink(missing_ok=True)
 

@@ -133,11 +133,9 @@ class UcxComm(UCXX):
         ep._ep = _awaited_here(ep._ep)
 
     async def read(self, deserializers: Any = None) -> Any:  # noqa: ANN401
-        """Read a message.
-
-        distributed-ucxx turns a cancellation into a CommClosedError (``except BaseException``): the cancelled task
-        takes it for the end of the connection and goes on. Its waiters would never end.
-        """
+        """Read a message."""
+        # distributed-ucxx turns a cancellation into a CommClosedError (except BaseException): the cancelled task
+        # takes it for the end of the connection and goes on. Its waiters would never end.
         try:
             return await super().read(deserializers)
         except CommClosedError as e:
@@ -177,10 +175,8 @@ def _awaited_here(endpoint: Any) -> Any:  # noqa: ANN401 - UCXEndpoint
 
 @functools.cache
 def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
-    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made.
-
-    ucxx is imported this late because UCX must be loaded neither before a fork nor before its variables are set.
-    """
+    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made."""
+    # ucxx is imported this late because UCX must be loaded neither before a fork nor before its variables are set.
     os.environ.setdefault("UCX_LOG_FILE", "stderr")  # else its warnings stand among a script's results on stdout
     users = _CUDAS in os.environ
     from ucxx._lib_async import application_context, listener
