@@ -1,1 +1,1 @@
-"""Floor 6, the rank program."""
+"""The rank program: floor 6."""

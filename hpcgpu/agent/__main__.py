@@ -1,4 +1,4 @@
-"""``python -m hpcgpu.agent DOCUMENT``: the rank program."""
+"""Run one rank: ``python -m hpcgpu.agent DOCUMENT``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpcgpu.errors import HpcGpuError, WorldError, whole
 from hpcgpu.host import log, process
 from hpcgpu.launch.environment import read_rank
 
-# Rank 0 says what all ranks know. A launcher that ends all ranks with the first that fails would end it before
-# it has spoken (mpirun of Open MPI 5.0.11, under load).
+# Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
+# before its report (mpirun of Open MPI 5.0.11, under load).
 _RANK_0_SAYS_IT_S = 1.0
 
 
 def main(document: str) -> int:
-    """Run one rank and return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
+    """Run one rank; return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
     number = read_rank(os.environ).rank
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
         log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")  # noqa: PTH109
@@ -36,7 +36,7 @@ def main(document: str) -> int:
 
 
 def _say(error: Exception, number: int) -> None:
-    """Say why a rank ends. A traceback follows if nobody has foreseen the error, or if it was asked for."""
+    """Log why a rank ends, with a traceback if the error is unexpected or HPCGPU_DEBUG is set."""
     words = whole(error) if isinstance(error, HpcGpuError) else process.refused(error)
     if number and isinstance(error, WorldError):
         time.sleep(_RANK_0_SAYS_IT_S)

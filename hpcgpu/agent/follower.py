@@ -1,4 +1,4 @@
-"""A rank that is not its node's leader: it hands its output to the leader, waits, and takes over if the leader dies.
+"""Follow the node's leader: hand it this rank's output, wait, and take over if it dies.
 
 The successor of a dead leader is not elected. Each rank of the node listens on a unix socket of its own in the run's
 folder before it connects to its leader, and the kernel refuses a connection exactly when the rank is dead. If the
@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 
 
 class FollowerConnection(NamedTuple):
-    """A follower, as its leader has it."""
+    """A leader's connection to one follower, with the follower's output descriptors."""
 
     rank: int
     sock: socket.socket
@@ -35,7 +35,7 @@ class FollowerConnection(NamedTuple):
     stderr: int
 
     def tell(self, op: str, **fields: object) -> None:
-        """Send it a message; the reader notices one that is gone."""
+        """Send a message to the follower; its death is noticed by the reader."""
         with contextlib.suppress(OSError):
             self.sock.send(_encode(op, **fields))
 
@@ -53,14 +53,7 @@ class LeaderSocket:
     def receive(
         self, ranks: Iterable[int], deadline_s: float, alive: Callable[[int], bool] = lambda _: True
     ) -> tuple[FollowerConnection, ...]:
-        """Wait for the followers ``ranks``, as long as they are ``alive``.
-
-        Raises
-        ------
-        LaunchError
-            A follower did not connect within ``deadline_s`` seconds.
-
-        """
+        """Wait for the followers ``ranks`` that are ``alive``; raise LaunchError after ``deadline_s`` without one."""
         end = time.monotonic() + deadline_s
         waiting = set(ranks)
         out: list[FollowerConnection] = []
@@ -77,38 +70,25 @@ class LeaderSocket:
                     ) from None
                 continue
             data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 2)
-            if data:  # else it is dead, or it was a look whether this rank lives
+            if data:  # else the peer is dead, or checked whether this rank lives
                 out.append(FollowerConnection(json.loads(data), sock, *fds))
                 waiting.discard(out[-1].rank)
         return tuple(out)
 
     def close(self) -> None:
-        """Take no more followers."""
+        """Accept no more followers."""
         self._sock.close()
 
 
 class FailoverState(NamedTuple):
-    """The state with which a rank leads its node, because all ranks before it are dead.
+    """The state for leading a node whose ranks before this one are all dead."""
 
-    Attributes
-    ----------
-    folder : str
-        The run's folder on the node; its lock is held by ``lock``.
-    successors : tuple of int
-        The ranks after this one, dead or alive.
-    lost : frozenset of int
-        Ranks that died as followers: their workers were retired.
-    since_s : float
-        When the leader's death was noticed, on the monotonic clock.
-
-    """
-
-    folder: str
-    lock: int
+    folder: str  # of the run, on the node
+    lock: int  # a descriptor that holds the folder's lock
     leader_socket: LeaderSocket
-    successors: tuple[int, ...]
-    lost: frozenset[int]
-    since_s: float
+    successors: tuple[int, ...]  # the ranks after this one, dead or alive
+    lost: frozenset[int]  # ranks that died as followers: their workers were retired
+    since_s: float  # when the leader's death was noticed, on the monotonic clock
 
     def receive(self, deadline_s: float) -> tuple[FollowerConnection, ...]:
         """Wait for the followers that live."""
@@ -118,7 +98,7 @@ class FailoverState(NamedTuple):
 
 
 def welcome(followers: Iterable[FollowerConnection], lock: int) -> None:
-    """Let the followers, which are all there, hold the folder's lock: from now on any of them can lead."""
+    """Give the followers the folder's lock, once all are there: from now on any of them can lead."""
     for follower in followers:
         with contextlib.suppress(OSError):
             socket.send_fds(follower.sock, [_encode("welcome")], [lock])
@@ -131,22 +111,10 @@ def dismiss(followers: Iterable[FollowerConnection]) -> None:
 
 
 def follow(rank: int, ranks: Sequence[int], path: str) -> int | FailoverState:
-    """Go to the leader, to those after it when it dies, and wait for a goodbye.
+    """Follow the leader, and its successors if it dies; return the exit code, or the state for leading in their place.
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    ranks : sequence of int
-        Those of the node, ascending; the first leads. Rank 0 has no successor: the scheduler is its child.
-    path : str
-        The first leader's socket.
-
-    Returns
-    -------
-    int or FailoverState
-        The exit code; or the state for leading, because every rank before this one is dead.
-
+    ``ranks`` are the node's, ascending; the first leads, at the socket ``path``. Rank 0, whose child is the scheduler,
+    has no successor.
     """
     return _Follower(rank, ranks, path).follow()
 
@@ -164,7 +132,7 @@ class _Follower:
     def follow(self) -> int | FailoverState:
         folder = os.path.dirname(self._path)  # noqa: PTH120 - pathlib takes 5 CPU ms, which every rank would pay
         died_s = time.monotonic()
-        with contextlib.suppress(FileNotFoundError):  # the folder is gone: an end, without a word for this rank
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone: the run ended without a goodbye
             leader_socket = LeaderSocket(_socket_path(folder, self._rank)) if self._can_fail_over else None
             for path in (self._path, *(_socket_path(folder, rank) for rank in self._before)):
                 if self._stay(path):
@@ -177,7 +145,7 @@ class _Follower:
         return os.EX_SOFTWARE
 
     def _stay(self, path: str) -> bool:
-        """Follow the rank behind the socket ``path``; tell whether it said goodbye: if not, it is dead."""
+        """Follow the rank behind the socket ``path``; return whether it said goodbye: if not, it is dead."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(ConnectionError):
             with unix_socket.address(path) as address:
                 sock.connect(address)

@@ -1,9 +1,9 @@
-"""The fork server: a process that has imported distributed and does nothing but fork on request.
+"""The fork server: a process that has imported distributed and only forks on request.
 
-A fork of it costs 5 ms where an import costs 0.4 CPU s. It must stay single-threaded: it is made before
-MPI, event loops, CUDA and threads. Its parent is the rank; it dies with it, and its children with it.
+A fork of it costs 5 ms where an import costs 0.4 CPU s. It must stay single-threaded: it is made before MPI, event
+loops, CUDA and threads. Its parent is the rank; it dies with it, and its children with it.
 
-Over 300 lines: both ends of its socket are here, the spawner that nannies ask, and what its life is bound to.
+Over 300 lines: both ends of its socket are here, the spawner that nannies ask, and the resources with its lifetime.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 # SOCK_SEQPACKET keeps messages whole but bounds them (about 200 KiB): the payload travels in a memfd.
 _MESSAGE_BYTES = 1 << 16
-# It answers in milliseconds; somebody has stopped one that does not (SIGSTOP).
+# It answers in milliseconds, unless it was stopped (SIGSTOP).
 _ANSWER_S = 10.0
-# distributed reads it at import: 40 lines for the start of two workers otherwise
+# distributed reads it at import; without it the start of two workers logs 40 lines
 _QUIET = ("DASK_LOGGING__DISTRIBUTED", "warning")
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A child ended; ``code`` is negative for a signal, as in subprocess."""
+    """The end of a child; ``code`` is negative for a signal, as in subprocess."""
 
     pid: int
     code: int
 
 
 class ForkServer:
-    """The parent's end. Requests are answered in milliseconds, so :meth:`spawn` is a plain call."""
+    """The parent's end of a fork server, which answers in milliseconds: :meth:`spawn` is a plain call."""
 
     def __init__(self, sock: socket.socket, pid: int, answer_s: float = _ANSWER_S) -> None:
         self.sock, self.pid = sock, pid
@@ -74,10 +74,7 @@ class ForkServer:
 
     @classmethod
     def execute(cls, lock: int) -> ForkServer:
-        """Start a fresh fork server, for a process that has threads or has used MPI and must not fork.
-
-        ``lock`` is a descriptor that it and its children hold, as those of a fork do.
-        """
+        """Start a fresh fork server, which holds ``lock``, for a process that must not fork: it has threads or MPI."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = process.python_argv(
             "hpcgpu.agent.fork_server", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True
@@ -88,29 +85,11 @@ class ForkServer:
         return cls(ours, child.pid)
 
     def spawn(self, entry: str, spec: object, fds: tuple[int, int, int]) -> int:
-        """Fork a child that calls ``entry`` ("module:function") with ``(spec, control socket)``.
+        """Fork a child that calls ``entry`` ("module:function") with ``(spec, control socket)``; return its pid.
 
-        Parameters
-        ----------
-        entry : str
-            The function.
-        spec : object
-            Its first argument; pickled.
-        fds : (control, stdout, stderr)
-            Descriptors for the child; the caller closes its own copies.
-
-        Returns
-        -------
-        int
-            The child's pid; its end is reported by :meth:`exits`.
-
-        Raises
-        ------
-        LaunchError
-            The fork server could not fork; or it did not answer, and was killed, with all that it has forked.
-        EOFError
-            It is dead.
-
+        ``spec`` is pickled. ``fds`` are the child's control socket, stdout and stderr; the caller closes its own
+        copies. :meth:`exits` reports the child's end. Raises LaunchError if the server cannot fork, or does not answer
+        and is killed with all its children; EOFError if it is dead.
         """
         memfd = os.memfd_create("hpcgpu-spec")
         try:
@@ -129,7 +108,7 @@ class ForkServer:
             self._exits.append(Exit(message[1], message[2]))
 
     def exits(self) -> list[Exit]:
-        """Return the ends of children that have been reported, without waiting; raise EOFError if the server died."""
+        """Return the reported ends of children, without waiting; raise EOFError if the server died."""
         while select.select([self.sock], [], [], 0)[0]:
             _, pid, code = self._receive()
             self._exits.append(Exit(pid, code))
@@ -137,7 +116,7 @@ class ForkServer:
         return out
 
     def wait_exit(self, pid: int, deadline_s: float) -> int | None:
-        """Return how a child ended; None if that is not known within ``deadline_s`` seconds."""
+        """Return a child's exit code; None if it is not known within ``deadline_s`` seconds."""
         end = time.monotonic() + deadline_s
         with contextlib.suppress(EOFError, ConnectionError):
             while not (codes := [one.code for one in self._exits if one.pid == pid]):
@@ -149,14 +128,14 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """End the fork server and whatever it forked, and return when they are gone: they write to the run's folder."""
+        """End the fork server and its children; return when they are gone, since they write to the run's folder."""
         self.sock.close()
         if self._started is not None:
             pids.wait_for_end(self.pid, self._started, self._answer_s)
             self.kill()
 
     def kill(self) -> None:
-        """End it by force, stopped or not. If it has ended, its pid may be another process's."""
+        """Kill the fork server, stopped or not; its pid may be another process's once it has ended."""
         if self._started is not None and pids.start_time(self.pid) == self._started:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -271,15 +250,8 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
 class ForkServerSpawner:
     """Implements ``deploy.processes.control.Spawner``.
 
-    Parameters
-    ----------
-    fork_server : ForkServer
-        The process that forks.
-    outputs : mapping of int to (int, int)
-        stdout and stderr of each rank of the node; this process's own where a rank is not in it.
-    on_death : callable
-        Called when the fork server, and with it every process that it forked, is gone.
-
+    ``outputs`` has stdout and stderr of each rank of the node (this process's for others); ``on_death`` is called when
+    the fork server, and with it every process that it forked, is gone.
     """
 
     def __init__(
@@ -299,11 +271,11 @@ class ForkServerSpawner:
         return self.adopt(pid, ours)
 
     def kill(self) -> None:
-        """End the fork server, which does not do its part; its end is noticed as any other."""
+        """Kill a fork server that does not answer; its end is noticed as any other."""
         self.fork_server.kill()
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
-        """Report the end of a child that was forked before this spawner was there."""
+        """Report the end of a child that was forked before this spawner was made."""
         from hpcgpu.deploy.processes.control import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
@@ -320,7 +292,7 @@ class ForkServerSpawner:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Take the fork server for dead, also when its reports cannot be read: nobody would know of any end."""
+        """Treat the fork server as dead, also if its reports cannot be read: no child's end would be noticed."""
         self._loop.remove_reader(self.fork_server.sock)
         for exited in self._children.values():
             if not exited.done():
@@ -330,21 +302,17 @@ class ForkServerSpawner:
 
 
 class LeaderResources:
-    """Used as a context manager: at its end everything that it forked is gone, and its folder is removed."""
+    """A leader's fork server, folder and socket; the end of the context ends all children and removes the folder."""
 
     def __init__(self, fork_server: ForkServer, scratch: Scratch, leader_socket: LeaderSocket) -> None:
         self.fork_server, self.scratch, self.leader_socket = fork_server, scratch, leader_socket
 
     @classmethod
     def make(cls, settings: Settings, *, after_mpi: bool = False) -> Self:
-        """Import what all processes of the node need and fork the fork server, or execute it where MPI has run already.
+        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already.
 
-        Raises
-        ------
-        ConfigError
-            The folder cannot be used, which is seen first: the imports take a second. Or Dask's configuration has a
-            limit of memory that is none.
-
+        Raises ConfigError if the folder cannot be used, which is checked before the imports (1 s), or if Dask's
+        configuration has an invalid memory limit.
         """
         from hpcgpu.spill.storage.scratch import Scratch
 
@@ -357,7 +325,7 @@ class LeaderResources:
                 from hpcgpu.deploy.processes import preloaded
 
                 preloaded.preload(simulated=settings.gpus is not None)
-            # forked processes have the lock, too: the folder is there as long as one process that writes to it
+            # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
             resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "leader")))

@@ -1,6 +1,6 @@
-"""The rank that owns its node's processes: it starts the workers, watches them, and ends them.
+"""Lead a node: start its workers, watch them, and end them.
 
-Over 300 lines: the watch over followers, the leader after the first, and the end by force are parts of the same life.
+Over 300 lines: the watch over followers, the successor, and the forced end are parts of the same life.
 """
 
 from __future__ import annotations
@@ -45,57 +45,25 @@ _ASK_S = 0.05
 
 @dataclass(slots=True, kw_only=True)
 class LeaderContext:
-    """Everything that a leader needs once the ranks have met.
-
-    Attributes
-    ----------
-    scheduler : mapping
-        ``addresses``, ``cert``, ``key`` of rank 0's record.
-    workers : sequence of (int, WorkerSpec)
-        The node's workers and the rank of each.
-    followers : sequence of FollowerConnection
-        The followers, with their stdout and stderr.
-    node : str
-        The host's name.
-    succession : str
-        Identifies this leader and its successors: those of one node, one after another.
-    environ : mapping of str to str
-        The environment as this rank was started with it.
-    in_job : bool
-        Whether this is a batch job, which has a time limit.
-    notes : sequence of str
-        Notes about the node for people.
-
-    """
+    """A leader's inputs once the ranks have met."""
 
     run: RunDocument
-    environ: Mapping[str, str]
+    environ: Mapping[str, str]  # of this rank at its start
     fork_server: ForkServer
-    scheduler: Mapping[str, Any]
-    workers: Sequence[tuple[int, WorkerSpec]]
-    followers: Sequence[FollowerConnection] = ()
-    node: str = ""
-    succession: str = ""
-    in_job: bool = False
-    notes: Sequence[str] = ()
+    scheduler: Mapping[str, Any]  # addresses, cert and key of rank 0's record
+    workers: Sequence[tuple[int, WorkerSpec]]  # with the rank of each
+    followers: Sequence[FollowerConnection] = ()  # with their stdout and stderr
+    node: str = ""  # the host's name
+    succession: str = ""  # identifies this leader and its successors on one node
+    in_job: bool = False  # in a batch job, which has a time limit
+    notes: Sequence[str] = ()  # messages about the node, for people
 
 
 class FollowerLiveness:
     """Watches the followers' connections, which end with their processes.
 
-    Parameters
-    ----------
-    followers : sequence of FollowerConnection
-        The followers.
-    workers : callable
-        Returns the names of the workers of a rank.
-    retire : callable
-        Has the scheduler retire the workers with these names; returns the names of the retired.
-    ended : asyncio.Event
-        The run ends: from then on nobody's death counts.
-    node : str
-        Named in messages.
-
+    ``workers`` returns the names of a rank's workers; ``retire`` has the scheduler retire workers and returns the
+    retired. Once ``ended`` is set no death counts. ``node`` is named in messages.
     """
 
     def __init__(
@@ -134,7 +102,7 @@ class FollowerLiveness:
             self._say(f"rank {rank} died; {await self._retired(rank)}")
 
     async def _retired(self, rank: int) -> str:
-        """Retire the workers of a rank; return the result in words."""
+        """Retire the workers of a rank; return a message about the result."""
         names = self._workers(rank)
         if not names:
             return "it had no worker"
@@ -152,7 +120,7 @@ class FollowerLiveness:
         log.say_of(self._node, (text,))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for follower in self._followers.values():
             self._loop.remove_reader(follower.sock)
         self._tasks.cancel()
@@ -192,7 +160,7 @@ class Leader:
             self.drain(self._ends_s and max(0.0, self._ends_s - asyncio.get_running_loop().time()))
 
     def drain(self, left_s: float | None) -> None:
-        """Prepare for the job's time limit, which is ``left_s`` seconds away; None: soon."""
+        """Prepare for the job's time limit, ``left_s`` seconds away; None: soon."""
 
     async def run(self) -> int:
         """Start the workers, stay until the run ends, end the workers; return the exit code."""
@@ -264,27 +232,25 @@ class Leader:
             self._outliving = tasks.start(self._outlive_workers, "the look for the end of all workers", tasks.say_only)
 
     async def _outlive_workers(self) -> None:
-        """Tell the scheduler when no worker of this leader is left, or to be started again."""
+        """Report to the scheduler when none of this leader's workers is left or will be restarted."""
         await self.workers_ended()
         ended = [f"worker {n.name}: {n.ended}" for n in self.nannies if n.ended]
         with contextlib.suppress(OSError):  # it is gone, which is seen elsewhere
             await self.watch.write({"died": "; ".join(ended)})
 
     async def workers_ended(self) -> None:
-        """Wait until no worker is left, or to be started again."""
+        """Wait until no worker is left or will be restarted."""
         await asyncio.gather(*(n.finished() for n in self.nannies))
 
     def _names_of(self, rank: int) -> list[str]:
         return [spec.name for owner, spec in self.context.workers if owner == rank]
 
     async def _retire(self, names: list[str]) -> list[str]:
-        """Let the scheduler move the workers' data to others and close them, for good; return those that went.
-
-        Three callers have data handed over, by two requests of one kind, since their ends differ. These workers stay if
-        no other can take the data. A member's (``agent.member``) leave in a hurry, and hpcgpu's own scheduler hurries
-        them (``hpcgpu_retire``). Those of ``agent.standalone_node`` have a scheduler of others, without that request;
-        their nannies close them.
-        """
+        """Let the scheduler move the workers' data to others and close them for good; return the retired ones."""
+        # Three callers have data handed over, by two requests, since their ends differ. These workers stay if no other
+        # can take the data. A member's (agent.member) leave in a hurry, and hpcgpu's scheduler hurries them
+        # (hpcgpu_retire). Those of agent.standalone_node have another scheduler, without that request; their
+        # nannies close them.
         async with scheduler_rpc(self.context.scheduler, _REPORT_S) as scheduler:
             if not await worker_names(scheduler) - set(names):
                 return []  # a client that waits for a result would wait for ever
@@ -297,12 +263,12 @@ class Leader:
         return self.context.run.settings.death_timeout_s
 
     async def wait_for_scheduler(self) -> int:
-        """Wait until the scheduler says that the run ends, or is gone."""
+        """Wait until the scheduler says goodbye or is gone; return the exit code."""
         await self.hear_goodbye()
         return 0
 
     async def hear_goodbye(self) -> bool:
-        """Wait for the scheduler's end; return False when it did not say goodbye."""
+        """Wait for the scheduler's end; return whether it said goodbye."""
         with contextlib.suppress(OSError):
             while await self.watch.read() != "end":
                 continue
@@ -324,7 +290,7 @@ class Leader:
 
 
 class Successor(Leader):
-    """Leads in the place of the node's first leader, and starts that one's workers again."""
+    """Leads in place of the node's first leader, and starts that one's workers again."""
 
     def __init__(self, context: LeaderContext, failover: FailoverState, rank: int) -> None:
         super().__init__(context)
@@ -342,7 +308,7 @@ class Successor(Leader):
         )
 
     async def _wait_for(self, names: set[str]) -> None:
-        """Wait until nobody has these names: a worker whose name is taken is refused (distributed 2026.8.0)."""
+        """Wait until these names are free: a worker whose name is taken is refused (distributed 2026.8.0)."""
         deadline_s = self.context.run.settings.death_timeout_s
         taken = names
         try:
@@ -357,17 +323,10 @@ class Successor(Leader):
 
 
 class ForcedEnd:
-    """Used as a context manager around a leader's event loop, whose tasks may refuse to end.
+    """Ends a leader by force if its event loop does not end; a context manager around the loop.
 
-    Parameters
-    ----------
-    fork_server : ForkServer
-        Killed with all that it has forked, and this process after it.
-    followers : sequence of FollowerConnection
-        They are told goodbye: otherwise one of them would lead in this process's place.
-    limit_s : float
-        How long an end may take, in seconds.
-
+    Kills the fork server with all its children, and then this process, ``limit_s`` seconds after :meth:`begin`. The
+    followers get a goodbye: otherwise one of them would lead in this process's place.
     """
 
     def __init__(
@@ -378,7 +337,7 @@ class ForcedEnd:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def begin(self) -> None:
-        """Count from now on; called when the run ends."""
+        """Start the countdown, as the run ends."""
         self._begun.set()
 
     def __enter__(self) -> Self:
@@ -404,14 +363,14 @@ class ForcedEnd:
 
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:
-    """Return the Security for connections to the scheduler of a rank's record."""
+    """Return the Security for connections to the scheduler in a rank's record."""
     from hpcgpu.deploy.network.tls import Certificate, security
 
     return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler.get("cert") else None)
 
 
 async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
-    """Tell rank 0 why this node has no workers: it would wait for them."""
+    """Report to rank 0 why this node has no workers: it would wait for them."""
     async with scheduler_rpc(scheduler, _REPORT_S) as to:
         await to.hpcgpu_failed(text=text)
 
@@ -430,7 +389,7 @@ async def scheduler_rpc(scheduler: Mapping[str, Any], deadline_s: float) -> Asyn
 
 
 async def worker_names(scheduler: Any) -> set[str]:  # noqa: ANN401 - distributed has no types
-    """Return the names of the workers that the scheduler has."""
+    """Return the names of the scheduler's workers."""
     identity = await scheduler.identity(n_workers=-1)
     return {worker["name"] for worker in identity["workers"].values()}
 

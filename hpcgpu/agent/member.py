@@ -1,4 +1,4 @@
-"""The leader of a job that joins a running cluster: its workers come with the job, and leave with it."""
+"""The leader of a job that joins a running cluster: its workers come and leave with the job."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hpcgpu.supervise.rounds import reason_of
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 
-_POLL_S = 0.5  # many jobs may look at one folder
+_POLL_S = 0.5  # many jobs may read one folder
 # The scheduler listens before its file is written.
 _REACH_S = 10.0
 # KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
 _CANCELLED_S = 4.0
-# If no worker can take the data, one may come that can.
+# If no worker can take the data, a later one may.
 _AGAIN_S = 5.0
 # A scheduler that says goodbye closes the workers' connections, too.
 _GOODBYE_S = 2.0
@@ -74,11 +74,9 @@ class Member(Leader):
 
     @contextlib.contextmanager
     def _launcher_watched(self) -> Iterator[None]:
-        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning.
-
-        This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
-        SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
-        """
+        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
+        # This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
+        # SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             launcher = pids.find(self.context.environ.get(pids.LAUNCHER, ""))
@@ -96,7 +94,7 @@ class Member(Leader):
         self._leave(_GONE)
 
     async def _find_scheduler(self) -> SchedulerFile:
-        """Wait for the file of the cluster's scheduler."""
+        """Wait for the cluster's scheduler file."""
         from hpcgpu.deploy.network import scheduler_file
 
         folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
@@ -113,7 +111,7 @@ class Member(Leader):
             raise LaunchError(f"the cluster that this job is of has ended, for its folder is gone: {e}") from e
 
     async def _all_left(self) -> bool:
-        """Wait until no worker is left, nor to be started again; return False if they have lost the scheduler."""
+        """Wait until no worker is left or will be restarted; return False if they have lost the scheduler."""
         await self.workers_ended()
         return all(n.farewell and n.farewell != _BROKEN for n in self.nannies)
 

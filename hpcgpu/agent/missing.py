@@ -1,4 +1,4 @@
-"""The ranks that have not come to the rendezvous: looked for at its deadline only, so it costs nothing if all come.
+"""Report the ranks that miss the rendezvous: searched at its deadline only, so it costs nothing if all come.
 
 A rank at the rendezvous has a title that the others of its node see in /proc, where only its owner can put it. Each
 node writes the ranks that it sees into a folder that the nodes may share.
@@ -26,46 +26,24 @@ if TYPE_CHECKING:
 TITLE = "hpcgpu-rdzv"
 _LATE = "hpcgpu-late"
 _SETTLE_S = 0.2
-# A rank waits so many times as long for the rank that acts for it as nodes wait for each other.
+# A rank waits this many times as long for the rank that acts for it as nodes wait for each other.
 _WAIT_FACTOR = 4
 _DOES = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for a disk or a file system"}
 
 
 class SeenNode(NamedTuple):
-    """The ranks of a launch that are seen on one node.
-
-    Attributes
-    ----------
-    there : tuple of int
-        Ranks that are at the rendezvous.
-    away : dict
-        The state of each other rank's process.
-
-    """
+    """The ranks of a launch that are seen on one node."""
 
     host: str
-    there: tuple[int, ...]
-    away: dict[int, str]
+    there: tuple[int, ...]  # ranks at the rendezvous
+    away: dict[int, str]  # the state of each other rank's process
 
 
 class MissingRanks:
-    """The end of a rendezvous to which a rank has not come.
+    """The end of a rendezvous that a rank has missed.
 
-    Parameters
-    ----------
-    facts : RankFacts
-        Of this rank.
-    environ : mapping of str to str
-        This rank's, by which the others of its launch are known.
-    host : str
-        This node's name.
-    folder : Path or None
-        A folder of this launch alone, which the nodes may share; None: there is none.
-    deadline_s : float
-        How long the others have been waited for.
-    together_s : float
-        The ranks of a launch start, and are late, within so many seconds of each other.
-
+    ``environ`` identifies this launch's ranks. ``folder`` belongs to this launch alone, and nodes may share it. The
+    ranks of a launch start, and are late, within ``together_s`` of each other; they were waited for ``deadline_s``.
     """
 
     def __init__(
@@ -83,24 +61,22 @@ class MissingRanks:
         self._in = 0  # the inode of the folder
 
     def note(self) -> None:
-        """Show the other nodes which ranks are there so far: their time may be over before this node's is."""
+        """Show the other nodes the ranks that are here so far: their deadline may be earlier than this node's."""
         there, away = self._look()
         if min(there) == self._facts.rank:
             with contextlib.suppress(OSError, HpcGpuError):
                 self._show(self._node(there, away))
 
     def withdraw(self) -> None:
-        """Remove this node's word from the folder: all ranks have come."""
+        """Remove this node's file from the folder: all ranks have come."""
         if self._shown:
             with contextlib.suppress(OSError):  # another node still has its own there, or it is gone
                 self._shown.unlink()
                 self._shown.parent.rmdir()
 
     def tell(self) -> None:
-        """Say which ranks are missing, once for all nodes that see each other, and end those of this node.
-
-        The first rank of a node whose time is over does it, and the others wait for its end.
-        """
+        """Report the missing ranks, once for all nodes that see each other, and kill those of this node."""
+        # The first rank of a node whose deadline passes does it; the others wait for its end.
         there, away = self._look()
         if acting := self._acting(there):
             pids.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)
@@ -115,7 +91,7 @@ class MissingRanks:
                 os.kill(one.pid, signal.SIGKILL)
 
     def _is_told(self) -> bool:
-        """Tell whether another node has said it, and removed this node's word."""
+        """Return whether another node has reported, and removed this node's file."""
         if self._shown is None:
             return False
         try:
@@ -129,7 +105,7 @@ class MissingRanks:
         if first := [p for rank, p in there.items() if p.title == _LATE and rank != own]:
             return first[0]
         process.retitle(_LATE)
-        time.sleep(_SETTLE_S)  # then those that were late at the same time see each other
+        time.sleep(_SETTLE_S)  # ranks that are late at the same time see each other then
         late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < own}
         return late[min(late)] if late else None
 
@@ -138,7 +114,7 @@ class MissingRanks:
         return SeenNode(self._host, tuple(sorted(there)), does)
 
     def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
-        """Return the processes on this node of the ranks that are at the rendezvous, and of those that are not."""
+        """Return this node's processes of the ranks at the rendezvous, and of the other ranks."""
         found: dict[int, list[pids.Process]] = {}
         for one in pids.own():
             if (rank := self._rank_of(one)) is not None:
@@ -168,11 +144,11 @@ class MissingRanks:
             time.sleep(self._together_s)
             others = [_read(private.read(path)) for path in own.parent.glob("late-*") if path != own]
         except (OSError, HpcGpuError):
-            return [node]  # nobody sees more than its own node
+            return [node]  # each node sees only itself
         return sorted([node, *others], key=lambda n: n.there)
 
     def _show(self, node: SeenNode) -> Path | None:
-        """Write the ranks of this node where other nodes may look; None: there are none, or no such folder."""
+        """Write this node's ranks for the other nodes; return the path, or None without other nodes or a folder."""
         if self._folder is None or self._facts.local_size == self._facts.size:
             return None
         from hpcgpu.host import private  # brings pathlib, 5 CPU ms
@@ -185,7 +161,7 @@ class MissingRanks:
         return path
 
     def _is_first(self) -> bool:
-        """Tell whether this node is the first to say it."""
+        """Return whether this node is the first to report."""
         try:
             if self._folder:
                 os.close(os.open(self._folder / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -199,7 +175,7 @@ class MissingRanks:
         import shutil
 
         if others:
-            time.sleep(self._together_s)  # they may be that much later, and read what is there
+            time.sleep(self._together_s)  # other nodes may be that much later, and read the files
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -212,21 +188,10 @@ def _read(text: str) -> SeenNode:
 def describe(
     size: int, nodes: Sequence[SeenNode], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Return in words which ranks are missing, and which are there.
+    """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``.
 
-    Parameters
-    ----------
-    size : int
-        Ranks that the launcher promised.
-    nodes : sequence of SeenNode
-        Those that are known.
-    deadline_s : float
-        How long has been waited.
-    folder : str
-        Where nodes show each other their ranks; empty: nowhere.
-    environ : mapping of str to str, optional
-        Of a rank, which may name all nodes.
-
+    ``folder`` is where nodes show each other their ranks ("": nowhere); ``environ`` is a rank's, which may name all
+    nodes.
     """
     there = {rank for node in nodes for rank in node.there}
     away = [f"rank {r} on {node.host} ({node.away[r]})" for node in nodes for r in sorted(node.away)]

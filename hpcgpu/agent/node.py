@@ -1,4 +1,4 @@
-"""A rank's node: the resources granted to the rank, and the workers that are planned on it."""
+"""Plan a rank's node: the resources granted to the rank, and its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 class NodePlan(NamedTuple):
-    """The workers of a leader, each with the rank that it belongs to, and notes about the node for people."""
+    """A leader's workers, each with its rank, and messages about the node for people."""
 
     workers: tuple[tuple[int, WorkerSpec], ...]
     notes: tuple[str, ...]
@@ -51,14 +51,7 @@ def rank_record(record: Mapping[str, Any]) -> RankRecord:
 def plan(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> NodePlan:
-    """Return the workers of the leader ``rank``.
-
-    Raises
-    ------
-    LaunchError
-        The node has fewer GPUs than ``gpus_per_node`` says.
-
-    """
+    """Return the workers of the leader ``rank``; raise LaunchError if GPUs of ``gpus_per_node`` are missing."""
     from hpcgpu.deploy import sites
     from hpcgpu.deploy.processes.node import Machine, folder_notes, plan_node, room_of
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
@@ -90,7 +83,7 @@ def plan(
 
 
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
-    """Return the GPUs of a node that its workers may use, simulated or real; there are as many as were asked for."""
+    """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
     from hpcgpu.deploy.processes.node import gpus_of
     from hpcgpu.host import nvml
     from hpcgpu.plan.views.explain import others_words
@@ -106,7 +99,7 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
 
 
 def _job(run: RunDocument, job: Allocation) -> dict[str, Any]:
-    """Return the job by which the workers are named, of a member."""
+    """Return the job's id and restart count, by which a member's workers are named."""
     if run.shape != "member":
         return {}
     # without a batch system, and without an id from elsewhere, the process that was started is the job

@@ -1,4 +1,4 @@
-"""One rank, from its start to its end: resources, rendezvous, layout, then leader or follower."""
+"""One rank, from start to end: resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
@@ -33,19 +33,7 @@ _OUTLAST_S = 10
 class Rank:
     """The process as one of the world's ranks.
 
-    Parameters
-    ----------
-    document : str
-        The run document. Each rank reads its bootstrap settings, once; leaders, of which there are few, also read the
-        whole of it, once.
-    environ : mapping of str to str
-        The process's environment.
-
-    Attributes
-    ----------
-    exit_file : str
-        Where rank 0 writes its exit code for its launcher; empty: nowhere.
-
+    Each rank reads the document's bootstrap settings once; leaders, of which there are few, also read the whole, once.
     """
 
     def __init__(self, document: str, environ: Mapping[str, str]) -> None:
@@ -55,7 +43,7 @@ class Rank:
         self._bootstrap = read_bootstrap_settings(document)
         self._allocation = read_allocation(environ)
         self._facts = self._allocation.rank
-        self.exit_file = "" if self._facts.rank else self._bootstrap.exit_file
+        self.exit_file = "" if self._facts.rank else self._bootstrap.exit_file  # for rank 0's exit code
         self._host = self._allocation.node_name or os.uname().nodename
         # A rank starts its own workers if it has its own devices, or if the launcher names no local rank.
         own_devices = is_isolated(environ) and self._bootstrap.gpus is None
@@ -137,7 +125,7 @@ class Rank:
             )
 
     def _make_resources(self, *, after_mpi: bool = False) -> LeaderResources:
-        """Make the leader's resources; followers, of which there are many, do without the imports that it takes."""
+        """Make a leader's resources; the many followers do without the imports for them."""
         from hpcgpu.agent.fork_server import LeaderResources
 
         return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
@@ -149,7 +137,7 @@ class Rank:
             self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=self._all_on_one_node())
 
     def _meet(self, resources: LeaderResources | None) -> Records:
-        """Return the records of all ranks; raise WorldError when one of them has failed."""
+        """Return the records of all ranks; raise WorldError if one of them has failed."""
         bootstrap = self._bootstrap
         if self._facts.size == 1:
             records = [self._record(resources)]
@@ -181,7 +169,7 @@ class Rank:
         return MissingRanks(self._facts, self._environ, self._host, folder, self._bootstrap.death_timeout_s)
 
     def _end_late(self) -> None:
-        """End this process, whose first thread is in MPI, since a rank has not come to the rendezvous."""
+        """End this process, whose first thread is in MPI, because a rank has missed the rendezvous."""
         try:
             self._missing_ranks.tell()
             self._held.close()

@@ -1,4 +1,4 @@
-"""Rank 0: a leader that has the scheduler, and runs the user's script or serves a client outside.
+"""Rank 0: the leader with the scheduler, which runs the user's script or serves a client outside.
 
 The scheduler process is forked before the rendezvous and presented to the other ranks in it. Over 300 lines: rank 0
 alone has that process, from its fork to its end.
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hpcgpu.deploy.processes.scheduler import SchedulerSpec
     from hpcgpu.model import Allocation, Layout
 
-# How long the script may take to end itself, and the scheduler to hear all other nodes' goodbyes.
+# Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
 _SCRIPT_S = 2.0
 _SCHEDULER_S = 5.0
 _SCHEDULER_START_S = 60.0
-# It waits 1 s at most for the last heartbeats.
+# The scheduler waits 1 s at most for the last heartbeats.
 _SUMMARY_S = 2.0
 # The fork server reports a child's end a moment after its connections have ended.
 _REPORT_S = 5.0
@@ -55,21 +55,14 @@ class SchedulerChild:
 
     @classmethod
     def fork(cls, fork_server: ForkServer, spec: SchedulerSpec) -> Self:
-        """Fork the scheduler on this rank's own output; it starts while MPI does."""
+        """Fork the scheduler on this rank's output; it starts while MPI does."""
         ours, theirs = socket.socketpair()
         with theirs:
             pid = fork_server.spawn("hpcgpu.deploy.processes.scheduler:main", spec, (theirs.fileno(), 1, 2))
         return cls(pid, ours, fork_server)
 
     def wait_started(self, deadline_s: float = _SCHEDULER_START_S) -> dict[str, Any]:
-        """Return its first message: port and dashboard port.
-
-        Raises
-        ------
-        LaunchError
-            It failed, ended, or said nothing within ``deadline_s`` seconds.
-
-        """
+        """Return the scheduler's first message, its ports; raise LaunchError if it fails, ends, or is silent."""
         self.control.settimeout(deadline_s)
         try:
             with self.control.makefile("rb") as lines:
@@ -96,20 +89,11 @@ class SchedulerChild:
 
 
 class SchedulerProcess:
-    """The scheduler process, and what the other ranks must know about it.
+    """The scheduler process, and its record for the other ranks.
 
-    Parameters
-    ----------
-    run : RunDocument
-        The run.
-    resources : LeaderResources
-        Forks the process.
-    allocation : Allocation
-        A batch system's log shows the summary of a run; a cluster object on this machine only if asked.
-    local : bool
-        True when all ranks are on this node and nobody is outside: then it listens on loopback only, or on the
-        interface that the user names.
-
+    ``local``: all ranks are on this node and no client is outside, so it listens on loopback only, or on the interface
+    that the user names. A batch system's log shows the summary of a run; a cluster object on this machine only on
+    request.
     """
 
     def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
@@ -223,7 +207,7 @@ class Rank0Leader(Leader):
         return 0
 
     async def _have_summary_said(self, control: Control) -> None:
-        """Have the scheduler say what the run has used, while its workers can be asked."""
+        """Have the scheduler log the run's summary, while its workers can be asked."""
         if self._child and not self._child.exited.done():
             control.send("summary")
             said: asyncio.Future[Any] = asyncio.ensure_future(self._summarised.wait())
@@ -231,7 +215,7 @@ class Rank0Leader(Leader):
             said.cancel()
 
     async def _publish(self, control: Control) -> None:
-        """Tell the cluster object outside where the scheduler is; from now on it must be heard from."""
+        """Write the scheduler file for the cluster object outside, which must show a sign of life from now on."""
         from hpcgpu.deploy.network import scheduler_file
 
         scheduler, job = self.context.scheduler, self._allocation
@@ -253,13 +237,13 @@ class Rank0Leader(Leader):
             raise LaunchError(f"the client has given this cluster up, for its folder is gone: {e}") from e
 
     async def _is_detached(self) -> bool:
-        """Tell whether the client has detached: then its silence ends nothing."""
+        """Return whether the client has detached: then its silence ends nothing."""
         from hpcgpu.deploy.network import lease
 
         return await tasks.in_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
 
     async def _listen(self, control: Control) -> None:
-        """Follow what the scheduler process reports."""
+        """Handle the scheduler process's messages."""
         async for message in control.messages():
             if message["op"] == "workers":
                 self._present = message["count"]
@@ -289,7 +273,7 @@ class Rank0Leader(Leader):
             self.end(1, why)
 
     def _look_for_workers(self) -> None:
-        """End a run that has no workers, and none to come, unless its script has let them go."""
+        """End a run that has no workers and will get none, unless its script has let them go."""
         if self._working or not self._started:  # at the start not all leaders may be known
             return
         if self._died:
@@ -301,7 +285,7 @@ class Rank0Leader(Leader):
             self.end(0)
 
     def drain(self, left_s: float | None) -> None:
-        """Say that the job's time ends: here, and to the clients as an event."""
+        """Announce the end of the job's time: in the log, and to the clients as an event."""
         when = "soon" if left_s is None else f"in {left_s:.0f} s"
         log.say(f"the job's time ends {when}")
         if self._control:
@@ -329,7 +313,7 @@ class Rank0Leader(Leader):
         log.say(f"{workers} on {nodes} ready{idle}{await tasks.in_thread(self._write_dashboard)}")
 
     async def _report_progress(self) -> None:
-        """Let the client outside, which waits for all workers, see how many there are."""
+        """Report the number of workers to the client outside, which waits for all."""
         if self._present and not self.context.run.script:
             from hpcgpu.deploy.network import scheduler_file
 
@@ -338,7 +322,7 @@ class Rank0Leader(Leader):
                 await tasks.in_thread(functools.partial(scheduler_file.report_progress, folder, there))
 
     def _write_dashboard(self) -> str:
-        """Write the dashboard's address, which holds a secret, into a file; return a text about it for people."""
+        """Write the dashboard's address, which holds a secret, into a file; return a message about it."""
         secret = self._scheduler.secret
         if not secret:
             return ""
@@ -360,7 +344,7 @@ class Rank0Leader(Leader):
         return 128 - code if code < 0 else code
 
     def _client_env(self, address: str) -> dict[str, str]:
-        """Return the variables with which a plain ``Client()`` finds this cluster; secrets stay in files."""
+        """Return the variables with which a plain ``Client()`` reaches this cluster; secrets stay in files."""
         import dask
 
         env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}

@@ -1,11 +1,11 @@
-"""The rendezvous: every rank learns once which rank is where, and how to reach the scheduler; by MPI or by files.
+"""The rendezvous: each rank learns once where every rank and the scheduler is; by MPI or by files.
 
 By MPI: MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
-workers' own MPI is not disturbed.
+workers' MPI is not disturbed.
 
-By files, in a folder that all nodes share: the folder's name may be that of a launch that was killed, and its files
-still lie there. So rank 0 calls with a word that nobody can know beforehand, each rank answers that call with a word
-of its own, and a rank takes only the world that has both.
+By files, in a folder that all nodes share: the folder's name may be that of a launch that was killed, with its files.
+So rank 0 calls with a random word, each rank answers that call with a random word of its own, and a rank takes only the
+world that has both.
 
 Both are in one module, over 300 lines, since they are one step of a rank in two ways. Every rank imports this module.
 So functions import the modules that bring pathlib, which takes 5 CPU ms.
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 8192
 _POLL_S = 0.005
 _LEADER_POLL_S = 0.02
-# As long as a leader's imports take from a slow file system; later ones cost CPU, and nothing else.
+# A leader's imports from a slow file system take this long; a later leader costs CPU only.
 _LEADER_S = 10.0
 _UNSEEN_S = 1.0
 _LOOK_S = 0.5
-# A leader that the launcher itself has started is at the rendezvous by then, as a rule. The search among all processes
+# A leader started by the launcher itself is at the rendezvous by then, as a rule. The search among all processes
 # of the user takes 10 CPU ms and more, in each rank.
 _SIBLING_S = 3.0
-# From the deadline on a rank says which ranks are missing, with other nodes' ranks, and cleans up.
+# After the deadline a rank reports the missing ranks, with other nodes' ranks, and cleans up.
 _STUCK_S = 40.0
 # Open MPI 5 as a wheel: btl/ofi sleeps 1 s in MPI_Init; with pml=ob1 MPI_Init costs a sixth of the CPU.
 # "btl=self,sm" must not be used: over nodes the first collective fails.
@@ -67,20 +67,11 @@ _OLD_S = 86400.0
 
 
 class Deadline(NamedTuple):
-    """The time for the other ranks to come, in seconds, and what follows it; in other threads: the first is in MPI.
-
-    Attributes
-    ----------
-    half : callable
-        Called when half of the time is over.
-    late : callable
-        Ends this process.
-
-    """
+    """The time for the other ranks to come, and its callbacks; they run in other threads, since the first is in MPI."""
 
     deadline_s: float
-    half: Callable[[], None]
-    late: Callable[[], None]
+    half: Callable[[], None]  # called at half of the time
+    late: Callable[[], None]  # ends this process
 
 
 def meet_by_mpi(
@@ -89,29 +80,14 @@ def meet_by_mpi(
     limit: Deadline,
     launch: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the records of all ranks, in rank order.
+    """Return the records of all ranks, in rank order; raise LaunchError without MPI or with a world of another size.
 
-    Parameters
-    ----------
-    own : callable
-        Returns this rank's record, JSON of at most 8 KiB; called when MPI is up, so that rank 0's
-        scheduler starts meanwhile.
-    facts : RankFacts
-        As the launcher says; the MPI world is checked against it.
-    limit : Deadline
-        How long to wait for the other ranks.
-    launch : str
-        A word that only this launch's environment holds. Other ranks of a node wait for local rank 0. Empty: they do
-        not wait.
-
-    Raises
-    ------
-    LaunchError
-        mpi4py or an MPI library is missing, or the world has the wrong size.
-
+    ``own`` returns this rank's record, JSON of at most 8 KiB; it is called when MPI is up, so that rank 0's scheduler
+    starts meanwhile. ``launch`` is a word that only this launch's environment holds: other ranks of a node wait for
+    local rank 0; if "", they do not. The MPI world is checked against the launcher's ``facts``.
     """
     with _limited(limit), _quick_settings():
-        mpi = _load_mpi()  # a rank that is to wait for its leader has that done
+        mpi = _load_mpi()  # before a rank waits for its leader
         with process.titled(missing.TITLE):
             if launch and facts.local_rank:
                 wait_for_leader(launch)
@@ -140,18 +116,10 @@ def _limited(limit: Deadline) -> Iterator[None]:
 
 
 def wait_for_leader(launch: str) -> None:
-    """Let a rank begin MPI when its node's leader does, after the leader's imports.
-
-    MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for
-    2 s (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on it: a rank that does not see its
-    leader, in another PID namespace, goes after 1 s.
-
-    Parameters
-    ----------
-    launch : str
-        Stands in the environment of this launch's processes, and of no others.
-
-    """
+    """Wait until this node's leader begins MPI, after its imports; ``launch`` is in this launch's environments only."""
+    # MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for 2 s
+    # (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on the wait: a rank that does not see its
+    # leader, in another PID namespace, goes on after 1 s.
     end = time.monotonic() + _LEADER_S
     # The launcher has started it, as this rank, a moment earlier or later: so its list of children begins with it.
     first = next((p.pid for p in pids.siblings() if _leads(p, launch)), None)
@@ -174,11 +142,9 @@ def _leads(process: pids.Process, launch: str) -> bool:
 
 
 def _segments() -> dict[str, str]:
-    """Return where Open MPI is to put its shared memory: into its launcher's folder, if that is ours alone.
-
-    By default it opens ``/dev/shm/sm_segment.HOST.UID.JOB.RANK`` whatever lies there, a link too (5.0.11; 4 calls the
-    same thing vader), and the job's number is one of 65,536.
-    """
+    """Return Open MPI's options for its shared memory: in its launcher's folder, if that is this user's alone."""
+    # By default it opens /dev/shm/sm_segment.HOST.UID.JOB.RANK whatever lies there, a link too (5.0.11; 4 calls the
+    # same thing vader), and the job's number is one of 65,536.
     folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
     with contextlib.suppress(OSError):
         facts = os.lstat(folder)
@@ -189,7 +155,7 @@ def _segments() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quick_settings() -> Iterator[None]:
-    """Set the options of this one collective; neither the workers nor the user's own MPI inherits them."""
+    """Set the options of this one collective; neither the workers nor the user's MPI inherits them."""
     quick = {k: v for k, v in {**_QUICK_OPEN_MPI, **_segments()}.items() if k not in os.environ}
     os.environ.update(quick)
     try:
@@ -216,7 +182,7 @@ def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
 
 
 def _init(mpi: Any) -> None:  # noqa: ANN401
-    """Initialize MPI, which waits for all ranks, without end, in C; mpi4py's own call keeps the GIL (4.1.2)."""
+    """Initialize MPI, which waits in C for all ranks without end; mpi4py's own call keeps the GIL (4.1.2)."""
     provided = ctypes.c_int()
     code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, mpi.THREAD_SINGLE, ctypes.byref(provided))
     if code:
@@ -262,26 +228,10 @@ def clear_old(home: Path) -> None:
 
 
 def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
-    """Return the records of all ranks, in rank order.
+    """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
 
-    Rank 0 gathers the others' files into one: three reads per rank, however many there are.
-
-    Parameters
-    ----------
-    own : mapping
-        This rank's record.
-    facts : RankFacts
-        As the launcher says: the number of ranks that rank 0 waits for.
-    folder : Path
-        Of this launch, on a file system that all ranks share; made with mode 0700, its files with 0600.
-    deadline_s : float
-        How long to wait for the other ranks, in seconds.
-
-    Raises
-    ------
-    LaunchError
-        A rank did not come.
-
+    Rank 0 gathers the others' files into one: three reads per rank, however many there are. ``folder`` is this
+    launch's, on a file system that all ranks share; it is made with mode 0700, its files with 0600.
     """
     from hpcgpu.host import private
 
@@ -296,7 +246,7 @@ class _FileRendezvous:
         self._call, self._world = _File(folder / "call"), _File(folder / "world")
 
     def gather(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Call the others, and show them the world once each has answered."""
+        """Call the others, and write the world once each has answered."""
         from hpcgpu.host import private
 
         call = os.urandom(16).hex()
@@ -321,7 +271,7 @@ class _FileRendezvous:
         return [answer["record"] for answer in world]
 
     def answer(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Answer each call until rank 0 calls. Then wait for the world that holds this answer."""
+        """Answer each call of rank 0 until a world holds this answer; return its records."""
         from hpcgpu.host import private
 
         rank, word = self._facts.rank, os.urandom(16).hex()
@@ -356,14 +306,14 @@ class _FileRendezvous:
 
 
 class _File:
-    """A file that others replace as a whole."""
+    """A file that other processes replace as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen: tuple[int, int] | None = None
 
     def read_new(self) -> Any:  # noqa: ANN401 - of JSON
-        """Return its content, or None if there is nothing new since the last look."""
+        """Return the content; None if it has not changed since the last call."""
         from hpcgpu.host import private
 
         try:
@@ -379,14 +329,7 @@ class _File:
 
 
 def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
-    """Return the folder of this run's rendezvous: the document's, or one that this launch alone has.
-
-    Raises
-    ------
-    LaunchError
-        Nothing in the environment is this launch's alone.
-
-    """
+    """Return the folder of this run's rendezvous: the document's, or one of this launch alone; or raise LaunchError."""
     from pathlib import Path
 
     from hpcgpu.host.home import own_folder

@@ -1,4 +1,4 @@
-"""``python -m hpcgpu.worker SCHEDULER``: this node's workers for a scheduler that others have started.
+"""Run this node's workers for a scheduler that others started: ``python -m hpcgpu.worker SCHEDULER``.
 
 It stands where ``dask worker`` stands in the jobs of dask-jobqueue. No MPI, no rendezvous: one process plans the node,
 forks the workers from one fork server as a leader does, and watches them.
@@ -26,47 +26,29 @@ if TYPE_CHECKING:
 
     from hpcgpu.agent.fork_server import LeaderResources
 
-_CLOSE_S = 10.0  # as of dask worker
-# After SIGTERM: KillWait of Slurm is 30 s, and as little as 5 at some sites. distributed 2026.8 looks each 2 s.
+_CLOSE_S = 10.0  # as in dask worker
+# After SIGTERM: KillWait of Slurm is 30 s, and as little as 5 at some sites. distributed 2026.8 checks each 2 s.
 _HAND_OVER_S = 4.0
-# What this process and the fork server keep of the job's memory: twice the 62 MiB that both had for 2 workers (Pss,
+# The part of the job's memory for this process and the fork server: twice the 62 MiB of both for 2 workers (Pss,
 # distributed 2026.8).
 _OWN_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneOptions:
-    """Options of ``dask worker`` beside a worker's own.
-
-    Attributes
-    ----------
-    name : str
-        As of ``dask worker``: several workers are ``name-0``, ``name-1`` ..., which dask-jobqueue counts by.
-    workers : int or None
-        How many; one for each GPU if None.
-    tls : mapping of str to str
-        Files: ``tls_ca_file``, ``tls_worker_cert``, ``tls_worker_key``.
-    options : mapping
-        Further arguments of distributed's Nanny: ``lifetime``, ``preload`` ...
-
-    """
+    """Options of ``dask worker`` beside those of a worker."""
 
     scheduler: str
-    name: str = ""
-    workers: int | None = None
+    name: str = ""  # several workers are name-0, name-1 ..., by which dask-jobqueue counts
+    workers: int | None = None  # None: one for each GPU
+    # files: tls_ca_file, tls_worker_cert, tls_worker_key
     tls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # further arguments of distributed's Nanny: lifetime, preload ...
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions) -> int:
-    """Start the workers and stay as long as one of them lives; return the exit code.
-
-    Raises
-    ------
-    ConfigError, LaunchError
-        A setting is wrong, there are fewer GPUs than workers, or the scheduler cannot be reached.
-
-    """
+    """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.deploy import settings as wanted_settings
     from hpcgpu.deploy.start import preload
@@ -109,14 +91,7 @@ def _protocol(address: str) -> str:
 
 
 def names(given: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
-    """Return the workers' names as ``dask worker`` makes them.
-
-    Raises
-    ------
-    ConfigError
-        The name cannot be the name of a file.
-
-    """
+    """Return the workers' names as ``dask worker`` makes them; raise ConfigError for a name that cannot be a file's."""
     if "/" in given or "\0" in given:
         raise ConfigError(f"--name {given!r}: a name with a slash; allowed: what can be the name of a file")
     if not given:

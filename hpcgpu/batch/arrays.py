@@ -1,4 +1,4 @@
-"""Ids of array elements, grouped by array: no command grows with the number of elements."""
+"""Group ids of array elements by array: no command grows with the number of elements."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from hpcgpu.errors import ConfigError
 
 
 def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[str, str], set[int]]:
-    """Return for each array the parts of its elements' ids before and after the index, and the indexes.
+    """Group ids by array: the parts of its elements' ids before and after the index, and the indexes.
 
-    Parameters
-    ----------
-    job_ids : sequence of str
-        In any order; a job that is no element is alone, without an index.
-    element : Pattern
-        An element's id in three groups: before the index, the index, after it.
-
+    ``element`` matches an element's id in three groups: before the index, the index, after it. Another job is alone,
+    without an index.
     """
     out: dict[tuple[str, str], set[int]] = {}
     for job_id in job_ids:
@@ -29,7 +24,7 @@ def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[
 
 
 def runs(indexes: Iterable[int]) -> tuple[str, ...]:
-    """Return ``1``, ``3-4`` for 1, 3, 4: single indexes and ranges without a hole, in order."""
+    """Return single indexes and ranges without a hole, in order: ``1``, ``3-4`` for 1, 3, 4."""
     out: list[tuple[int, int]] = []
     for index in sorted(set(indexes)):
         if out and out[-1][1] == index - 1:

@@ -1,4 +1,4 @@
-"""Answers of a batch system to which a question does not apply."""
+"""Answers of a batch system to questions that do not apply to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hpcgpu.model import Command, JobSpec, Offer, Result
 
 
 def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
-    """Return a note on each part of a request for which the site's dialect has no option."""
+    """Return a message on each part of a request for which the site's dialect has no option."""
     parts = {
         "memory=": spec.memory_per_node_bytes is not None and not memory,
         "cores_per_gpu=": spec.cpus_per_task is not None and not cpus,
@@ -19,12 +19,12 @@ def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
 
 
 class NoNotes:
-    """A batch system whose own answers say enough about a request, and that ends each job which it is told to end."""
+    """A batch system whose answers say enough about a request, and that needs no force to end a job."""
 
     __slots__ = ()
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return nothing."""
+        """Return no messages."""
         return ()
 
     def force(self, result: Result) -> Command | None:
@@ -33,22 +33,22 @@ class NoNotes:
 
 
 class NoOffers:
-    """A batch system that is not asked beforehand: its refusals and comments say what it has and takes."""
+    """A batch system that is not asked beforehand: its refusals and comments describe its nodes and limits."""
 
     __slots__ = ()
 
     def offers(self, spec: JobSpec) -> Command | None:
-        """Return None: it is not asked."""
+        """Return None: no command."""
         return None
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
-        """Return nothing."""
+        """Return no offers."""
         return ()
 
     def test(self, script: str) -> Command | None:
-        """Return None: it has no such question (qsub submits, or does nothing)."""
+        """Return None: no command checks a script (qsub submits, or does nothing)."""
         return None
 
     def read_test(self, result: Result) -> str:
-        """Return nothing."""
+        """Return ""."""
         return ""

@@ -1,7 +1,4 @@
-"""The batch systems' words about their queues and nodes: the questions, and the answers as a draft's facts.
-
-Read on recordings of Slurm 22.05.8 and OpenPBS 23.06.06 (tests/data/batch).
-"""
+"""Parse batch systems' queues and nodes for a site file's draft. Tested on Slurm 22.05.8 and OpenPBS 23.06.06."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def questions(batch: str) -> tuple[Command, ...]:
 
 
 def read(batch: str, results: Sequence[Result]) -> Inventory:
-    """Return what was answered; a program that gave no answer is named in ``silent``."""
+    """Parse the answers; ``silent`` has the programs without one."""
     silent = tuple(
         f"{result.argv[0]}: {' '.join(result.stderr.split()) or f'exit code {result.returncode}'}"
         for result in results
@@ -68,12 +65,12 @@ def read(batch: str, results: Sequence[Result]) -> Inventory:
 
 
 def _limits(fewest: int, most: int) -> tuple[int, int] | None:
-    """Return limits that a job can keep to; None for those with which a queue is closed, or has none."""
+    """Return the limits if a job can keep to them; None if they close the queue, or there are none."""
     return (max(fewest, 1), most) if max(fewest, 1) <= most else None
 
 
 def _types(kinds: Sequence[Kind]) -> dict[str, NodeType]:
-    """Return the types of nodes with GPUs, each with the least that one of its nodes has."""
+    """Return the types of nodes with GPUs, each with the least of its nodes' resources."""
     out: dict[str, NodeType] = {}
     for name in dict.fromkeys(kind.name for kind in kinds if kind.gpus):
         same = [kind for kind in kinds if kind.name == name]
@@ -89,7 +86,7 @@ def _types(kinds: Sequence[Kind]) -> dict[str, NodeType]:
 
 
 def _main_type(kinds: Sequence[Kind], queue: str) -> str:
-    """Return the type that most nodes of a queue have; empty: none has a GPU."""
+    """Return the type of most nodes of a queue; "" if none has a GPU."""
     counts = Counter[str]()
     for kind in kinds:
         if kind.queue == queue and kind.gpus:
@@ -178,7 +175,7 @@ def _part(text: str, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _vnodes(text: str) -> Iterator[Kind]:
-    """Yield each host; its vnodes are counted together."""
+    """Yield each host, its vnodes added up."""
     hosts: dict[str, list[dict[str, Any]]] = {}
     for name, vnode in _part(text, "nodes").items():
         has = vnode.get("resources_available")
@@ -206,7 +203,7 @@ def _mib(text: str) -> int:
 
 
 def _queues(found: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:
-    """Yield the queues that are open; which nodes are theirs, PBS does not say here."""
+    """Yield the open queues; PBS does not show here which nodes are theirs."""
     types = _types(kinds)
     for name, queue in found.items():
         if queue.get("enabled") != "True":

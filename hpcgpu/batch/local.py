@@ -1,4 +1,4 @@
-"""No batch system: a job is a process group on this machine. Commands read its state from /proc."""
+"""Run jobs without a batch system: a job is a process group on this machine, its state is in /proc."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpcgpu.batch.script import body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
-# A job id is the leader's pid and its start time, for pids are reused.
+# A job id is the leader's pid and its start time, because pids are reused.
 _ID = re.compile(r"^(\d+\.\d+)(?: (\S+))?$", re.M)
 # Fields 3 and 22 of /proc/PID/stat (proc(5)), counted after the name, which may hold anything.
 _LOOK = """look() { local stat; stat=$(cat "/proc/${1%.*}/stat" 2>/dev/null) && set -- "$1" ${stat##*)} &&
 [ "${1#*.}" = "${21}" ] && state=$2 || state=gone; }
 """
-# The job prints its id itself, and its ranks name their workers by it: a look into /proc could be too late for a job
+# The job prints its id itself, and its ranks name their workers by it: reading /proc could be too late for a job
 # that ends at once. The command substitution waits until the job has closed that descriptor.
 _START = """script=$(cat)
 me='read -r stat < /proc/$$/stat && set -- ${stat##*)} && export HPCGPU_JOB_ID=$$.${20} && set -- &&
@@ -59,11 +59,11 @@ class Local(NoOffers, NoNotes):
         return f"{spec.log_directory}/{spec.name.replace('/', '_')}.out" if spec.log_directory else ""
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return the command that starts the script in a session of its own; it outlives its parent."""
+        """Return the command that starts the script in its own session; it outlives its parent."""
         return Command(("bash", "-c", _START, "hpcgpu", self.log(spec, "")), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id, or raise SubmitError in bash's words."""
+        """Return the job id, or raise SubmitError with bash's message."""
         found = _ID.search(result.stdout)
         if result.returncode == 0 and found and not found[2]:
             return found[1]
@@ -78,7 +78,7 @@ class Local(NoOffers, NoNotes):
         return None
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return nothing."""
+        """Return no ids."""
         return ()
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
@@ -90,26 +90,26 @@ class Local(NoOffers, NoNotes):
         return Command(("bash", "-c", _ASK, "hpcgpu", *job_ids))
 
     def history(self, job_ids: Sequence[str]) -> Command:
-        """Return the same: /proc knows nothing of ended processes."""
+        """Return the command of ``status``: /proc has no ended processes."""
         return self.status(job_ids)
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Return each job's state; an exit code is only in ``JobSpec.exit_file``."""
+        """Return each job's state; exit codes are only in ``JobSpec.exit_file``."""
         out = {job_id: JobStatus(_state(native), native) for job_id, native in _ID.findall(result.stdout) if native}
         if result.returncode != 0 and not out:
             raise _refused("/proc did not answer", result)
         return out
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
-        """Return None: there is no node but this machine."""
+        """Return None: the only node is this machine."""
         return None
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
-        """Return nothing."""
+        """Return no nodes."""
         return {}
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command itself."""
+        """Return ``argv`` unchanged."""
         return argv
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:

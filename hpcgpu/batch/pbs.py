@@ -1,4 +1,4 @@
-"""OpenPBS and PBS Pro: qsub, qstat, qdel. Read on recordings of two builds (tests/data/batch/pbs)."""
+"""OpenPBS and PBS Pro: qsub, qstat, qdel. Tested on recordings of two builds (tests/data/batch/pbs)."""
 
 from __future__ import annotations
 
@@ -24,53 +24,21 @@ _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 @dataclass(frozen=True, slots=True)
 class Pbs(NoOffers):
-    """PBS in the dialect of a site.
+    """PBS in the dialect of a site."""
 
-    Attributes
-    ----------
-    gpus : str
-        The chunk's resource for GPUs: ``ngpus``, ``gpus``, or ``none`` if jobs get whole nodes.
-    mpiprocs : bool
-        Whether chunks may say ``mpiprocs`` (and ``ncpus`` for the ranks).
-    place : str
-        Placement; without ``scatter`` two chunks may be put on one node.
-    resources : str
-        Additional resources of the chunk, ``system=polaris``.
-    gpu_chunks : tuple of str
-        Queues in which a chunk is one GPU, and all chunks are on one node (ALCF's Sophia, by-gpu).
-    cpus : bool
-        Whether ``ncpus`` may be given.
-    memory : str
-        ``mem``, or ``none`` if it may not be given.
-    account : str
-        The option for the account: ``-A``, or ``-P`` (NCI).
-    array_limit : int
-        The most elements of one array: the server's max_array_size, 10000 by default.
-    select : bool
-        Whether there is ``-l select``, with a chunk for each node. Otherwise totals are requested, ``-l ngpus=8``,
-        ``-l ncpus=96``, without ``place`` and ``mpiprocs`` (NCI's Gadi).
-    cpus_multiple_of : int
-        The cores of each GPU are a multiple of it: 12 if the site's rule is ``ncpus = 12 x ngpus``.
-    direct_output : bool
-        Whether the job writes its output to its final path (``-k doe``). Otherwise its node keeps it until the job
-        ends.
-    forbidden : mapping of str to str
-        Options that the site refuses, each with its rule.
-
-    """
-
-    gpus: str = "ngpus"
-    mpiprocs: bool = True
-    place: str = "scatter"
-    resources: str = ""
-    gpu_chunks: tuple[str, ...] = ()
-    cpus: bool = True
-    memory: str = "mem"
-    account: str = "-A"
-    array_limit: int = 10000
-    select: bool = True
-    cpus_multiple_of: int = 1
-    direct_output: bool = True
+    gpus: str = "ngpus"  # the chunk's resource for GPUs: ngpus, gpus; none if jobs get whole nodes
+    mpiprocs: bool = True  # whether chunks may have mpiprocs (and ncpus for the ranks)
+    place: str = "scatter"  # without scatter, two chunks may be put on one node
+    resources: str = ""  # more of the chunk: system=polaris
+    gpu_chunks: tuple[str, ...] = ()  # queues whose chunk is one GPU, all on one node (ALCF's Sophia, by-gpu)
+    cpus: bool = True  # whether ncpus may be given
+    memory: str = "mem"  # mem; none if it may not be given
+    account: str = "-A"  # the option: -A, or -P (NCI)
+    array_limit: int = 10000  # the most elements of an array: the server's max_array_size
+    select: bool = True  # False: totals, -l ngpus=8 -l ncpus=96, without place and mpiprocs (NCI's Gadi)
+    cpus_multiple_of: int = 1  # of each GPU's cores: 12 if the site's rule is ncpus = 12 x ngpus
+    direct_output: bool = True  # output goes to its final path (-k doe); else the node keeps it until the job ends
+    # options that the site refuses, each with its rule
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -82,11 +50,11 @@ class Pbs(NoOffers):
             raise ConfigError(f"cpus_multiple_of={self.cpus_multiple_of} of PBS; allowed: 1 or more")
 
     def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the submissions for so many jobs; see :class:`hpcgpu.batch.BatchSystem`."""
+        """Return the sizes of the submissions for ``count`` jobs."""
         return arrays.split(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
-        """Return the job script; see :class:`hpcgpu.batch.BatchSystem`."""
+        """Return the job script."""
         options = pbs_options.render(self._options(spec), spec, self.forbidden)
         # A job of PBS starts in the home folder, one of Slurm where it was submitted.
         start = ('cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2', *_counted(spec))
@@ -100,15 +68,13 @@ class Pbs(NoOffers):
         return f"{pbs_options.marked(spec.name, spec.mark)}.o{number}{'.' if index else ''}{index}"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return the qsub that reads the script from its standard input.
-
-        With ``-f`` it does so itself. Else it has a process in the background do it (seen on 23.06.06), which would not
-        end with a qsub that is killed for taking too long.
-        """
+        """Return the qsub that reads the script from its standard input."""
+        # With -f qsub submits in the foreground. Else a background process does (seen on 23.06.06), which would not
+        # end with a qsub that is killed for taking too long.
         return Command(("qsub", "-f"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id, or raise SubmitError in qsub's words."""
+        """Return the job id, or raise SubmitError with qsub's message."""
         return pbs_answers.read_id(result)
 
     def find(self, name: str, mark: str) -> Command | None:
@@ -116,7 +82,7 @@ class Pbs(NoOffers):
         return Command(("qselect", "-N", pbs_options.marked(name, mark)))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return the ids, that of an array (``123[].server``) for all of its elements."""
+        """Return the ids; an array's id (``123[].server``) is for all of its elements."""
         return pbs_answers.read_ids(result)
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
@@ -132,7 +98,7 @@ class Pbs(NoOffers):
         return Command(("qstat", "-x", *_jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Return what qstat lists; jobs that it does not know, and the elements of such arrays, have ended."""
+        """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended."""
         return pbs_answers.read_status(result, job_ids)
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
@@ -144,20 +110,18 @@ class Pbs(NoOffers):
         return pbs_answers.read_down(result)
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return an ssh: PBS has no such command that works from a login node."""
+        """Return an ssh: PBS has no such command for login nodes."""
         return ("ssh", "-o", "BatchMode=yes", node, shlex.join(argv))
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
-        """Return a qdel for each job, and for each contiguous range of an array's elements.
-
-        A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
-        """
+        """Return a qdel for each job, and for each contiguous range of an array's elements."""
+        # A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
         found = arrays.by_array(job_ids, _ELEMENT).items()
         words = [f"{a}{run}{z}" for (a, z), indexes in found for run in arrays.runs(indexes) or ("",)]
         return tuple(Command(("qdel", word)) for word in words)
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False if the job has ended or is ending already; raise SubmitError in qdel's words."""
+        """Return False if the job has ended or is ending already; raise SubmitError with qdel's message."""
         return pbs_answers.read_cancel(result)
 
     def force(self, result: Result) -> Command | None:
@@ -182,7 +146,7 @@ class Pbs(NoOffers):
         ]
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return notes on requests that are so small that they may be mistakes, and on what cannot be asked for."""
+        """Return messages on requests so small that they may be mistakes, and on parts that cannot be requested."""
         vain = unasked(spec, memory=self.memory != "none", cpus=self.cpus)
         own = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in pbs_options.keys(text)}
         if self.gpus == "none" or not spec.gpus_per_node or own & {"-l select", "-l"}:
@@ -224,7 +188,7 @@ class Pbs(NoOffers):
         return ":".join(filter(None, (str(spec.gpus_per_node or spec.tasks_per_node), self.resources)))
 
     def _cpus(self, spec: JobSpec) -> int:
-        """Return the cores of a node; 0: not given, and PBS would give one core to all ranks of the node."""
+        """Return the cores of a node; 0: not requested, and PBS gives one core to all ranks of the node."""
         count = (spec.cpus_per_task or 1) * spec.tasks_per_node
         if not self.cpus or (spec.cpus_per_task is None and not self.mpiprocs and self.select):
             return 0
@@ -233,7 +197,7 @@ class Pbs(NoOffers):
 
 
 def _counted(spec: JobSpec) -> tuple[str, ...]:
-    """Return a shell line that counts a job's starts: PBS requeues jobs, and does not tell them their run_count."""
+    """Return a shell line that counts a job's starts: PBS requeues jobs without telling them their run_count."""
     if not spec.exit_file:
         return ()
     ended = exit_file(spec, "PBS_ARRAY_INDEX")
@@ -242,6 +206,6 @@ def _counted(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _jobs(job_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return qstat's words for these jobs; an array is asked for as a whole, with ``-t`` for its elements."""
+    """Return qstat's arguments for these jobs; an array is asked for as a whole, with ``-t`` for its elements."""
     words = [f"{a}{z}" for a, z in arrays.by_array(job_ids, _ELEMENT)]
     return (*(("-t",) if any("[]" in word for word in words) else ()), "-f", "-F", "json", *words)

@@ -1,4 +1,4 @@
-"""Readers of the output of PBS's programs. Tried on recordings of two builds of OpenPBS (tests/data/batch/pbs)."""
+"""Parse the output of PBS's programs. Tested on recordings of two builds of OpenPBS (tests/data/batch/pbs)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobState, JobStatus, Result
 
 ID = r"\d+(?:\[\d*\])?\.[\w.-]+"
-# qstat's JSON is read line by line, for it is not always JSON: a bare nan or .5 anywhere in a job, a byte that is no
+# qstat's JSON is parsed by line, because it is not always JSON: a bare nan or .5 anywhere in a job, a byte that is no
 # UTF-8, an empty value that swallows the next (16-json-quirks, 18-json-values; OpenPBS 23.06.06).
 _HEADER = re.compile(rf'[ \t]*"({ID})"\s*:\s*{{\s*')
 _WITHIN = frozenset({("estimated", "start_time"), ("Resource_List", "mem")})
@@ -31,10 +31,10 @@ _UNKNOWN = re.compile(rf"Unknown Job Id ({ID})")
 # The second after 21 of them, in a hold that only an operator can release (37-held-too-many-attempts).
 _STUCK = re.compile("Can Never Run|job held, too many failed attempts to run")
 _GONE = re.compile(r"Unknown Job Id|Job has finished", re.IGNORECASE)
-# What a waiting element has for a comment once another one of its array runs: no reason (14-array).
+# The comment of a waiting element once another one of its array runs: no reason (14-array).
 _BEGAN = re.compile("Job Array Began at ")
-# qdel's words for a job in its epilogue or in E (run/56, run/64), and for an element that is X while its array lives
-# (exit code 55, 23.06.06): it ends, or has ended, without anybody's doing.
+# qdel's message for a job in its epilogue or in E (run/56, run/64), and for an element that is X while its array lives
+# (exit code 55, 23.06.06): it ends, or has ended, by itself.
 _ENDING = re.compile(r"Request invalid for (state of job|finished array subjob)")
 # A range is deleted as a whole, and the first element whose node does not answer is named (run/53, run/63).
 _NO_NODE = re.compile(rf"Server could not connect to MOM ({ID})")
@@ -46,12 +46,12 @@ _AWAY = frozenset({"down", "stale", "state-unknown"})
 # that ended before the answer came (183: "Batch Protocol error" in pbs_error.h; not seen).
 _TRANSIENT = frozenset({38, 39, 124, 162, 183, 255})
 _OVER_LIMIT = frozenset({38, 39})
-# In these words no job has been handed over (33-server-trouble); in any other it may have been.
+# With this message no job was submitted (33-server-trouble); with any other it may have been.
 _UNSENT = "cannot connect to server"
 
 
 def read_id(result: Result) -> str:
-    """Return the id that qsub prints; see :class:`hpcgpu.batch.BatchSystem`."""
+    """Return the id that qsub prints."""
     found = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
     if result.returncode == 0 and found:
         return str(found[-1])
@@ -66,11 +66,9 @@ def read_ids(result: Result) -> tuple[str, ...]:
 
 
 def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-    """Return what qstat lists; jobs that it does not know, and the elements of such arrays, have ended.
-
-    A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
-    nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
-    """
+    """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended."""
+    # A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
+    # nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
     out, gone = dict[str, JobStatus](), dict[str, JobStatus]()
     held = set[str]()
     for job_id, fields in listed(result.stdout):
@@ -89,7 +87,7 @@ def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, Job
 
 
 def read_cancel(result: Result) -> bool:
-    """Return False when the job has ended or is ending already; raise SubmitError in qdel's words."""
+    """Return False if the job has ended or is ending already; raise SubmitError with qdel's message."""
     over = bool(_GONE.search(result.stderr) or _ENDING.search(result.stderr))
     if result.returncode != 0 and not over:
         raise _refused("qdel failed", result)
@@ -97,7 +95,7 @@ def read_cancel(result: Result) -> bool:
 
 
 def read_down(result: Result) -> Mapping[str, str]:
-    """Return what pbsnodes says of nodes that do not answer the server; nothing if pbsnodes itself did not answer."""
+    """Return pbsnodes' state of nodes that do not answer the server; empty if pbsnodes itself did not answer."""
     found, node = dict[str, str](), ""
     for line in result.stdout.splitlines():
         if header := _NODE.fullmatch(line):
@@ -108,7 +106,7 @@ def read_down(result: Result) -> Mapping[str, str]:
 
 
 def unreachable(result: Result) -> str:
-    """Return the job that qdel failed to end because its node does not answer; empty if that is not the reason."""
+    """Return the job that qdel failed to end because its node does not answer; "" for other failures."""
     found = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
     return found[1] if found else ""
 
@@ -153,10 +151,8 @@ def _refused(what: str, result: Result) -> SubmitError:
 
 
 def listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each job's id and its fields.
-
-    Of nested fields, such as the environment's, only ``estimated.start_time`` and ``Resource_List.mem`` are taken.
-    """
+    """Yield each job's id and its fields."""
+    # Of nested fields, such as the environment's, only estimated.start_time and Resource_List.mem are kept.
     job_id, indent, inside, fields = "", "", "", dict[str, str]()
     for line in text.splitlines():
         if found := _HEADER.fullmatch(line):
@@ -180,7 +176,7 @@ def hosts(fields: Mapping[str, str]) -> list[str]:
 
 
 def moment(text: str) -> str:
-    """Return a time as Slurm writes it, in local time; PBS writes seconds or words."""
+    """Return a time in Slurm's format, in local time; PBS writes seconds or a text."""
     try:
         at = datetime.fromtimestamp(int(text)) if text.isdigit() else datetime.strptime(text, "%a %b %d %H:%M:%S %Y")
     except (ValueError, OverflowError):

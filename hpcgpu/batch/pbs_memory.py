@@ -1,4 +1,4 @@
-"""The memory that PBS has granted a job, which no variable in the job tells.
+"""Ask PBS for the memory that it has granted a job: no variable in the job has it.
 
 The cgroups hook, if a site has it, enforces this limit on each node. Otherwise nothing does.
 """
@@ -25,17 +25,9 @@ def ask(job_id: str) -> Command:
 
 
 def read(result: Result) -> Mapping[str, int]:
-    """Return the granted memory of each host in bytes, 0 if none is given for it; nothing if no host has any.
-
-    A host may have several chunks, and a chunk several vnodes of its host, with names of their own. Memory of the whole
-    job, by ``resources_default.mem``, is in no chunk: the hosts have equal parts of it.
-
-    Raises
-    ------
-    SubmitError
-        qstat did not answer.
-
-    """
+    """Return the granted bytes of each host, 0 for a host without; empty if no host has any. Raises SubmitError."""
+    # A host may have several chunks, and a chunk several vnodes of its host, with other names. Memory of the whole job,
+    # by resources_default.mem, is in no chunk: the hosts have equal parts of it.
     _, fields = next(listed(result.stdout), ("", None))
     if fields is None:
         said = result.stderr.strip() or f"exit code {result.returncode}, and no job"
@@ -53,7 +45,7 @@ def read(result: Result) -> Mapping[str, int]:
 
 
 def _size_bytes(text: str) -> int:
-    """Return the bytes of a PBS size, ``2097152kb``; 0 if it is none. Units are powers of 1024, a word has 8 bytes."""
+    """Return the bytes of a PBS size, ``2097152kb``; 0 if invalid. Units are powers of 1024, a word has 8 bytes."""
     found = _SIZE.fullmatch(text)
     if not found:
         return 0

@@ -1,4 +1,4 @@
-"""Options of a PBS job script: ours, with the values that each can carry, and the user's own."""
+"""Render the options of a PBS job script: hpcgpu's, with the values that each can carry, and the user's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONGEST_NAME = 230
 def render(
     ours: list[tuple[str, str | None]], spec: JobSpec, forbidden: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return the lines below ``#!``: our options that have a value, then the user's, which replace ours."""
+    """Return the lines below ``#!``: hpcgpu's options that have a value, then the user's, which replace them."""
     options = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in ours if v]
     extra = [d for text in spec.extra_directives for d in _extra(text)]
     return [f"#PBS {d.text}" for d in merge(options, extra, spec.skipped_directives, keys, _REFUSED, forbidden)]
@@ -50,7 +50,7 @@ def keys(text: str) -> set[str]:
 
 
 def marked(name: str, mark: str) -> str:
-    """Return the name of a job. It ends with part of the mark: PBS can select jobs by nothing else of ours."""
+    """Return a job's name with part of the mark: PBS cannot select jobs by anything else that hpcgpu sets."""
     return f"{name}-{mark[-_MARK:]}" if mark else name
 
 
@@ -79,7 +79,7 @@ def _extra(text: str) -> Iterator[Directive]:
 
 
 def _parts(value: str) -> list[str]:
-    """Split ``walltime=1:00:00,place=free``; a comma also stands inside values, as in ``afterok:1,after:2``."""
+    """Split ``walltime=1:00:00,place=free``; a comma is also inside values, as in ``afterok:1,after:2``."""
     return re.split(r",(?=\w+=)", value)
 
 

@@ -18,17 +18,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One option of a script: its name (``--constraint``), and its text in the script."""
+    """One option of a script."""
 
-    key: str
-    text: str
+    key: str  # its name: --constraint
+    text: str  # in the script
 
 
 def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
-    """Return the script below its options; its exit code is that of the job's command.
-
-    ``index`` is the batch system's variable for an element's index in its array.
-    """
+    """Return the script below its options, with the command's exit code; ``index`` is the array index's variable."""
     env = tuple(f"export {name}={shlex.quote(value)}" for name, value in spec.env)
     command = f"{shlex.join(spec.argv)} {spec.arguments}".rstrip()
     if not (spec.exit_file or spec.warn_s):
@@ -42,19 +39,17 @@ def body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[
 
 
 def exit_file(spec: JobSpec, index: str) -> str:
-    """Return the word of bash for the exit file of a job, or of each element of its array."""
+    """Return bash code for the exit file of a job, or of each element of its array."""
     return shlex.quote(spec.exit_file) + (f'."${index}"' if spec.count > 1 else "")
 
 
 def _waited_for(command: str) -> tuple[str, ...]:
-    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it.
-
-    Only the script gets that warning (Slurm's ``--signal=B:``), and bash handles it only in ``wait`` and ``read``, not
-    while a command runs in the foreground. After a caught signal ``wait`` forgets the exit code of a command that
-    ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first.
-    SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once
-    (Slurm 22.05.8).
-    """
+    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it."""
+    # Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read,
+    # not while a command runs in the foreground. After a caught signal wait forgets the exit code of a command that
+    # ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the
+    # first. SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them
+    # at once (Slurm 22.05.8).
     return (
         "{",  # read as a whole, so that a command that reads the script's stdin cannot eat the rest of it
         "    exec {out}>&1",
@@ -89,14 +84,7 @@ def requested(script: str) -> str:
 
 
 def options_in(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield (option, value) for each option of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``.
-
-    Raises
-    ------
-    ConfigError
-        Not options, or a value with a blank that is not quoted.
-
-    """
+    """Yield (option, value) of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``; or raise ConfigError."""
     refuse_control(text, "job_extra_directives")
     try:
         words = shlex.split(text)
@@ -139,13 +127,12 @@ def merge(
     refused: Mapping[str, str],
     forbidden: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Directive]:
-    """Return our options that the user neither skips nor gives, then the user's, in their order.
+    """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order.
 
-    ``refused`` are the options that the user may not give, each with what to do instead; ``forbidden`` are those that
-    the site refuses, from whomever they are, each with its rule.
-
-    Options are compared by name (``key`` knows the short names), never as parts of a text: with dask-jobqueue 0.9 and
-    ``job_directives_skip=["-n"]`` the partition is lost if its name contains "-n".
+    ``refused`` are options that the user may not give, each with its alternative; ``forbidden`` are options that the
+    site refuses, from anybody, each with its rule. Options are compared by name (``key`` knows the short names), never
+    as parts of a text: with dask-jobqueue 0.9 and ``job_directives_skip=["-n"]`` the partition is lost if its name
+    contains "-n".
     """
     for directive in extra:
         if instead := refused.get(directive.key):

@@ -1,4 +1,4 @@
-"""Slurm: sbatch, squeue, sacct, scancel. Tried on Slurm 22.05.8 (tests/data/batch/slurm)."""
+"""Slurm: sbatch, squeue, sacct, scancel. Tested on Slurm 22.05.8 (tests/data/batch/slurm)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REFUSED = MappingProxyType(
         "--wrap": "the job's command is the cluster's; job_script_prologue is for lines before it",
     }
 )
-# Options whose values are compared with the nodes; users may give them in ways that are not ours.
+# Options whose values are compared with the nodes; users may give them in other forms than hpcgpu.
 _ASKED = {
     *("--partition", "--clusters", "--nodes", "--nodelist", "--constraint", "--reservation", "--qos", "--time"),
     *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gres"),
@@ -58,33 +58,15 @@ _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 @dataclass(frozen=True, slots=True)
 class Slurm(NoNotes):
-    """Slurm in the dialect of a site.
+    """Slurm in the dialect of a site."""
 
-    Attributes
-    ----------
-    gpus : str
-        ``gpus-per-node``, ``gres``, ``gpus`` for the job's total, or ``none`` if jobs get whole nodes with their GPUs.
-    gpu_type : str
-        Type in the GPU request, ``a100`` for ``--gpus-per-node=a100:4``; empty for none.
-    memory : str
-        ``mem``, ``mem-per-cpu``, ``mem-per-gpu``, or ``none`` if it may not be given.
-    cpus : bool
-        Whether ``--cpus-per-task`` may be given.
-    queue : str
-        Whether a job's queue is a ``partition`` or a ``qos``.
-    array_limit : int
-        The most elements of one array: the site's MaxArraySize, 1001 by default.
-    forbidden : mapping of str to str
-        Options that the site refuses, each with its rule.
-
-    """
-
-    gpus: str = "gpus-per-node"
-    gpu_type: str = ""
-    memory: str = "mem"
-    cpus: bool = True
-    queue: str = "partition"
-    array_limit: int = 1001
+    gpus: str = "gpus-per-node"  # gpus-per-node, gres, gpus (the job's total); none if jobs get whole nodes
+    gpu_type: str = ""  # a100 for --gpus-per-node=a100:4
+    memory: str = "mem"  # mem, mem-per-cpu, mem-per-gpu; none if it may not be given
+    cpus: bool = True  # whether --cpus-per-task may be given
+    queue: str = "partition"  # whether a job's queue is a partition or a qos
+    array_limit: int = 1001  # the most elements of an array: the site's MaxArraySize
+    # options that the site refuses, each with its rule
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -94,11 +76,11 @@ class Slurm(NoNotes):
         arrays.check_limit(self.array_limit, "Slurm")
 
     def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the submissions for so many jobs; see :class:`hpcgpu.batch.BatchSystem`."""
+        """Return the sizes of the submissions for ``count`` jobs."""
         return arrays.split(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
-        """Return the batch script; see :class:`hpcgpu.batch.BatchSystem`."""
+        """Return the batch script."""
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
         kept = merge(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
@@ -114,7 +96,7 @@ class Slurm(NoNotes):
         return Command(("sbatch", "--parsable"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id, or raise SubmitError in sbatch's words."""
+        """Return the job id, or raise SubmitError with sbatch's message."""
         # Sites' wrappers print whole pages before the id (TACC).
         found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)
         if result.returncode == 0 and found:
@@ -122,11 +104,11 @@ class Slurm(NoNotes):
         raise _refused("sbatch refused the job", result)
 
     def find(self, name: str, mark: str) -> Command | None:
-        """Return one squeue for all jobs of this user, with their comments: squeue cannot choose by those."""
+        """Return one squeue for all jobs of this user, with their comments: squeue cannot select by those."""
         return Command(("squeue", "--noheader", "--me", "--array", "--Format=JobArrayID:|,Comment:|"))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return the ids of the jobs whose comment it is."""
+        """Return the ids of the jobs with the comment ``mark``."""
         if result.returncode != 0:
             raise _refused("squeue did not answer", result)
         return tuple(re.findall(rf"^(\d+(?:_\d+)?)\|{re.escape(mark)}\|$", result.stdout, re.M))
@@ -146,11 +128,9 @@ class Slurm(NoNotes):
         return Command(("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Return what squeue or sacct lists. Missing elements of an array that squeue lists have ended.
-
-        Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an array;
-        sacct may not know yet that some run.
-        """
+        """Parse the output of squeue or sacct. Missing elements of an array that squeue lists have ended."""
+        # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
+        # array; sacct may not list some running ones yet.
         live = result.argv[:1] == ("squeue",)
         out = dict(slurm_answers.statuses(result.stdout, live=live))
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
@@ -171,7 +151,7 @@ class Slurm(NoNotes):
         )
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
-        """Return what sinfo lists of the resources that this site's jobs ask for."""
+        """Parse sinfo's output, for the resources that this site's jobs ask for."""
         found = slurm_answers.read_offers(result, self.gpu_type)
         return tuple(
             replace(
@@ -184,11 +164,11 @@ class Slurm(NoNotes):
         )
 
     def test(self, script: str) -> Command:
-        """Return the sbatch that checks a script, and says when its job would start."""
+        """Return the sbatch that checks a script and prints the expected start of its job."""
         return Command(("sbatch", "--test-only"), stdin=script, timeout_s=20.0)
 
     def read_test(self, result: Result) -> str:
-        """Return ``2026-11-23T06:38:00 on node[1-2] in partition main``, or raise SubmitError in sbatch's words."""
+        """Return ``2026-11-23T06:38:00 on node[1-2] in partition main``, or raise SubmitError with sbatch's message."""
         if result.returncode == 0 and (found := _TESTED.search(result.stderr)):
             return f"{found[1]} on {found[2]} in partition {found[3]}"
         raise _refused("sbatch would refuse the job", result)
@@ -198,7 +178,7 @@ class Slurm(NoNotes):
         return slurm_answers.ask_nodes(hosts)
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
-        """Return what sinfo says of nodes that are down or do not answer."""
+        """Return sinfo's state of nodes that are down or do not answer."""
         return slurm_answers.read_lost_nodes(result)
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -213,14 +193,14 @@ class Slurm(NoNotes):
         return (Command(("scancel", *words)),) if words else ()
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False if one of them was gone already; raise SubmitError in scancel's words."""
+        """Return False if one of the jobs was gone already; raise SubmitError with scancel's message."""
         gone = bool(_GONE.search(result.stderr))
         if result.returncode != 0 and not gone:
             raise _refused("scancel failed", result)
         return not gone
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return notes on what was given and cannot be asked for at this site."""
+        """Return messages on given parts that this site's jobs cannot request."""
         return unasked(spec, memory=self.memory != "none", cpus=self.cpus)
 
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
@@ -246,7 +226,7 @@ class Slurm(NoNotes):
         ]
 
     def _memory(self, spec: JobSpec) -> str | None:
-        """Return the memory of a node, or the part of each of its CPUs or GPUs, rounded down: together they fit."""
+        """Return the memory of a node, or of each of its CPUs or GPUs, rounded down so that together they fit."""
         size = spec.memory_per_node_bytes
         if size is None or self.memory == "none":
             return None

@@ -1,4 +1,4 @@
-"""Questions to sinfo, and readers of squeue, sacct and sinfo. Tried on Slurm 22.05.8 (tests/data/batch/slurm)."""
+"""Ask sinfo, and parse squeue, sacct and sinfo. Tested on Slurm 22.05.8 (tests/data/batch/slurm)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES: Mapping[str, JobState] = MappingProxyType(
     }
 )
 _HELD = ("JobHeld", "job requeued in held state")
-# A node could not start it; squeue of 22.05.8 has the words with spaces, scontrol with underscores.
+# A node could not start it; squeue of 22.05.8 writes this with spaces, scontrol with underscores.
 _STUCK = re.compile("launch.failed.requeued.held")
 _ID = re.compile(r"\d+(?:_\d+)?")
 # A comma in brackets separates ranges, any other comma separates names.
@@ -39,16 +39,8 @@ GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
 def statuses(text: str, *, live: bool) -> Iterator[tuple[str, JobStatus]]:
-    """Yield the id and the status of each listed job.
-
-    Parameters
-    ----------
-    text : str
-        The output, with the columns from above.
-    live : bool
-        The output is squeue's. sacct has the start of a requeued job's last run.
-
-    """
+    """Yield id and status of each listed job; ``live``: the output is squeue's, not sacct's."""
+    # sacct has the start of a requeued job's last run.
     for line in text.splitlines():
         fields = line.strip().removesuffix("|").split("|", _FIELDS - 1)
         if len(fields) == _FIELDS and _ID.fullmatch(fields[0]):
@@ -96,7 +88,7 @@ def _exit_code(text: str) -> int | None:
 
 
 def node_names(text: str) -> tuple[str, ...]:
-    """Return the nodes of squeue's ``node[1-2,07],login1``; sacct's ``None assigned``, or nothing, is none."""
+    """Parse squeue's ``node[1-2,07],login1`` into nodes; none for sacct's ``None assigned``, or for ""."""
     words = _COMMA.split(text) if text and " " not in text and text != "(null)" else []
     return tuple(name for word in words for name in _expanded(word))
 
@@ -122,7 +114,7 @@ def ask_nodes(hosts: Sequence[str]) -> Command:
 
 
 def read_lost_nodes(result: Result) -> Mapping[str, str]:
-    """Return what sinfo says of nodes that are down, or do not answer slurmctld (``mixed*``)."""
+    """Return sinfo's state of nodes that are down, or do not answer slurmctld (``mixed*``)."""
     out = dict[str, str]()
     for line in result.stdout.splitlines() if result.returncode == 0 else ():
         node, state, reason = (*line.strip().split("|", 2), "", "")[:3]
@@ -140,16 +132,7 @@ def ask_offers(queue: str | None) -> Command:
 
 
 def read_offers(result: Result, gpu_type: str = "") -> tuple[Offer, ...]:
-    """Return what sinfo lists, for the default partition if none was given; nothing if it did not answer.
-
-    Parameters
-    ----------
-    result : Result
-        Of :func:`ask_offers`.
-    gpu_type : str
-        Count GPUs of this type only; empty for all.
-
-    """
+    """Parse the answer to :func:`ask_offers`, or its default partition; count GPUs of ``gpu_type`` ("": all)."""
     asked = any(word.startswith("--partition=") for word in result.argv)
     return tuple(_offers(result.stdout, gpu_type, all_=asked)) if result.returncode == 0 else ()
 
@@ -172,7 +155,7 @@ def _offers(text: str, gpu_type: str, *, all_: bool) -> Iterator[Offer]:
 
 
 def limit_s(text: str) -> int | None:
-    """Return the seconds of a limit of sinfo; None: unlimited, or unknown."""
+    """Parse a limit of sinfo into seconds; None: unlimited, or unknown."""
     try:
         return parse_duration_s(text)
     except ConfigError:  # infinite, n/a

@@ -1,4 +1,4 @@
-"""A folder for a bug report: versions, topology, plan, and a run's record, states and logs, without whose they are."""
+"""Write a folder for a bug report: versions, topology, plan, and a run's record, states and logs, made anonymous."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from hpcgpu.plan.views.scrub import Scrubber
 
 _LINES = 5000  # of each log, from its end
 _LOGS = 8
-# Variables of batch systems and of sites that hold an account, or a path with somebody's name in it.
+# Variables of batch systems and of sites with an account, or with a path that has a user's name.
 _ACCOUNTS = ("SLURM_JOB_ACCOUNT", "SBATCH_ACCOUNT", "SALLOC_ACCOUNT", "PBS_ACCOUNT", "PROJECT")
 _PATHS = ("HOME", "SCRATCH", "WORK", "PROJECT", "TMPDIR", "PWD", "VIRTUAL_ENV", "CONDA_PREFIX")
 # Lines about a node begin with its name, as host.log.say_of writes them.
 _ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
 _SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of Slurm
-_SHOWN = 15  # as many characters of a name qstat shows
+_SHOWN = 15  # qstat shows this many characters of a name
 _README = """\
 What `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, home and other own paths, addresses,
 UUIDs and serial numbers are replaced by neutral words, the same in all files; keys and environments are not in it.
@@ -54,21 +54,7 @@ The folder is a test as it is: in tests/data/reports hpcgpu's own parsers read a
 
 
 def write(name: str | None, output: str | None) -> Path:
-    """Write the folder and return its path.
-
-    Parameters
-    ----------
-    name : str, optional
-        The run, as ``hpcgpu logs`` takes it; without it the report is of this machine alone.
-    output : str, optional
-        The folder, which must not be there; ``hpcgpu-report`` if not given.
-
-    Raises
-    ------
-    ConfigError
-        There is no such run, or the folder cannot be made.
-
-    """
+    """Write the report of a run, or without ``name`` of this machine; return its path; or raise ConfigError."""
     run = runs.find(record.home(), name) if name else None
     folder = Path(output or "hpcgpu-report")
     try:
@@ -119,7 +105,7 @@ def _driver() -> dict[str, str]:
 
 
 async def _answers(run: Run) -> tuple[Result, ...]:
-    """Return what the batch system says of the jobs: of those that it lists, and of those that have ended."""
+    """Return the batch system's answers on the jobs: those that it lists, and those that have ended."""
     ids = runs.ids(run.record)
     asked = (run.record.system.status, run.record.system.history)
     return tuple([await programs.run(ask(ids)) for ask in asked]) if ids else ()
@@ -204,7 +190,7 @@ def _hosts(states: Iterable[Any]) -> Iterator[str]:
 
 
 def _secrets(folder: Path) -> Iterator[str]:
-    """Yield what the run's private files hold; those that are gone hold nothing."""
+    """Yield the secrets in the run's private files that still exist."""
     with suppress(OSError, HpcGpuError):
         yield private.read(folder / "nonce").strip()
     with suppress(OSError, HpcGpuError, ValueError):

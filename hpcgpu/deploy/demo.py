@@ -25,7 +25,7 @@ _TIERS = ("device_to_host", "host_to_disk")
 
 
 def main() -> int:
-    """Run both and check them; return 0 only if they agree and each tier was used."""
+    """Run and check both; return 0 only if they agree and each tier was used."""
     register()
     with Client() as client:
         print(report.bindings(client))
@@ -66,7 +66,7 @@ def _gram(block: Any) -> np.ndarray:  # noqa: ANN401 - an array of the device
 
 
 def _low_rank(client: Client) -> bool:
-    """Find five known singular values below noise."""
+    """Compute five singular values, known and below noise."""
     n, chunk = 10_000, 2_000
     rng = np.random.default_rng(7)
     left, right = (np.linalg.qr(rng.standard_normal((n, len(_KNOWN))))[0] for _ in range(2))

@@ -1,4 +1,4 @@
-"""The plan of ``hpcgpu run`` and ``hpcgpu launch`` for this node as it is; nothing is started."""
+"""Plan ``hpcgpu run`` and ``hpcgpu launch`` for this node as it is, without a start."""
 
 from __future__ import annotations
 
@@ -22,28 +22,14 @@ from hpcgpu.units import counted
 
 
 def launch(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> Preview:
-    """Return the plan of ``hpcgpu launch``; ``typed`` are the words of ``hpcgpu run`` for each rank.
-
-    Raises
-    ------
-    ConfigError, LaunchError
-        As the launch itself: a setting is wrong, there is no allocation, no launcher, or no GPU.
-
-    """
+    """Return the plan of ``hpcgpu launch`` with ``typed`` for each rank's ``hpcgpu run``; raises as the launch does."""
     wanted, line = start.launch_line(given, given_from, typed)
     nodes, gpus = start.nodes_and_gpus(wanted.settings)
     return _preview(wanted, line, layout_of(wanted.settings, nodes, gpus))
 
 
 def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> Preview:
-    """Return the plan of ``hpcgpu run`` as one process, or as one of the ranks that a launcher has started.
-
-    Raises
-    ------
-    ConfigError, LaunchError
-        As the run itself.
-
-    """
+    """Return the plan of ``hpcgpu run`` as one process, or as one of a launcher's ranks; raises as the run itself."""
     wanted = wanted_settings.read(given, given_from, entry_point=entry_points.RUN)
     if read_allocation(os.environ).rank.size > 1:
         return _preview(wanted, shlex.join(script), None)
@@ -71,7 +57,7 @@ def _preview(wanted: Wanted, line: str, layout: Layout | None) -> Preview:
 
 
 def _granted() -> tuple[str, ...]:
-    """Return what is known of the job around this process, in words."""
+    """Describe the job around this process."""
     allocation = read_allocation(os.environ)
     job = "no job: this machine alone"
     if allocation.batch != "local":

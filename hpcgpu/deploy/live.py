@@ -1,4 +1,4 @@
-"""One line that changes, in a terminal or a notebook; elsewhere each change is a line."""
+"""Show one line that changes, in a terminal or a notebook; elsewhere each change is a line."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Surface(Protocol):
     ticks: bool  # whether the line can show seconds that pass
 
     def show(self, text: str) -> None:
-        """Show the line as it is now."""
+        """Update the line."""
 
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Add a line that stays."""
 
     def end(self) -> None:
         """Leave the line as it is."""
 
     def drop(self, text: str) -> None:
-        """Take back a line that stays, where that can be done."""
+        """Take back a line that stays, where that is possible."""
 
 
 def surface() -> Surface:
-    """Return the surface that people look at."""
+    """Return the surface that people see."""
     if shell := _kernels_shell():
         return Notebook(shell)
     return Terminal() if log.is_terminal() else Lines()
@@ -74,12 +74,12 @@ class Terminal:
         self._open = False
 
     def show(self, text: str) -> None:
-        """Draw the line anew."""
+        """Redraw the line."""
         log.write(f"{_ERASE}{self._styled(f'hpcgpu: {text}')}")
         self._open = True
 
     def say(self, text: str) -> None:
-        """Write a line of its own."""
+        """Write a separate line."""
         self.end()
         log.say(text)
 
@@ -109,14 +109,7 @@ class Terminal:
 
 
 class Notebook:
-    """A notebook: one display in each cell, which changes.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-        IPython's.
-
-    """
+    """A notebook: one display in each cell, which changes; ``shell`` is IPython's."""
 
     ticks = True
 
@@ -138,12 +131,12 @@ class Notebook:
         self._update()
 
     def end(self) -> None:
-        """Have the line stay."""
+        """Let the line stay."""
         self._said += [self._line] if self._line else []
         self._line = ""
 
     def drop(self, text: str) -> None:
-        """Take back a line that stays: what it says is shown in another way."""
+        """Take back a line that stays: its content is shown in another way."""
         if text in self._said:
             self._said.remove(text)
             self._handle.update(self._bundle(), raw=True)
@@ -167,7 +160,7 @@ class Notebook:
 
 
 def _linked(line: str) -> str:
-    """Return a line as HTML, in which an address can be followed."""
+    """Return a line as HTML, with addresses as links."""
     words = [html.escape(word) for word in line.split(" ")]
     linked = [
         f'<a href="{w}" target="_blank">{w}</a>' if w.startswith(("http://", "https://", "/user/", "/node/")) else w

@@ -1,4 +1,4 @@
-"""Site files on this machine: the one that was asked for, the one that it looks like, and nodes that differ from it."""
+"""Site files on this machine: the requested one, the one that it looks like, and nodes that differ from it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,16 @@ if TYPE_CHECKING:
     from hpcgpu.config.sites.live import Difference
     from hpcgpu.model import Settings, Site, Topology
 
-NONE = "none"  # site="none": there is none, and nobody wants to hear of one
+NONE = "none"  # site="none": no site, and no hint of one
 _NAMED_BY = ("NERSC_HOST", "SYSTEMNAME", "LMOD_SYSTEM_NAME")  # variables that name the machine at several centres
 _PROGRAMS = {"slurm": "sinfo", "pbs": "pbsnodes"}
 _OF_QUEUES_AND_NODES = 2  # of inventory.questions(): those before the one about the whole batch system
-_PATIENCE_S = 10.0  # then the file counts, and the batch system says itself what it does not like
-_said: set[str] = set()  # what was said in this process
+_PATIENCE_S = 10.0  # then the file counts, and the batch system itself refuses wrong requests
+_said: set[str] = set()  # messages of this process
 
 
 def read(name: str) -> Site:
-    """Return a site by its name, or by the path of its file.
-
-    Raises
-    ------
-    ConfigError
-        There is no such site, or its file is wrong.
-
-    """
+    """Return a site by its name, or by the path of its file; raise ConfigError if it is unknown or wrong."""
     from hpcgpu.config.sites.read import read_site  # YAML and its checker: 25 ms
 
     found = find_site(name)
@@ -44,7 +37,7 @@ def read(name: str) -> Site:
 
 
 def described(site: Site) -> dict[str, Any]:
-    """Return all keys of a site file as plain data, those that it leaves out with their defaults."""
+    """Return all keys of a site file as plain data, missing ones with their defaults."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(replace(site, origins={}), enc_hook=dict)  # of read-only mappings
@@ -52,12 +45,12 @@ def described(site: Site) -> dict[str, Any]:
 
 
 def say_hint(environ: Mapping[str, str]) -> None:
-    """Say which known machine this looks like, once for each machine and user; nothing is changed by it."""
+    """Log which known machine this looks like, once for each machine and user; it changes no setting."""
     from hpcgpu.config.sites.match import hint, looks_like
 
     texts = {}
     for name, path in known_sites().items():
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # it is said when the file is asked for
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
             texts[name] = path.read_text(encoding="utf-8")
     found = looks_like(texts, environ, socket.gethostname())
     if found and _is_first(found[0]):
@@ -65,7 +58,7 @@ def say_hint(environ: Mapping[str, str]) -> None:
 
 
 def _is_first(name: str) -> bool:
-    """Tell whether a machine is named for the first time, and remember it."""
+    """Return whether a machine is named for the first time, and remember it."""
     if name in _said:
         return False
     _said.add(name)
@@ -74,16 +67,14 @@ def _is_first(name: str) -> bool:
         if mark.exists():
             return False
         private.write(mark, "")
-    except (OSError, HpcGpuError):  # a home that cannot be written to: it is said again by the next process
+    except (OSError, HpcGpuError):  # a home that is not writable: the next process repeats the hint
         pass
     return True
 
 
 def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Difference, ...]]:
-    """Return a site with what its batch system says of queues and nodes now, and where its file says otherwise.
-
-    Nothing is asked where this is another machine than the file describes, or has no such batch system.
-    """
+    """Return a site with its batch system's present queues and nodes, and the differences from its file."""
+    # The batch system is not asked if this is another machine than the file's, or has no such batch system.
     from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
 
     from hpcgpu.batch import inventory
@@ -102,7 +93,7 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Differ
 
 
 def say_differences(differing: tuple[Difference, ...], settings: Settings, site: Site) -> None:
-    """Say where a site's file is not as its machine, once in each process."""
+    """Log where a site's file differs from its machine, once in each process."""
     from hpcgpu.config.sites.live import to_say
 
     for words in to_say(differing, settings, site):
@@ -112,10 +103,8 @@ def say_differences(differing: tuple[Difference, ...], settings: Settings, site:
 
 
 def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:
-    """Return where this node is not as the site's file says, in words; nothing without a site, or for simulated GPUs.
-
-    A file that cannot be read here is named too: the job's settings are complete without it.
-    """
+    """Return messages on where this node differs from the site's file; none without a site, or for simulated GPUs."""
+    # A file that cannot be read here is reported, too: the job's settings are complete without it.
     from hpcgpu.plan.binding import site_node
 
     if settings.site in (None, NONE) or settings.gpus is not None:
@@ -128,22 +117,10 @@ def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:
 
 
 def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
-    """Return a site file for this machine, with marks where it says nothing.
+    """Return a site file for this machine, with marks for unknown facts; raise ConfigError without Slurm or PBS.
 
-    Parameters
-    ----------
-    name : str
-        The site's name; empty: that which the environment has for it, or the host's.
-    batch : str, optional
-        ``slurm`` or ``pbs``; None: that whose programs are here.
-    environ : mapping
-        The environment.
-
-    Raises
-    ------
-    ConfigError
-        There is neither Slurm nor PBS on this machine, or the draft is no site file.
-
+    ``name=""`` is the environment's name for the machine, or the host's; ``batch=None`` is the one whose programs are
+    here.
     """
     from hpcgpu.batch import inventory
     from hpcgpu.config.sites.draft import render

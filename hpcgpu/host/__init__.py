@@ -1,1 +1,1 @@
-"""Floor 4, the only place that runs programs, reads the machine or changes a process."""
+"""Run programs, read the machine, change processes: floor 4, and the only room that may."""

@@ -15,20 +15,10 @@ _FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104
 
 
 def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:
-    """Return the addresses of all interfaces that are up, IPv4 first; loopback and link-local are left out.
+    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError if there are none.
 
-    Parameters
-    ----------
-    bound : sequence of str
-        Addresses on which a socket listens: ``0.0.0.0`` and ``::`` are all addresses of their family.
-    interface : str or None
-        Only the addresses of this interface.
-
-    Raises
-    ------
-    LaunchError
-        The interface does not exist here, or no address can be reached from other nodes.
-
+    ``bound`` are the addresses that a socket listens on (``0.0.0.0`` and ``::`` mean all of their family); loopback and
+    link-local addresses are left out, and with ``interface`` those of other interfaces.
     """
     there = _of_interfaces([_FAMILIES[host] for host in bound])
     _check(interface, there)
@@ -41,14 +31,7 @@ def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[s
 
 
 def local_address(interface: str | None) -> str:
-    """Return where a run listens that is all on this node: on loopback, or at an address of the interface, IPv4 first.
-
-    Raises
-    ------
-    LaunchError
-        The interface does not exist here, or it has no address.
-
-    """
+    """Return the address for a run on one node: loopback, or the interface's, IPv4 first; LaunchError if none."""
     if interface is None:
         return loopback()
     there = _of_interfaces((socket.AF_INET, socket.AF_INET6))
@@ -60,14 +43,7 @@ def local_address(interface: str | None) -> str:
 
 
 def loopback() -> str:
-    """Return the address of this node's loopback.
-
-    Raises
-    ------
-    LaunchError
-        It has none, or one of IPv6 only.
-
-    """
+    """Return the address of this node's loopback; raise LaunchError if it has no IPv4 address."""
     with socket.socket() as sock:
         try:
             sock.bind((_LOOPBACK, 0))

@@ -1,4 +1,4 @@
-"""The allocator of host memory in this process: when it gives memory back, and jemalloc in its place."""
+"""Tune the allocator of host memory: return free memory to the kernel, find jemalloc."""
 
 from __future__ import annotations
 
@@ -35,13 +35,10 @@ _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
 def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Apply glibc's ``MALLOC_`` variables that an environment has and the one before it had not.
-
-    glibc reads them once, before ``main``. A worker is forked by a fork server that started long before, with values of
-    its own. Those in the worker's own environment come too late for glibc and need mallopt(3), which has the same
-    effect (glibc 2.36; either threshold also ends the growth of the mmap threshold). What is no number is passed over,
-    as glibc does.
-    """
+    """Apply glibc's ``MALLOC_`` variables that are in ``now`` and were not in ``before``."""
+    # glibc reads them once, before main. A worker is forked by a fork server that started long before, with its own
+    # values, so the worker's come too late for glibc and need mallopt(3), which has the same effect (glibc 2.36; either
+    # threshold also ends the growth of the mmap threshold). Values that are not numbers are ignored, as by glibc.
     for name, option in _MALLOPT.items():
         if name in now and now[name] != before.get(name):
             with contextlib.suppress(ValueError, AttributeError):  # no number; musl has no mallopt
@@ -49,10 +46,7 @@ def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def trim() -> int:
-    """Collect garbage, then let the allocator return free memory to the kernel; return the number of bytes.
-
-    It blocks the calling thread, longer for a larger heap.
-    """
+    """Collect garbage and return free memory to the kernel (blocks, longer for a larger heap); return freed bytes."""
     before = resident_bytes()
     gc.collect()
     libc = ctypes.CDLL(None)
@@ -64,7 +58,7 @@ def trim() -> int:
 
 
 def in_force() -> str:
-    """Return the allocator that this process has: ``system``, or ``jemalloc`` with its version."""
+    """Return this process's allocator: ``system``, or ``jemalloc`` with its version."""
     version, size = ctypes.c_char_p(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_char_p))
     try:
         mallctl = ctypes.CDLL(None).mallctl
@@ -75,7 +69,7 @@ def in_force() -> str:
 
 
 def find_jemalloc(environ: Mapping[str, str]) -> str:
-    """Return the path of a jemalloc that can be preloaded here; empty when there is none."""
+    """Return the path of a jemalloc that can be preloaded here; "" if there is none."""
     own = _machine(Path("/proc/self/exe"))
     for path in _candidates(environ):
         if path.is_file() and _machine(path) == own:
@@ -84,13 +78,13 @@ def find_jemalloc(environ: Mapping[str, str]) -> str:
 
 
 def resident_bytes() -> int:
-    """Return the physical memory of this process."""
+    """Return this process's physical memory."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the user's own environment first, then modules, then the system."""
+    """Yield where jemalloc may be: the user's environment first, then modules, then the system."""
     folders = [Path(environ[name]) / "lib" for name in ("CONDA_PREFIX", "EBROOTJEMALLOC") if environ.get(name)]
     folders += [Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"]
     folders += [Path(text) for text in environ.get("LD_LIBRARY_PATH", "").split(":") if text]
@@ -102,7 +96,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _machine(path: Path) -> bytes:
-    """Return what an ELF file is made for: ld.so lists libraries of other machines, too."""
+    """Return an ELF file's machine: ld.so also lists libraries of others."""
     with contextlib.suppress(OSError), path.open("rb") as f:
         return f.read(20)[_MACHINE]
     return b""

@@ -24,17 +24,12 @@ _WORD_BITS = 64
 
 
 def bind(binding: Binding) -> None:
-    """Bind the calling thread, before the process has others, imports numpy or starts CUDA.
+    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores.
 
-    Threads and children made later inherit mask and policy. The mask is never widened: cores that
-    the process may not use are left out. A policy that the kernel forbids (containers without
-    CAP_SYS_NICE) leaves the old one; :func:`read_binding` tells.
-
-    Raises
-    ------
-    BindingError
-        None of the cores is open to this process, or the kernel refuses mask or nodes.
-
+    BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
+    or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out. Where
+    the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays; :func:`read_binding`
+    shows it.
     """
     now = CpuSet(os.sched_getaffinity(0))
     target = binding.cpuset & now
@@ -52,16 +47,8 @@ def bind(binding: Binding) -> None:
 
 
 def bind_all_threads(binding: Binding) -> None:
-    """Bind the calling thread, and give the process's other threads the same mask.
-
-    For a process that others have started: MPI and numpy have made threads, whose memory policy stays as it is.
-
-    Raises
-    ------
-    BindingError
-        As of :func:`bind`.
-
-    """
+    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores."""
+    # For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
     bind(binding)
     mask = os.sched_getaffinity(0)
     for task in Path("/proc/self/task").iterdir():
@@ -86,7 +73,7 @@ def _set_memory_policy(binding: Binding) -> None:
 
 
 def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
-    """Return 0, or the errno."""
+    """Set the thread's memory policy; return 0 or the errno."""
     numbers = _CALLS.get(platform.machine())
     if numbers is None:
         return errno.ENOSYS
@@ -94,7 +81,7 @@ def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
     for node in nodes:
         mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel takes one bit less than it is told.
+    # The kernel reads one bit less than maxnode.
     result = libc.syscall(
         ctypes.c_long(numbers[0]), ctypes.c_long(_POLICIES.index(policy)), mask, ctypes.c_ulong(_NODE_BITS + 1)
     )
@@ -102,16 +89,9 @@ def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
 
 
 def read_binding(pid: int | None = None) -> ActualBinding:
-    """Return the masks of all threads of a process, and its memory policy.
+    """Return the cores of all threads of a process, and its memory policy; raise BindingError if it has ended.
 
-    The policy is the calling thread's for this process, and the main thread's for another one;
-    empty where the kernel does not say.
-
-    Raises
-    ------
-    BindingError
-        There is no such process.
-
+    The policy is the calling thread's for this process, the main thread's for another one, "" if the kernel hides it.
     """
     me = pid is None or pid == os.getpid()
     folder = Path("/proc") / str(os.getpid() if pid is None else pid)
@@ -144,7 +124,7 @@ def _own_policy() -> tuple[str, CpuSet]:
 
 
 def _policy_of(folder: Path) -> tuple[str, CpuSet]:
-    """Read the first line of numa_maps: a mapping without a policy of its own shows the process's."""
+    """Return a process's policy from numa_maps, whose first mapping has no policy of its own."""
     try:
         with (folder / "numa_maps").open() as lines:
             found = _NUMA_MAPS.match(lines.readline())

@@ -1,4 +1,4 @@
-"""The resources granted to this process: cores, NUMA nodes and host memory."""
+"""Read the resources granted to this process: cores, NUMA nodes and host memory."""
 
 from __future__ import annotations
 
@@ -33,22 +33,19 @@ class _Mount(NamedTuple):
 
 
 def granted_cpus() -> CpuSet:
-    """Return the PUs that this process may run on: cgroup and launcher's mask together."""
+    """Return the PUs that this process may run on, by cgroup and by the launcher's mask."""
     return CpuSet(os.sched_getaffinity(0))
 
 
 def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
-    """Return the NUMA nodes that this process may take memory from; empty if the kernel does not tell."""
+    """Return the NUMA nodes that this process may take memory from; empty if the kernel does not show them."""
     found = _NODES.search((proc / "self" / "status").read_text())
     return CpuSet.parse(found[1]) if found else CpuSet()
 
 
 def memory_limit(proc: Path = _PROC) -> HostMemory:
-    """Return the host memory that the kernel lets this process use.
-
-    It is the least of the node's memory and of the limits of the process's cgroup and its visible ancestors, in cgroup
-    v1 and v2. Slurm and PBS limit an ancestor of the process's cgroup.
-    """
+    """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits."""
+    # Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     for kind, folder in _folders(proc):
         limits += [HostMemory(limit, f"cgroup {folder}") for limit in _limits(kind, folder)]
@@ -56,10 +53,8 @@ def memory_limit(proc: Path = _PROC) -> HostMemory:
 
 
 def memory_left(proc: Path = _PROC) -> float:
-    """Return the part of the host memory that this process may still use, of the cgroup that has the least left.
-
-    Files in the page cache count as left, since the kernel drops them before it kills.
-    """
+    """Return the fraction of host memory that is left in the cgroup with the least left."""
+    # Page cache counts as left: the kernel drops it before it kills.
     about = (proc / "meminfo").read_text()
     left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
     for kind, folder in _folders(proc):
@@ -82,7 +77,7 @@ def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _mounts(text: str) -> list[_Mount]:
-    """Read mountinfo: ``36 35 0:31 /root /point options … - kind source super-options``."""
+    """Parse mountinfo: ``36 35 0:31 /root /point options … - kind source super-options``."""
     out = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -96,7 +91,7 @@ def _mounts(text: str) -> list[_Mount]:
 
 
 def _from(mount: _Mount, path: PurePosixPath) -> list[Path]:
-    """Return the folders from the cgroup at ``path`` up to where the hierarchy is mounted."""
+    """Return the folders from the cgroup at ``path`` up to the mount point of the hierarchy."""
     # A container may see only its own part of the hierarchy, and the path as the host names it.
     inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else PurePosixPath()
     if ".." in inside.parts or inside.is_absolute():
@@ -110,7 +105,7 @@ def _limits(kind: str, folder: Path) -> list[int]:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file of the kernel's; empty if it cannot be read."""
+    """Return the text of a kernel file; "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:  # absent, or the speed of an interface that is down (EINVAL)

@@ -1,7 +1,7 @@
-"""The file in which rank 0 writes how a run ended, for the process that launched it, which may be on another node.
+"""The file with a run's exit code, written by rank 0 for the launching process, perhaps on another node.
 
-It lies in a folder of this launch alone, which the launching process makes and removes: among the user's private
-files, which nodes share, or, where a home cannot be written, among temporary ones.
+Each launch has a folder for it, which the launching process makes and removes: among the user's private files, which
+nodes share, or among temporary files if the home is not writable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_S = 0.2
 
 
 def make() -> Path:
-    """Make the folder of this process's launch, and return the path of the exit file in it."""
+    """Make this launch's folder; return the path of its exit file."""
     try:
         base = own_folder("launches")
         private.make_folder(base)
@@ -36,12 +36,12 @@ def make() -> Path:
 
 
 def remove(path: str) -> None:
-    """Remove the file and its folder."""
+    """Remove the exit file and its folder."""
     shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 def check(path: str, host: str) -> None:
-    """Raise LaunchError if the file cannot be written: the end of the run would be unknown."""
+    """Raise LaunchError if the exit file cannot be written on this node."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise LaunchError(
@@ -52,7 +52,7 @@ def check(path: str, host: str) -> None:
 
 
 def write(path: str, code: int) -> None:
-    """Write how the run ended."""
+    """Write the run's exit code."""
     try:
         private.write(Path(path), f"{code}\n")
     except OSError as e:
@@ -60,14 +60,14 @@ def write(path: str, code: int) -> None:
 
 
 def read(path: str) -> int | None:
-    """Return how the run ended; None if that has not been written."""
+    """Return the run's exit code; None if it is not written yet."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return int(private.read(Path(path)))
     return None
 
 
 def await_(path: str) -> int | None:
-    """Return the result of :func:`read`, once the file is visible."""
+    """Return the run's exit code, waiting a few seconds for a file system to show the file; None without one."""
     end = time.monotonic() + _SEEN_S
     while (code := read(path)) is None and time.monotonic() < end:
         time.sleep(_LOOK_S)
@@ -75,7 +75,7 @@ def await_(path: str) -> int | None:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the files that killed launches of this host have left."""
+    """Remove the folders of this host's killed launches."""
     for folder in base.iterdir():
         if pids.is_over(folder.name):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The user's home, and what is in it of ours."""
+"""Locate hpcgpu's folder in the user's home."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 
 
 def own_folder(name: str) -> Path:
-    """Return ``~/.hpcgpu/NAME``.
-
-    Raises
-    ------
-    LaunchError
-        Neither HOME nor the user database says where the home is, as in some containers.
-
-    """
+    """Return ``~/.hpcgpu/NAME``; raise LaunchError if the user has no home, as in some containers."""
     try:
         return Path.home() / ".hpcgpu" / name
     except RuntimeError:
@@ -24,14 +17,7 @@ def own_folder(name: str) -> Path:
 
 
 def expanded(path: str, said: str) -> Path:
-    """Return a path with ``~`` as it is here; ``said`` is what was given, and where.
-
-    Raises
-    ------
-    ConfigError
-        There is no such user.
-
-    """
+    """Expand ``~`` in a path; raise ConfigError, with the setting ``said``, if that user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

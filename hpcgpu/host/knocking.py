@@ -1,6 +1,6 @@
-"""The doctor's connections between machines: one listens at each of its addresses, others knock there.
+"""The doctor's connections between machines: a Listener at each address of one, :func:`knock` on the others.
 
-Each address has a port for plain TCP, and one for TLS where there is a certificate.
+Each address has a port for plain TCP, and one for TLS if there is a certificate.
 """
 
 from __future__ import annotations
@@ -23,34 +23,26 @@ _OTHER = "another program listens there"
 
 
 class Endpoint(NamedTuple):
-    """An address at which a machine listens; ``protocol`` is ``tcp``, ``tls`` or ``ucx``."""
+    """An address at which a machine listens."""
 
     interface: str
     address: str
     port: int
-    protocol: str = "tcp"
+    protocol: str = "tcp"  # tcp, tls or ucx
 
 
 class Answer(NamedTuple):
-    """The end of an attempt to connect: seconds until the answer, the other's clock less ours, or an error."""
+    """The result of one connection attempt."""
 
-    took_s: float = 0.0
-    clock_s: float = 0.0
-    error: str = ""
+    took_s: float = 0.0  # until the answer came
+    clock_s: float = 0.0  # the other machine's clock minus this one's
+    error: str = ""  # "": it answered
 
 
 class Listener:
-    """Listens on all addresses of this machine, and answers with its time those who know the token.
+    """Listens on all addresses of this machine until :meth:`close`, and sends its time to peers that know the token.
 
-    It serves in threads until :meth:`close`.
-
-    Parameters
-    ----------
-    token : str
-        The secret of those who may ask.
-    certificate : Path, optional
-        A file with certificate and key, for TLS both ways; without it there is plain TCP alone.
-
+    Serves in threads. ``certificate`` has certificate and key for mutual TLS; without it there is plain TCP only.
     """
 
     def __init__(self, token: str, certificate: Path | None = None) -> None:
@@ -91,7 +83,7 @@ class Listener:
                 connection.sendall(f"{time.time():.6f}\n".encode())
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for sock in self._sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes accept
@@ -99,7 +91,7 @@ class Listener:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """Return so many bytes, or those that came before the end; TLS knows no MSG_WAITALL."""
+    """Return ``size`` bytes, or fewer if the connection ended; TLS has no MSG_WAITALL."""
     found = b""
     while len(found) < size and (more := connection.recv(size - len(found))):
         found += more
@@ -107,7 +99,7 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 
 def _context(certificate: Path, way: int) -> ssl.SSLContext:
-    """Return TLS as a cluster has it: both sides show the certificate, and it is the one that they know."""
+    """Return a TLS context like a cluster's: both sides show the same certificate and accept no other."""
     context = ssl.SSLContext(way)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -132,7 +124,7 @@ def knock(endpoint: Endpoint, token: str, certificate: Path | None = None) -> An
 
 
 def knock_often(endpoint: Endpoint, token: str, certificate: Path | None = None) -> Answer:
-    """Connect a few times; return the attempt that failed, or else the fastest."""
+    """Connect up to TRIES times; return the failed attempt, or else the fastest."""
     answers = [knock(endpoint, token, certificate)]
     while len(answers) < TRIES and not answers[-1].error:
         answers.append(knock(endpoint, token, certificate))
@@ -140,12 +132,12 @@ def knock_often(endpoint: Endpoint, token: str, certificate: Path | None = None)
 
 
 def best_of(answers: Sequence[Answer]) -> Answer:
-    """Return the one that failed, or else the fastest."""
+    """Return the failed answer, or else the fastest."""
     return next((a for a in answers if a.error), min(answers, key=lambda a: a.took_s))
 
 
 def read_answer(said: str, took_s: float, before_s: float) -> Answer:
-    """Return what the other machine's time means; ``before_s`` is ours when it was asked."""
+    """Parse the time that the other machine sent; ``before_s`` is this machine's time at the request."""
     try:
         return Answer(took_s, float(said) - before_s - took_s / 2)
     except ValueError:

@@ -1,8 +1,8 @@
-"""The parent of srun or mpirun: ``python -m hpcgpu.host.launched FILE PID`` waits for one, and ends as the run did.
+"""The parent of srun or mpirun: ``python -m hpcgpu.host.launched FILE PID`` waits for it, and exits as the run did.
 
-A launcher's exit code does not tell how the run ended: Open MPI 5.0.11's mpirun returns 0 after the loss of a node,
-with the flag by which ranks survive each other. So rank 0 writes its exit code at its end, and without it no run is a
-success. This program is small (10 MB), for it lives as long as the run.
+A launcher's exit code does not show how the run ended: Open MPI 5.0.11's mpirun returns 0 after the loss of a node,
+with the flag by which ranks survive each other. So rank 0 writes its exit code at its end; without it no run is a
+success. This program lives as long as the run, so it is small (10 MB).
 """
 
 from __future__ import annotations
@@ -19,26 +19,12 @@ from hpcgpu.host import log
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Always forwarded: the launcher forwards them to the ranks. A job's script ignores them until the launcher listens.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-# How often to check whether rank 0 has ended before its launcher, which would take a few seconds more.
+# Interval of checks whether rank 0 has ended and its launcher has not; the launcher needs a few seconds more.
 _PATIENCE_S = 15.0
 
 
 def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
-    """Start a launcher, and become its parent under this process's pid; does not return.
-
-    Parameters
-    ----------
-    argv, env
-        The launcher.
-    path : str
-        The exit file.
-
-    Raises
-    ------
-    LaunchError
-        The program does not exist, or is not executable.
-
-    """
+    """Start a launcher with exit file ``path`` and become its parent under this pid, for good; or raise LaunchError."""
     import subprocess
 
     from hpcgpu.host import exit_file, process
@@ -62,11 +48,9 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
 
 
 def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
-    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` has blocked.
-
-    A launcher that does not end after rank 0 waits for a stopped rank. It is ended by SIGTERM, then by SIGKILL; its
-    exit code has no meaning then, and 0 is returned.
-    """
+    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` blocked."""
+    # A launcher that goes on after rank 0's end waits for a stopped rank: it gets SIGTERM, then SIGKILL, and 0 is
+    # returned.
     forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
     # No sigtimedwait: stopped for longer than its timeout and continued, it returns garbage (CPython 3.11.7).
     waited = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}
@@ -90,7 +74,7 @@ def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
 
 
 def main(path: str, pid: int) -> int:
-    """Wait for the launcher, and return how the run ended."""
+    """Wait for the launcher; return the run's exit code."""
     code = wait(pid, path)
     from hpcgpu.host import exit_file  # not before: 3 MB
 

@@ -1,4 +1,4 @@
-"""Messages on standard error. A message that cannot be written (no launcher, full disk) stops nothing else."""
+"""Write messages to standard error; one that cannot be written (no launcher, full disk) stops nothing else."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import os
 import sys
 from collections.abc import Iterable
 
-_NOWHERE = (OSError, ValueError, AttributeError)  # it is gone or full; closed; not there (``2>&-``)
+_NOWHERE = (OSError, ValueError, AttributeError)  # the stream is gone or full; closed; absent (``2>&-``)
 
 
 def say(text: str) -> None:
-    """Write a message on a line of its own."""
+    """Write one line to standard error."""
     write(f"hpcgpu: {text}\n")
 
 
 def say_of(node: str, lines: Iterable[str]) -> None:
-    """Write a message about a node; empty lines are left out."""
+    """Write a node's messages, one a line; empty ones are left out."""
     for line in filter(None, lines):
         say(f"{node}: {line}")
 
 
 def write(text: str) -> None:
-    """Write a text at once."""
+    """Write a text and flush."""
     with contextlib.suppress(*_NOWHERE):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def flush() -> None:
-    """Flush what was printed."""
+    """Flush stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(*_NOWHERE):
             stream.flush()
 
 
 def is_terminal() -> bool:
-    """Tell whether standard error is a terminal on which lines can change in place."""
+    """Return whether standard error is a terminal, where lines can change in place."""
     with contextlib.suppress(*_NOWHERE):
         return sys.stderr.isatty()
     return False
 
 
 def open_missing() -> None:
-    """Open the standard streams that a program was started without (``>&-``): no other file gets their numbers then."""
+    """Open standard streams that were closed at the start (``>&-``): no other file may get their numbers."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
@@ -56,7 +56,7 @@ def open_missing() -> None:
 
 
 def finish() -> None:
-    """Flush what was printed, and drop what cannot be written: otherwise Python ends with exit code 120."""
+    """Flush stdout and stderr, and drop output that cannot be written: else Python exits with code 120."""
     for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""Other processes, by pid and start time: whether they live. It imports very little: the guard waits here."""
+"""Identify other processes by pid and start time, and watch them. It imports little: the guard waits here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import select
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-# The variable that tells ranks the process that launched them.
-LAUNCHER = "HPCGPU_PARENT_PROCESS"  # no option has this name: it would be taken for one
+# The variable with the identity (mark) of the process that launched the ranks.
+LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be read as one
 
 
 def start_time(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot (proc(5), field 22); None without one, or a zombie."""
+    """Return a process's start in clock ticks since boot (proc(5), field 22); None if there is none, or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
             fields = f.read().rpartition(")")[2].split()
@@ -23,12 +23,12 @@ def start_time(pid: int) -> int | None:
 
 
 def mark(pid: int) -> str:
-    """Return the identity of this process for :func:`find`, which stays after exec."""
+    """Return a process's identity for :func:`find`; it stays after exec."""
     return f"{os.uname().nodename} {pid} {start_time(pid)}"
 
 
 def find(named: str) -> tuple[int, int] | None:
-    """Return pid and start time of a living process of this host; None if it has ended, or is of another host."""
+    """Return pid and start time of a marked process; None if it has ended or is on another host."""
     host, _, rest = named.partition(" ")
     if host != os.uname().nodename:
         return None
@@ -37,13 +37,13 @@ def find(named: str) -> tuple[int, int] | None:
 
 
 def is_over(named: str) -> bool:
-    """Tell whether it is an ended process of this host."""
+    """Return whether the marked process was on this host and has ended."""
     return named.partition(" ")[0] == os.uname().nodename and find(named) is None
 
 
 @contextlib.contextmanager
 def watched(pid: int, started: int) -> Iterator[int | None]:
-    """Yield a descriptor that becomes readable at its end, or None if it has ended; its pid is not reused meanwhile."""
+    """Yield a descriptor that is readable at the process's end, None if it has ended; the pid is not reused."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -56,36 +56,25 @@ def watched(pid: int, started: int) -> Iterator[int | None]:
 
 
 def wait_for_end(pid: int, started: int, limit_s: float | None = None) -> None:
-    """Wait until the process has ended, for ``limit_s`` seconds at most."""
+    """Wait until the process ends, ``limit_s`` seconds at most."""
     with watched(pid, started) as pidfd:
         if pidfd is not None:
             select.select([pidfd], [], [], limit_s)
 
 
 class Process(NamedTuple):
-    """A process of this user on this host.
-
-    Attributes
-    ----------
-    state : str
-        The kernel's letter: ``R``, ``S``, ``D``, ``T`` ... (proc(5)).
-    title : str
-        Of its first thread, 15 characters at most.
-    environ : dict
-        As it was started with.
-
-    """
+    """A process of this user on this host."""
 
     pid: int
     parent: int
     started: int
-    state: str
-    title: str
-    environ: dict[str, str]
+    state: str  # the kernel's letter: R, S, D, T ... (proc(5))
+    title: str  # of its first thread, 15 characters at most
+    environ: dict[str, str]  # at its start
 
 
 def own(among: Iterable[str] | None = None) -> Iterator[Process]:
-    """Yield the processes of this user on this host that can be inspected: all, or those ``among`` these pids."""
+    """Yield this user's processes on this host that can be inspected: all, or those ``among`` these pids."""
     for name in filter(str.isdigit, os.listdir("/proc")) if among is None else among:  # noqa: PTH208
         try:
             if os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
@@ -95,10 +84,7 @@ def own(among: Iterable[str] | None = None) -> Iterator[Process]:
 
 
 def siblings() -> Iterator[Process]:
-    """Yield, of :func:`own`, those with the parent of this process, in the order of their start.
-
-    It yields none where the kernel does not list children (CONFIG_PROC_CHILDREN, proc(5)).
-    """
+    """Yield this user's processes with this one's parent, in order of start; none without CONFIG_PROC_CHILDREN."""
     parent = f"/proc/{os.getppid()}/task"
     with contextlib.suppress(OSError):
         for thread in os.listdir(parent):  # noqa: PTH208
@@ -107,7 +93,7 @@ def siblings() -> Iterator[Process]:
 
 
 def title(pid: int) -> str:
-    """Return the title of a process; empty: it has ended."""
+    """Return a process's title; "" if it has ended."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
             return f.read().rstrip("\n")

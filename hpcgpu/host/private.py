@@ -1,4 +1,4 @@
-"""Files that hold secrets: mode 0600, in folders of mode 0700 that are ours, never through a link."""
+"""Files with secrets: mode 0600, in folders of mode 0700 that this user owns, never through a link."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from hpcgpu.errors import HpcGpuError
 
 
 def make_folder(path: Path) -> Path:
-    """Make the folder and those above it that are missing, mode 0700; check that an existing one is ours alone.
-
-    Raises
-    ------
-    HpcGpuError
-        It belongs to another user, is a link, or others may enter it.
-
-    """
+    """Make a folder and its parents, mode 0700; raise HpcGpuError if others can enter it, or it is a link."""
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
@@ -29,13 +22,13 @@ def make_folder(path: Path) -> Path:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Replace whatever is at the path, even a link or FIFO, by a file of mode 0600; return it open for writing."""
+    """Open a new file of mode 0600 for writing; it replaces anything at the path, even a link or FIFO."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file atomically: a reader sees all of it or nothing."""
+    """Write a file atomically: a reader sees all of it or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as f:
         f.write(text)
@@ -45,16 +38,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file that nobody else can have written.
-
-    Raises
-    ------
-    HpcGpuError
-        It belongs to another user, or others may read it.
-    OSError
-        There is no such file, or it is a link.
-
-    """
+    """Return a private file's text; raise HpcGpuError if it is not private, OSError if it is absent or a link."""
     # With an opener, for os.fdopen leaves the descriptor of a folder open.
     with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:  # noqa: PTH123
         facts = os.fstat(f.fileno())

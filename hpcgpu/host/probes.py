@@ -1,4 +1,4 @@
-"""The doctor's probes of a machine: each has a time limit of its own, and changes nothing."""
+"""The doctor's probes of a machine: they change nothing, and each has a time limit."""
 
 from __future__ import annotations
 
@@ -33,31 +33,21 @@ _PACKAGES = (
     *("torch", "numba", "ucxx", "ucxx-cu12", "ucxx-cu13", "distributed-ucxx", "mpi4py"),
 )
 _SMALL_FILES = 8
-# what is imported shows whether the packages' machine code runs on this CPU
+# Importing these shows whether the packages' machine code runs on this CPU.
 _IMPORTS = "import numpy, msgspec, psutil, distributed"
 _TOO_LATE = 124
 
 
 def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Look at several things at once; return what was seen, and why the rest was not.
-
-    A late probe goes on in a daemon thread: no call on a hung file system can be cancelled.
-
-    Parameters
-    ----------
-    looks : mapping
-        A function for each name; what it raises says why nothing was seen.
-    limit_s : float
-        For all of them together.
-
-    """
+    """Run probes at once, ``limit_s`` seconds together; return their results, and the errors of the others."""
+    # A late probe goes on in a daemon thread: calls on a hung file system cannot be cancelled.
     seen: dict[str, Any] = {}
     why: dict[str, str] = {}
 
     def look(name: str, function: Callable[[], Any]) -> None:
         try:
             seen[name] = function()
-        except Exception as error:  # whatever it is, it is said, and the other looks go on
+        except Exception as error:  # any error is reported, and the other probes go on
             why[name] = str(error) or type(error).__name__
 
     threads = {name: threading.Thread(target=look, args=item, daemon=True) for name, item in _items(looks)}
@@ -75,7 +65,7 @@ def _items(looks: Mapping[str, Callable[[], Any]]) -> Iterable[tuple[str, tuple[
 
 
 def limits() -> dict[str, int]:
-    """Return the soft limits of this process; -1: none."""
+    """Return this process's soft limits; -1: unlimited."""
 
     def soft(kind: int) -> int:
         value = resource.getrlimit(kind)[0]
@@ -89,7 +79,7 @@ def limits() -> dict[str, int]:
 
 
 def names() -> dict[str, Any]:
-    """Return this machine's name, the addresses to which it leads, and those of its interfaces."""
+    """Return this machine's name, the addresses it resolves to, and its interfaces' addresses."""
     host = socket.gethostname()
     found: tuple[str, ...] = ()
     with contextlib.suppress(OSError):
@@ -98,7 +88,7 @@ def names() -> dict[str, Any]:
 
 
 def interfaces() -> tuple[tuple[str, str], ...]:
-    """Return interface and address of all that others may reach, by interface."""
+    """Return (interface, address) of all addresses that other nodes can reach, by interface."""
     return tuple((name, address) for name in sorted(addresses.usable_interfaces()) for address in _addresses(name))
 
 
@@ -109,7 +99,7 @@ def _addresses(interface: str) -> tuple[str, ...]:
 
 
 def python(path: str = sys.executable) -> dict[str, Any]:
-    """Return this Python and the versions of the packages that workers of one cluster must share."""
+    """Return this Python, and the versions of packages that a cluster's workers must share."""
     found = {"hpcgpu": __version__}  # of what runs: a checkout in PYTHONPATH has no metadata
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -118,10 +108,7 @@ def python(path: str = sys.executable) -> dict[str, Any]:
 
 
 def imports() -> dict[str, Any]:
-    """Return why packages cannot be imported on this CPU, empty if they can, and how long it took.
-
-    They are imported in another process, for 20 s at most.
-    """
+    """Import the packages in a process (20 s at most); return the error, "" if none, and the seconds it took."""
     began_s = time.perf_counter()
     done = programs.run_sync(Command((sys.executable, "-c", _IMPORTS), timeout_s=20.0))
     took_s, why = time.perf_counter() - began_s, ""
@@ -133,16 +120,7 @@ def imports() -> dict[str, Any]:
 
 
 def folder(path: Path, write_bytes: int) -> dict[str, Any]:
-    """Return what a folder has free, and how fast it is: writes small files and a larger one, and removes them.
-
-    Parameters
-    ----------
-    path : Path
-        It must exist.
-    write_bytes : int
-        The size of the larger file, which is synced.
-
-    """
+    """Measure a folder's free space and speed by small files and a synced one of ``write_bytes``; remove them."""
     about = os.statvfs(path)
     out: dict[str, Any] = {
         "path": str(path),
@@ -177,19 +155,12 @@ def _speeds(own: Path, write_bytes: int) -> dict[str, float]:
 
 
 def cpus() -> tuple[int, int]:
-    """Return the PUs that this process may use, and those of the machine."""
+    """Return the number of PUs that this process may use, and of those of the machine."""
     return len(os.sched_getaffinity(0)), psutil.cpu_count() or 0
 
 
 def ucx() -> dict[str, Any]:
-    """Return UCX's version and its transports here, as ucx_info tells them: that in PATH, or of UCX's wheel.
-
-    Raises
-    ------
-    RuntimeError
-        There is no ucx_info, or it failed.
-
-    """
+    """Return UCX's version and transports by ucx_info of PATH or UCX's wheel; raise RuntimeError if it fails."""
     program, env = shutil.which("ucx_info") or "", {}
     wheel = importlib.util.find_spec("libucx")
     for folder in (wheel and wheel.submodule_search_locations) or ():
@@ -204,7 +175,7 @@ def ucx() -> dict[str, Any]:
 
 
 def read_ucx_info(text: str) -> dict[str, Any]:
-    """Return the version and the transports in the answer to ``ucx_info -v -d``."""
+    """Parse the output of ``ucx_info -v -d`` into version and transports."""
     version = re.search(r"Library version: *(\S+)", text)
     found = (line.partition("Transport:")[2].strip() for line in text.splitlines() if "Transport:" in line)
     return {"version": version[1] if version else "", "transports": tuple(sorted(set(found)))}

@@ -1,4 +1,4 @@
-"""Changes to the calling process: its death, its title, its random numbers."""
+"""Change the calling process: its environment, limits, title, random numbers, and its end."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
-    """Return the variables to add for a rank; a user's own values stay.
-
-    PBS sets OMP_NUM_THREADS itself, to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each
-    worker would take that number: so it is replaced. ``preload`` is a library that ld.so loads before all others, also
-    before those that the user preloads.
-    """
+    """Return the variables to add for a rank; a user's values stay."""
+    # PBS sets OMP_NUM_THREADS to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each worker
+    # would take that number: it is replaced. preload is a library that ld.so loads before all others, also before
+    # the user's.
     if _OURS in environ:
         return {}
     of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
@@ -53,7 +51,7 @@ def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
 
 
 def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return for people what :func:`rank_env` has replaced, except variables that the user's ``workers`` set."""
+    """Return messages on variables that :func:`rank_env` replaced and the user does not set for ``workers``."""
     found = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
     return tuple(
         f"{name}={old} is the batch system's, for the whole job: each worker has {_RANK_ENV[name]} (env= changes it)"
@@ -63,7 +61,7 @@ def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[st
 
 
 def user_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment as the user has it, without what :func:`rank_env` added."""
+    """Return the user's environment, without what :func:`rank_env` added."""
     before = {name: old for name, _, old in (e.partition("=") for e in environ.get(_OURS, "").split(","))}
     ours = {_OURS, *before}
     theirs = {name: value for name, value in environ.items() if name not in ours}
@@ -74,14 +72,7 @@ def user_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-    """Become another program by exec; does not return.
-
-    Raises
-    ------
-    LaunchError
-        The program does not exist, or is not executable.
-
-    """
+    """Become another program by exec; raise LaunchError if it does not exist or is not executable."""
     log.flush()
     try:
         os.execve(argv[0], argv, dict(env))
@@ -90,18 +81,10 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
 
 
 def python_argv(module: str, *words: str, python: str = "", users: bool = False) -> tuple[str, ...]:
-    """Return the command of a program of ours, which takes no modules from the current folder (``-P``).
+    """Return the command of a module of hpcgpu, which imports nothing from the current folder (``-P``).
 
-    Parameters
-    ----------
-    module, words : str
-        The program and its arguments.
-    python : str
-        Empty: this one.
-    users : bool
-        It runs the user's code, whose modules may be in the current folder. They are found there, unless the folder
-        is world-writable, as ``/tmp`` is: a ``dask.py`` of another user there would run as this user.
-
+    With ``users`` the program runs the user's code and imports from that folder, unless it is world-writable as
+    ``/tmp`` is: another user's ``dask.py`` there would run as this user. ``python=""`` is this interpreter.
     """
     safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)  # noqa: PTH116
     return (python or sys.executable, *safe, "-m", module, *words)
@@ -109,11 +92,9 @@ def python_argv(module: str, *words: str, python: str = "", users: bool = False)
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without the garbage collector, and freeze the objects that exist then.
-
-    The collector finds nothing among modules, but scans them again and again: without it the import of distributed
-    takes three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
-    """
+    """Import without the garbage collector, then freeze the imported objects."""
+    # The collector frees nothing of modules, but scans them again and again: without it the import of distributed takes
+    # three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
     gc.disable()
     try:
         yield
@@ -123,38 +104,32 @@ def importing() -> Iterator[None]:
 
 
 def die_with_parent(parent: int, sig: signal.Signals) -> None:
-    """Ask the kernel for ``sig`` when the parent's thread dies; exit at once if it is dead already.
-
-    The setting is not inherited by children and follows the parent *thread* (prctl(2)): fork from the
-    main thread. Without it the ranks lived on after SIGKILL of Open MPI 5.0.11's mpirun.
-    """
+    """Ask the kernel for ``sig`` at the death of the parent's thread; exit at once if it is dead already."""
+    # Children do not inherit this, and it follows the parent *thread* (prctl(2)): fork from the main thread. Without it
+    # the ranks lived on after SIGKILL of Open MPI 5.0.11's mpirun.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def outlast(sig: signal.Signals, seconds: int) -> None:
-    """Die of ``sig`` only ``seconds`` later.
-
-    A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
-    holds data that others may need. Forked children and executed programs die at once.
-    """
+    """Let ``sig`` end this process only ``seconds`` later."""
+    # A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
+    # holds data that others may need. Forked children and executed programs die at once.
     signal.signal(sig, lambda *_: signal.alarm(seconds) and None)
     os.register_at_fork(after_in_child=functools.partial(signal.signal, sig, signal.SIG_DFL))
 
 
 def hide_gpus(protocol: str) -> None:
-    """Let this process, which computes nothing, see no GPU: UCX makes a CUDA context on the first one it sees."""
+    """Hide all GPUs from this process, which computes nothing: UCX makes a CUDA context on the first one it sees."""
     if protocol == "ucx":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open descriptors to what it may have.
-
-    1024 is common, and so many connections exhaust it. The new limit is at most systemd's own hard limit: some programs
-    close every possible descriptor, and a container may allow 2^30.
-    """
+    """Raise this process's limit of open descriptors: 1024 is common, and connections exhaust it."""
+    # The limit stays within systemd's hard one: some programs close every possible descriptor, and a container may
+    # allow 2^30.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < enough:
@@ -162,13 +137,13 @@ def allow_open_files() -> None:
 
 
 def set_title(title: str) -> None:
-    """Name this thread for ps and top (15 characters are kept)."""
+    """Name this thread for ps and top, by 15 characters at most."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
 
 
 @contextlib.contextmanager
 def titled(title: str) -> Iterator[None]:
-    """Change the title for a while; other processes see it (:func:`hpcgpu.host.pids.own`)."""
+    """Set the title within a block; other processes see it (:func:`hpcgpu.host.pids.own`)."""
     before = pids.title(os.getpid())
     set_title(title)
     try:
@@ -178,33 +153,29 @@ def titled(title: str) -> Iterator[None]:
 
 
 def retitle(title: str) -> None:
-    """Name the first thread of this process, from any of its threads."""
+    """Name the first thread of this process; any thread may call it."""
     with open("/proc/self/comm", "w", encoding="utf-8") as f:  # noqa: PTH123
         f.write(title)
 
 
 def reseed() -> None:
-    """Give a forked child random numbers of its own if a library does not do so itself.
-
-    The standard library's ``random`` does (os.register_at_fork); NumPy's global generator does not, and
-    all workers of a node would draw the same numbers.
-    """
+    """Give a forked child new random numbers where a library does not do so itself."""
+    # The standard library's random does (os.register_at_fork); NumPy's global generator does not: all workers of a
+    # node would draw the same numbers.
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
 
 
 def call(entry: str, *args: object) -> int:
-    """Call ``module:function``; its return value is the exit code."""
+    """Call ``module:function``; return its exit code."""
     module, _, name = entry.partition(":")
     function = getattr(importlib.import_module(module), name)
     return int(function(*args) or 0)
 
 
 def refused(error: BaseException) -> str:
-    """Return a message if the error is the kernel's refusal of a new process or thread; empty: another error.
-
-    fork(2) returns EAGAIN; for a thread Python has only a message (3.11 to 3.14).
-    """
+    """Return a message if the error is the kernel's refusal of a process or thread (EAGAIN); "" for another error."""
+    # For a thread Python has only a message (3.11 to 3.14).
     if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -216,7 +187,7 @@ def refused(error: BaseException) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether the process lives and is no zombie."""
+    """Return whether the process lives and is not a zombie."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:  # noqa: PTH123
         return f.read().rpartition(")")[2].split()[0] != "Z"
     return False

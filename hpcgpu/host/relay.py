@@ -1,7 +1,7 @@
-"""Many TCP connections over one pair of pipes, for nodes whose ports cannot be reached from outside.
+"""Carry many TCP connections over one pair of pipes, for nodes whose ports cannot be reached from outside.
 
-Each frame is a connection's number, a length, and so many bytes; no bytes end the connection.
-``python -m hpcgpu.host.relay PORT`` is the far end: it connects to that port of its own node.
+A frame is a connection's number, a length, and so many bytes; an empty one ends the connection. ``python -m
+hpcgpu.host.relay PORT`` is the far end: it connects to that port of its node.
 """
 
 from __future__ import annotations
@@ -22,15 +22,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Mux:
-    """One end of the relay.
+    """One end of the relay; ``reader`` and ``writer`` are the pipes to the other end.
 
-    Parameters
-    ----------
-    reader, writer
-        The pipes to the other end.
-    connect : callable, optional
-        Opens the target of a connection from the other end; None at the end where connections are accepted.
-
+    ``connect`` opens the target of the other end's connections; None at the end that accepts connections.
     """
 
     def __init__(
@@ -51,7 +45,7 @@ class Mux:
         await self._pump(number, reader)
 
     async def run(self) -> None:
-        """Dispatch what the other end sends, until the pipe ends; then all connections have ended."""
+        """Dispatch frames from the other end until the pipe ends; then all connections have ended."""
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
@@ -97,7 +91,7 @@ class Mux:
 
 
 async def serve(port: int) -> None:
-    """Be the far end, on stdin and stdout."""
+    """Run the far end on stdin and stdout."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,8 +1,8 @@
-"""Removes a private folder of a run as soon as all processes that hold its lock have ended, however they ended.
+"""Remove a run's private folder once all processes that hold its lock have ended, however they ended.
 
 After a signal a launcher gives its ranks less time than an orderly end takes (0.9 s with Open MPI 5.0.11), and no rank
-is left to clean up. So this process has a session of its own, no output, and no parent that waits for it. It is run by
-its path, without site-packages, for it waits as long as the run: 20 CPU ms, 4 MiB (Pss, Python 3.11).
+is left to clean up. So this process has its own session, no output, and no parent that waits for it. It is run by its
+path, without site-packages, because it waits as long as the run: 20 CPU ms, 4 MiB (Pss, Python 3.11).
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ _TRIES, _AGAIN_S = 100, 0.1
 
 
 def start(lock: str, *beside: str) -> None:
-    """Start the remover of the folder in which the file ``lock`` lies, which this process has locked, and of others.
-
-    Raises
-    ------
-    LaunchError
-        There is no shell.
-
-    """
+    """Start the remover of the folder of ``lock``, which this process holds, and of ``beside``; or LaunchError."""
     from hpcgpu.host import run
     from hpcgpu.model import Command
 
@@ -36,7 +29,7 @@ def start(lock: str, *beside: str) -> None:
 
 
 def main(lock: str, *beside: str) -> None:
-    """Wait for the lock, then remove its folder, and the folders without a lock of their own."""
+    """Wait for the lock, then remove its folder, and the folders ``beside``, which have no lock."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a batch system signals all processes of a job
         signal.signal(number, signal.SIG_IGN)
     os.closerange(3, 1 << 20)  # what programs inherit, perhaps the lock itself
@@ -54,7 +47,7 @@ def main(lock: str, *beside: str) -> None:
 
 
 def remove(folder: str, lock: int) -> None:
-    """Remove a folder whose lock is held, the lock last, and close it: as long as it is there others can go on."""
+    """Remove a folder whose lock is held, the lock last, then close the lock: until then other processes can go on."""
     import shutil
 
     with contextlib.suppress(OSError):

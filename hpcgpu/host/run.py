@@ -1,4 +1,4 @@
-"""Run the commands of pure code: programs that answer (:func:`run`), and a job that lives on (:func:`start`)."""
+"""Run the commands of pure code: programs that answer (:func:`run`), and jobs that live on (:func:`start`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 
 
 async def run(command: Command) -> Result:
-    """Return a program's output and exit code; at most ``COPIES`` programs run at once, others wait.
+    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait.
 
-    Never raises for a program that fails: 127 when it is not there, 126 when it cannot be executed, 124 when
-    it took longer than ``timeout_s`` and was killed with all that it had started, -9 when a signal 9 ended it;
-    the output is kept.
+    Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
+    ``timeout_s``, -9: ended by signal 9; the output is kept.
     """
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
@@ -41,19 +40,12 @@ async def run(command: Command) -> Result:
 
 
 def run_sync(command: Command) -> Result:
-    """Return :func:`run`'s result, if no event loop runs."""
+    """Run a program where no event loop runs; return :func:`run`'s result."""
     return asyncio.run(run(command))
 
 
 def start(command: Command, log: str = os.devnull) -> Started:
-    """Start a program that outlives this call, in a session of its own, its output appended to ``log``.
-
-    Raises
-    ------
-    LaunchError
-        The program is not there, or the log cannot be written.
-
-    """
+    """Start a program in its own session that outlives this call, output appended to ``log``; or raise LaunchError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -70,14 +62,14 @@ def start(command: Command, log: str = os.devnull) -> Started:
 
 
 def is_running(started: Started) -> bool:
-    """Tell whether it lives. A zombie does not live, and a later process with its pid is another one."""
+    """Return whether the started process lives; a zombie, or a later process with its pid, does not count."""
     with contextlib.suppress(ChildProcessError):  # started by another process
         os.waitpid(started.pid, os.WNOHANG)
     return pids.start_time(started.pid) == started.start_time
 
 
 def end(started: Started, grace_s: float = 10.0) -> None:
-    """End it and all of its session's processes that stayed in its group: SIGTERM, then SIGKILL after ``grace_s``."""
+    """End the process and its session's group: SIGTERM, then SIGKILL after ``grace_s``."""
     for sig in (signal.SIGTERM, signal.SIGKILL):
         with pids.watched(started.pid, started.start_time) as pidfd:
             if pidfd is None:
@@ -89,7 +81,7 @@ def end(started: Started, grace_s: float = 10.0) -> None:
 
 
 async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
-    """Return the exit code, and a message of ours if the program could not run or end; closes ``out`` and ``err``."""
+    """Return the exit code, and a message if the program could not run or end; closes ``out`` and ``err``."""
     program = command.argv[0]
     given = os.memfd_create("stdin")
     try:
@@ -131,7 +123,7 @@ async def _read(fd: int, into: bytearray) -> None:
 
 
 async def _drain(readers: list[asyncio.Task[None]], *outputs: bytearray) -> None:
-    """Read until both pipes are closed, or no more output comes."""
+    """Read until both pipes are closed, or no output comes for _IDLE_S."""
     before, pending = -1, set(readers)
     while pending and before < (now := sum(map(len, outputs))):
         before = now
@@ -140,7 +132,7 @@ async def _drain(readers: list[asyncio.Task[None]], *outputs: bytearray) -> None
         task.cancel()
     await asyncio.wait(readers)
     for task in set(readers) - pending:
-        task.result()  # raises what went wrong in reading
+        task.result()  # raises a failure of the read
 
 
 def _kill_group(pid: int) -> None:

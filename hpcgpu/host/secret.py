@@ -1,4 +1,4 @@
-"""A secret that all processes of a user have, on all nodes with this home, and nobody else."""
+"""A secret that only this user's processes have, on all nodes with this home."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from hpcgpu.host import private
 
 
 def user_secret() -> str:
-    """Return the secret in ``~/.hpcgpu/user/secret``, which is made once and kept.
-
-    Raises
-    ------
-    HpcGpuError
-        It cannot be kept there, or others could have read it.
-
-    """
+    """Return the secret in ``~/.hpcgpu/user/secret``, made once; HpcGpuError if it cannot stay private."""
     try:
         path = private.make_folder(Path.home() / ".hpcgpu" / "user") / "secret"
         if not path.exists():
@@ -38,8 +31,6 @@ def user_secret() -> str:
 
 
 def hidden_name(*words: object) -> str:
-    """Return the name of an abstract unix socket that only this user's processes can know beforehand.
-
-    Everybody on a node may take any name there, and keep another user from it.
-    """
+    """Return the name of an abstract unix socket that only this user's processes can compute."""
+    # Any user of a node may take any such name, and keep others from it.
     return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(words).encode(), hashlib.sha256).hex()

@@ -1,4 +1,4 @@
-"""Finds site files: in the user's folder, in the checkout or the installed package, or at a path."""
+"""Find site files: in the user's folder, in the checkout or the installed package, or at a path."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hpcgpu.host.home import expanded
 
 @dataclass(frozen=True, slots=True)
 class SiteText:
-    """A site file's text, and what to call the file in messages."""
+    """A site file's text."""
 
     text: str
-    name: str
+    name: str  # of the file in messages
 
 
 def folders() -> tuple[Path, Path]:
-    """Return where site files are looked for, the user's own first."""
+    """Return the folders of site files, the user's first."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111 - where there is no home, too
     return (config / "hpcgpu" / "sites", data.folder("site_configs"))
 
 
 def known_sites() -> dict[str, Path]:
-    """Return the site files that can be named, by name."""
+    """Return the site files by name."""
     found: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.yaml")):
@@ -40,19 +40,7 @@ def _from_home(path: Path) -> str:
 
 
 def find_site(name: str) -> SiteText:
-    """Return the text of a site file.
-
-    Parameters
-    ----------
-    name : str
-        A known site's name, or a path (with a slash, or ending in ``.yaml``).
-
-    Raises
-    ------
-    ConfigError
-        No such site, with those there are; or the file cannot be read.
-
-    """
+    """Return the text of a known site, or of a path (with ``/``, or ending in ``.yaml``); or ConfigError."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         path, shown = expanded(name, f"site={name!r}"), name
     else:

@@ -1,4 +1,4 @@
-"""Unix sockets in folders: their names may be longer than the kernel's 107 bytes for one, as some sites' TMPDIR is."""
+"""Unix sockets at paths longer than the kernel's 107 bytes, as in the TMPDIR of some sites."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ _NAME_BYTES = 107  # of sockaddr_un, without the last NUL (unix(7))
 
 @contextlib.contextmanager
 def address(path: str) -> Iterator[str]:
-    """Yield an address that a socket can be bound or connected to, and that leads to ``path``.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such folder.
-
-    """
+    """Yield an address of ``path`` for bind or connect; raise FileNotFoundError if its folder does not exist."""
     if len(os.fsencode(path)) <= _NAME_BYTES:
         yield path
         return

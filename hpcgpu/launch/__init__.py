@@ -1,1 +1,1 @@
-"""Floor 2, launchers: the argv that starts the ranks, and a rank's facts from its environment. Pure."""
+"""Launchers: the argv that starts the ranks, and a rank's facts from its environment. Pure: floor 2."""

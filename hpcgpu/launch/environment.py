@@ -1,6 +1,6 @@
-"""Facts about a rank and its job, from the variables that launchers and batch systems set.
+"""Read facts about a rank and its job from the variables of launchers and batch systems.
 
-Recorded from Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Slurm 22.05; PALS as its mpiexec(1) says.
+Recorded from Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Slurm 22.05; PALS as documented in mpiexec(1).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SLURM_MEMORY = (
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
-# By these a process knows its job and its rank (read_allocation, read_rank). Processes that are not to know of a job
-# must not have them; what users set for their MPI (OMPI_MCA_*) stays.
+# A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
+# must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
-# More than these, and without those of PBS: what sbatch and srun would take from this job into another (of_this_job).
+# Variables that sbatch and srun would take from this job into another (of_this_job); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
@@ -67,25 +67,14 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
 
 
 def read_launch(environ: Mapping[str, str]) -> str:
-    """Return an identifier of this launch, the same for all of its ranks; empty if the launcher has none.
-
-    A job's id is none, for a job may start ranks twice. MPICH's mpiexec has no such identifier.
-    """
+    """Return an identifier of this launch, the same for all of its ranks; "" if the launcher has none."""
+    # A job's id does not identify it, because a job may start ranks twice. MPICH's mpiexec has no identifier.
     names = _LAUNCHES.get(read_rank(environ).launcher, ())
     return ".".join(environ[name] for name in names if name in environ).replace("/", "_")
 
 
 def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
-    """Return the job around the process with this environment.
-
-    Parameters
-    ----------
-    environ : mapping
-        The process's environment.
-    host : str
-        This node's name, which selects its memory if PBS has granted different amounts on different nodes.
-
-    """
+    """Return the job around the process with this environment; ``host`` selects this node's memory (PBS)."""
     rank = read_rank(environ)
     if "SLURM_JOB_ID" in environ:
         return Allocation(
@@ -113,11 +102,9 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
 
 
 def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
-    """Return the node's memory that this step, or this job, may use, whether or not a cgroup enforces it.
-
-    At most one of the three variables is set ("mutually exclusive", srun(1)), in MiB. ``--mem=0``, all of the node,
-    sets none. A step's own option has precedence (22.05.8).
-    """
+    """Return the node's memory that this step, or this job, may use, whether or not a cgroup enforces it."""
+    # At most one of the three variables is set ("mutually exclusive", srun(1)), in MiB. --mem=0, all of the node,
+    # sets none. A step's own option has precedence (22.05.8).
     for name, option, counted in _SLURM_MEMORY:
         each, count = _int(environ, name), _int(environ, counted) if counted else 1
         if each and count:
@@ -127,17 +114,15 @@ def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
 
 
 def render_memory(granted: Mapping[str, int]) -> str:
-    """Return the memory of each host that a PBS job is granted, as the text of ``JOB_MEMORY``; empty for none."""
+    """Return the memory that PBS granted on each host as the text of ``JOB_MEMORY``; "" for none."""
     if len(set(granted.values())) < 2:
         return "".join(map(str, set(granted.values())))
     return ",".join(f"{host}={nbytes}" for host, nbytes in granted.items())
 
 
 def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
-    """Return the granted memory of this host.
-
-    PBS may use another name for a host. If the host is not found, the least of all values counts.
-    """
+    """Return the granted memory of this host."""
+    # PBS may use another name for a host. If the host is not listed, the least of all values counts.
     said = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
     granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in said if nbytes.isdigit()}
     nbytes = granted.get(host.partition(".")[0], min(filter(None, granted.values()), default=0))
@@ -145,17 +130,15 @@ def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
 
 
 def _slurm_id(environ: Mapping[str, str]) -> str:
-    """Return the id that commands take: an array's elements have raw ids, too, which no command lists."""
+    """Return the id for Slurm's commands: an array's elements also have raw ids, which no command lists."""
     array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
 
 
 def is_isolated(environ: Mapping[str, str]) -> bool:
-    """Tell whether each rank has devices of its own: then no rank can start workers for another.
-
-    ``--gpus-per-task`` and ``--gpu-bind`` give every task its own device cgroup (Slurm 22.05: each step
-    numbers its GPUs from 0, CUDA_VISIBLE_DEVICES=0 in every rank, on different devices).
-    """
+    """Return whether each rank has its own devices: then no rank can start workers for another."""
+    # --gpus-per-task and --gpu-bind give every task its own device cgroup (Slurm 22.05: each step numbers its
+    # GPUs from 0, CUDA_VISIBLE_DEVICES=0 in every rank, on different devices).
     # slurmd sets this also if the option was srun's only; then there is no SLURM_GPUS_PER_TASK (22.05.8).
     bound = environ.get("SLURMD_TRES_BIND", "").partition("gpu:")[2] or environ.get("SLURM_GPU_BIND", "")
     if bound:
@@ -164,11 +147,9 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 
 
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that ranks on other nodes need, and that no launcher forwards.
-
-    A task of PBS starts with ``PATH=/bin:/usr/bin`` and little else (OpenPBS 23.06.06). Variables of one node are not
-    forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's own folder.
-    """
+    """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
+    # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
+    # forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's folder.
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
@@ -182,12 +163,10 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the variables that a job which is submitted from this one must not inherit.
-
-    sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
-    none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Nobody can tell the users' variables for
-    srun from those of Slurm. Of a script in a run, the way to that run's scheduler stays here, too.
-    """
+    """Return the names of variables that a job submitted from this one must not inherit."""
+    # sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
+    # none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Users' variables for srun cannot be told
+    # from Slurm's. In a script of a run, the variables of that run's scheduler stay here, too.
     if "SLURM_JOB_ID" not in environ and SCRIPT_ADDRESS not in environ:
         return frozenset()
     launched = {name for name in environ if name.startswith(_INHERITED) and "_MCA_" not in name}
@@ -196,6 +175,6 @@ def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def _int(environ: Mapping[str, str], name: str) -> int | None:
-    """Return a number, also of Slurm's ``gpu:4`` and ``4(x2)``."""
+    """Parse a number, also Slurm's ``gpu:4`` and ``4(x2)``."""
     digits = environ.get(name, "").split(":")[-1].split("(")[0]
     return int(digits) if digits.isdigit() else None

@@ -1,6 +1,6 @@
 """mpirun and mpiexec of Open MPI 4 and 5, MPICH and PALS: the flavour, and the command line.
 
-Tried: Open MPI 5.0.11 and 4.1.4, MPICH 5.0.2. PALS as its mpiexec(1) says.
+Tested: Open MPI 5.0.11 and 4.1.4, MPICH 5.0.2. PALS as documented in mpiexec(1).
 """
 
 from __future__ import annotations
@@ -35,14 +35,7 @@ SESSION = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdi
 
 
 def read_flavour(text: str) -> str:
-    """Return ``openmpi-5``, ``openmpi-4``, ``mpich`` or ``pals`` from what ``mpirun --version`` prints.
-
-    Raises
-    ------
-    LaunchError
-        None of these; the message has what it printed.
-
-    """
+    """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich`` or ``pals``; else raise LaunchError."""
     # The mpiexec of Open MPI 4 names itself OpenRTE.
     if (found := re.match(r"\w+ \((?:Open MPI|OpenRTE)\) (\d+)\.", text)) and int(found[1]) >= 4:
         return "openmpi-5" if int(found[1]) >= 5 else "openmpi-4"
@@ -58,17 +51,14 @@ def read_flavour(text: str) -> str:
 
 
 def is_pals(text: str) -> bool:
-    """Tell whether this is the output of PALS's ``mpiexec --version``."""
+    """Return whether this is the output of PALS's ``mpiexec --version``."""
     return re.match(r"mpiexec version \d", text) is not None
 
 
 def command(
     argv: tuple[str, ...], world: World, program: str, flavour: str, words: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Return the mpirun that starts the ranks, rank 0 on the first node. It binds nothing: workers bind themselves.
-
-    ``words`` are arguments of the site or the user, and come first.
-    """
+    """Return the mpirun of the ranks, rank 0 on the first node, none bound; ``words`` of site or user come first."""
     size, survive = world.size, _SURVIVE[flavour]
     if flavour.startswith("openmpi"):
         # Round robin over the nodes, for a node may have more slots than ranks (2 ranks on 2 nodes of 4 slots were both

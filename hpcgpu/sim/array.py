@@ -21,12 +21,12 @@ _FACTS = {np.allclose, np.array_equal, np.may_share_memory, np.shares_memory, np
 _INDEXED = {np.take, np.take_along_axis, np.delete, np.insert, np.isin}
 # With ``like=`` these copy from the host.
 _UPLOADS = {np.array, np.asarray, np.asanyarray}
-# These write data out: it comes down first.
+# These write data out: it is copied to the host first.
 _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
 
 
 class Gpu(Protocol):
-    """The members of a GPU that its arrays need; :class:`hpcgpu.sim.SimGpu` has them."""
+    """A GPU as its arrays need it; :class:`hpcgpu.sim.SimGpu` implements it."""
 
     def asarray(self, x: Any) -> SimArray:  # noqa: ANN401
         """Copy from the host."""
@@ -38,19 +38,19 @@ class Gpu(Protocol):
         """Return an array with undefined contents, of another one's dtype, shape and strides."""
 
     def allocation_of(self, result: np.ndarray) -> Buffer:
-        """Return the buffer in which an array lies; a new one is counted."""
+        """Return the buffer of an array's memory; a new one is counted."""
 
 
 class Buffer(Protocol):
-    """The buffer in which an array lies."""
+    """A buffer on the device, in which arrays lie."""
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU of its memory."""
+        """The GPU of the memory."""
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size."""
 
 
 class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
@@ -64,7 +64,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def __hpcgpu_device__(self) -> Gpu:
-        """The device, by the name that the spill store looks for."""
+        """The device, under the name that the spill store reads."""
         return self._allocation.gpu
 
     @property
@@ -93,7 +93,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def base(self) -> SimArray | None:
-        """The array of which it is a view, or None. As with CuPy, this holds after a way down and up, too."""
+        """The array of which this is a view, or None. As with CuPy, this holds after a way down and up, too."""
         base = self._host.base
         while base is not None and type(base) is not np.ndarray:  # sim.memory.Memory, or as in sim.gpu._root
             base = getattr(base, "base", None)
@@ -219,7 +219,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return "SimArray", self.shape, self.dtype.str, hashlib.sha1(self.tobytes()).hexdigest()
 
     def _up(self, result: Any) -> Any:  # noqa: ANN401
-        """Return the result of a computation, on the device."""
+        """Return the result of a computation as device arrays."""
         if isinstance(result, np.ndarray):
             return SimArray(result, self._allocation.gpu.allocation_of(result))
         if isinstance(result, np.generic):
@@ -232,12 +232,12 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def host_of(array: SimArray) -> np.ndarray:
-    """Return the array of numpy in which a device array lies. A function: CuPy's arrays have no such attribute."""
+    """Return the numpy array behind a device array. A function: CuPy's arrays have no such attribute."""
     return array._host
 
 
 def buffer_of(array: SimArray) -> Buffer:
-    """Return the buffer in which an array lies."""
+    """Return an array's buffer."""
     return array._allocation
 
 
@@ -253,7 +253,7 @@ _ATTRIBUTES = frozenset(
 
 
 def _down(value: Any, host: bool = False) -> Any:  # noqa: ANN401
-    """Return the arguments of a computation, for numpy; host arrays are allowed only as indices."""
+    """Return a computation's arguments for numpy; host arrays are allowed only as indices."""
     if isinstance(value, SimArray):
         return value._host
     if isinstance(value, np.ndarray) and not host:
@@ -272,5 +272,5 @@ def _got(value: Any) -> Any:  # noqa: ANN401
 
 
 def _decides(x: Any) -> bool:  # noqa: ANN401
-    """Tell whether the class of an argument, such as dask's arrays, handles device arrays itself."""
+    """Return whether the class of an argument, such as dask's arrays, handles device arrays itself."""
     return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))

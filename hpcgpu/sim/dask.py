@@ -1,4 +1,4 @@
-"""Lets dask.array compute with simulated arrays. They travel by pickle: one copy down, one up."""
+"""Register simulated arrays with dask.array. They travel by pickle: one copy down, one up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def register() -> None:
 
 @functools.cache
 def register_sizes() -> None:
-    """Let Dask know how many bytes a simulated array has; without dask.array, whose import takes 0.2 CPU s."""
+    """Register the sizes of simulated arrays with Dask, without dask.array, whose import takes 0.2 CPU s."""
     sizeof.register(SimArray, lambda array: int(array.nbytes))
 
 

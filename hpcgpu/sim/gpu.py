@@ -1,4 +1,4 @@
-"""A simulated GPU: memory of a given size in host memory. It counts copies, and refuses allocations beyond its size."""
+"""A simulated GPU: a limited part of host memory that counts copies and refuses allocations beyond its size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hpcgpu.sim.array import SimArray, buffer_of, host_of
 from hpcgpu.sim.memory import NUMBERS, Blocks
 from hpcgpu.sim.usage import Usage
 
-_KEPT = 4  # the part of the memory that may be kept to be used again
+# Freed memory up to this fraction (1/4) is kept for reuse.
+_KEPT = 4
 
 
 class OutOfMemoryError(MemoryError):
@@ -126,11 +127,11 @@ class SimGpu:
         return self.empty_as(like)
 
     def adopt(self, result: np.ndarray) -> SimArray:
-        """Make a device array of an array that a computation has made; nothing is copied."""
+        """Make a device array of a computation's result, without a copy."""
         return SimArray(result, self.allocation_of(result))
 
     def allocation_of(self, result: np.ndarray) -> Allocation:
-        """Return the buffer in which an array lies; a new one is counted."""
+        """Return the buffer of an array's memory; a new one is counted."""
         root = _root(result)
         known = self._allocations.get(id(root))
         allocation = known() if known else None
@@ -145,7 +146,7 @@ class SimGpu:
         return id(buffer), buffer.nbytes
 
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
-        """Copy the one buffer of all the arrays to the host, once; return it, and the layout of each array in it."""
+        """Copy the one buffer of all the arrays to the host, once; return it and each array's layout in it."""
         root = _root(host_of(arrays[0]))
         start = _address(root)
         hosts = map(host_of, arrays)
@@ -160,7 +161,7 @@ class SimGpu:
         return [self.pack(arrays, empty) for arrays in groups]
 
     def unpack(self, root: np.ndarray, views: Sequence[View]) -> list[SimArray]:
-        """Copy a packed buffer to the device, once, and return its arrays."""
+        """Copy a packed buffer to the device, once; return its arrays."""
         device, allocation = self._memory(root.nbytes)
         np.copyto(device, root)
         self._count("h2d", root.nbytes)
@@ -271,7 +272,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _bytes_of(root: np.ndarray) -> np.ndarray:
-    """Return the memory of an owner as bytes; it is contiguous in some order of axes."""
+    """Return an owner's memory as bytes; it is contiguous in some order of axes."""
     order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
     return root.transpose(order).reshape(-1).view(np.uint8)
 

@@ -1,7 +1,7 @@
-"""Memory of simulated GPUs: freed blocks are used again, as CuPy's memory pool does on a GPU.
+"""Memory of simulated GPUs, with reuse of freed blocks, as in CuPy's memory pool.
 
-New pages are slow: to fill new pages takes 0.08 CPU seconds per GB longer than to fill pages that were used before, and
-2.2 on a virtual machine that gives free pages back to its host (free page reporting, Linux 6.18).
+New pages are slow: filling them takes 0.08 CPU seconds per GB longer than filling used pages, and 2.2 on a virtual
+machine that returns free pages to its host (free page reporting, Linux 6.18).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 
 # The characters of the dtypes of CuPy's kernels (cupy/_core/_dtype.pyx).
 NUMBERS = frozenset("?bBhHiIlLqQefdFD")
-# Before, a result's dtype depends on the values of numbers, and ufunc.resolve_dtypes does not tell it (NEP 50).
+# Before, a result's dtype depends on the values of numbers, and ufunc.resolve_dtypes does not return it (NEP 50).
 _NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
-# malloc uses smaller blocks again by itself.
+# malloc reuses smaller blocks itself.
 _SMALLEST_BYTES = 128 * 2**10
 
 
 class Memory(np.ndarray):
-    """Memory of a buffer: shape (nbytes,), dtype uint8; an array in it is a view of no other array.
+    """A buffer's memory: shape (nbytes,), dtype uint8; an array in it is a view of no other array.
 
-    Blocks makes it. Any thread may drop the last reference: its block comes back without a lock.
+    Blocks makes it. Any thread may drop the last reference: its block is returned without a lock.
     """
 
     # set in the whole memory alone: numpy makes views of it, too
@@ -38,17 +38,10 @@ class Memory(np.ndarray):
 
 
 class Blocks:
-    """Lends memory, and keeps some of what comes back.
+    """Lends memory, and keeps up to ``most_bytes`` of returned blocks; calls ``changed`` if ``nbytes`` changes.
 
-    Thread-safe without a lock, since the garbage collector may give memory back in any thread, and at any time.
-
-    Parameters
-    ----------
-    most_bytes : int
-        The most that is kept.
-    changed : callable
-        Called when ``nbytes`` has changed, in any thread.
-
+    Thread-safe without a lock, since the garbage collector may return memory in any thread, at any time. ``changed`` is
+    called in that thread.
     """
 
     def __init__(self, most_bytes: int, changed: Callable[[], None]) -> None:
@@ -61,7 +54,7 @@ class Blocks:
         return sum(map(len, tuple(self._kept)))
 
     def take(self, nbytes: int) -> Memory:
-        """Return memory of so many bytes, not cleared."""
+        """Return ``nbytes`` of memory, not cleared."""
         if nbytes < _SMALLEST_BYTES:
             return Memory(nbytes, np.uint8)
         block = self._kept_block(nbytes) or _mapped(nbytes)
@@ -71,14 +64,14 @@ class Blocks:
         return memory
 
     def keep(self, block: mmap.mmap) -> None:
-        """Take a block back."""
+        """Keep a returned block."""
         if len(block) <= self._most_bytes:
             self._kept.append(block)
             self._drop(self._most_bytes)
             self._changed()
 
     def shrink(self, most_bytes: int) -> None:
-        """Keep no more than so many bytes: give the others back to the system, the oldest first."""
+        """Free kept blocks, the oldest first, until at most ``most_bytes`` are left."""
         if self._drop(most_bytes):
             self._changed()
 
@@ -99,10 +92,8 @@ class Blocks:
 
 
 def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
-    """Return an array with the dtype, shape and strides of a large result, whose memory nothing has touched.
-
-    None for small results, and for those about which numpy must decide: the caller lets numpy make the result.
-    """
+    """Return an untouched array with the dtype, shape and strides of a large result."""
+    # None for small results, and where numpy must decide: the caller lets numpy make the result.
     large = any(isinstance(x, np.ndarray) and x.nbytes >= _SMALLEST_BYTES for x in inputs)
     if not (large and _NUMPY_2) or ufunc.nout != 1 or ufunc.signature is not None:
         return None

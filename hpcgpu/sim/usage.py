@@ -1,4 +1,4 @@
-"""A file in which a simulated GPU says how much of the host's memory it takes: other processes leave that out."""
+"""Publish the host memory of a simulated GPU in a file, so that other processes leave it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of work that goes on whatever it raises, and the log of its failures."""
+"""Count the failures of repeated work, and log each once."""
 
 from __future__ import annotations
 
@@ -15,35 +15,21 @@ _TROUBLE = 3
 
 
 class Rounds:
-    """The rounds of one piece of work.
-
-    Parameters
-    ----------
-    what : str
-        The work, as people would call it: ``"the loop that keeps this cluster's jobs"``.
-    backoff : Backoff
-        How soon it is tried again.
-
-    Attributes
-    ----------
-    error : BaseException or None
-        The error of the last round; None: it went well.
-
-    """
+    """The rounds of one piece of work; ``what`` names it for people: ``"the loop that keeps this cluster's jobs"``."""
 
     def __init__(self, what: str, backoff: Backoff) -> None:
         self._what, self._backoff = what, backoff
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # of the last round; None: it succeeded
 
     @property
     def trouble(self) -> str:
-        """A text for those who wait for the work's results; empty until it has failed a few times in a row."""
+        """A message for callers that wait for the work's results; "" until it has failed a few times in a row."""
         if self.error is None or self._backoff.failures < _TROUBLE:
             return ""
         return f"{self._what} has failed {self._backoff.failures} times in a row: {reason_of(self.error)}"
 
     def failed(self, error: BaseException) -> float:
-        """Log the exception of a round, each reason once; return how long to wait before the next round."""
+        """Log the exception of a round, each reason once; return the seconds until the next round."""
         self.error, self._backoff = error, self._backoff.failed(_kind(error), time.monotonic())
         if self._backoff.is_new:
             with contextlib.suppress(Exception):  # a log filter may raise, and the next round must come
@@ -57,7 +43,7 @@ class Rounds:
         return self._backoff.wait_s
 
     def went_well(self) -> bool:
-        """Note a round that raised nothing; tell whether the one before did."""
+        """Note a round without an exception; return whether the one before had one."""
         if self.error is None:
             return False
         self.error = None
@@ -78,6 +64,6 @@ def _kind(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error in one line: in its own words if it is one of ours, else with its kind."""
+    """Return an error in one line: its message if it is hpcgpu's, else also its type."""
     text = message_of(error)
     return text if isinstance(error, HpcGpuError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -1,4 +1,4 @@
-"""Coroutines and callbacks in the background of an event loop, and the times at which they look again."""
+"""Run coroutines and callbacks in the background of an event loop."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger("distributed.hpcgpu")
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 Failed = Callable[[BaseException], object]
-# A thousand workers come within seconds: each look at all jobs is for as many of them as came meanwhile.
+# A thousand workers come within seconds: one pass over all jobs serves all that came meanwhile.
 GATHER_S = 0.1
 
 
 class Loop:
-    """Work that is done round after round until it is cancelled or says that it is over; see :func:`keep`."""
+    """Work that repeats until it is cancelled or returns True; made by :func:`keep`."""
 
     def __init__(
         self, work: Callable[[], Awaitable[bool | None]], what: str, backoff: Backoff, changed: Callable[[], object]
@@ -33,19 +33,19 @@ class Loop:
 
     @property
     def trouble(self) -> str:
-        """Reason of the present failures, for waiting callers; empty: it works."""
+        """The reason of the present failures, for waiting callers; "" if it works."""
         return self._rounds.trouble
 
     def done(self) -> bool:
-        """Tell whether it is over, or cancelled."""
+        """Return whether it has ended or was cancelled."""
         return self._task.done()
 
     async def finished(self) -> None:
-        """Wait until it is over."""
+        """Wait until it ends."""
         await self._task
 
     def cancel(self) -> None:
-        """End it."""
+        """Cancel it."""
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -72,25 +72,16 @@ def keep(
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
     changed: Callable[[], object] = lambda: None,
 ) -> Loop:
-    """Do work round after round. A round that raises is said once, with its traceback, and after a wait comes the next.
+    """Repeat work until it returns True; log a round's exception once, with traceback, wait, and go on.
 
-    Parameters
-    ----------
-    work : callable
-        A coroutine function: one round, which itself waits until there is something to do. True: it is over.
-    what : str
-        The work, as people would call it.
-    backoff : Backoff
-        How soon the next round comes after one that failed.
-    changed : callable
-        Called when a round has failed, and when one has gone well again.
-
+    A round of ``work`` waits until there is something to do. ``what`` names it for people. ``backoff`` is the wait
+    after a failure; ``changed`` is called when a round fails, and when one succeeds again.
     """
     return Loop(work, what, backoff, changed)
 
 
 class Timer:
-    """Calls something at intervals until it is cancelled; see :func:`repeat`."""
+    """Calls a function at intervals until it is cancelled; made by :func:`repeat`."""
 
     def __init__(self, call: Callable[[], object], every_s: float, what: str) -> None:
         self._call, self._every_s = call, every_s
@@ -98,7 +89,7 @@ class Timer:
         self._arm()
 
     def cancel(self) -> None:
-        """Call it no more."""
+        """Stop calling."""
         self._timer.cancel()
 
     def _arm(self) -> None:
@@ -115,26 +106,13 @@ class Timer:
 
 
 def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
-    """Call something at intervals, as a plain timer does: before tasks that are late. One that raises is said once.
-
-    Parameters
-    ----------
-    call : callable
-        Done within microseconds.
-    every_s : float
-        The interval.
-    what : str
-        Name of the work, for people.
-
-    """
+    """Call a function of microseconds at intervals, before tasks that are late; log each exception once."""
     return Timer(call, every_s, what)
 
 
 def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> asyncio.Task[None]:
-    """Do work once. An exception is logged with its traceback and handed to ``failed``, which ends what needs the work.
-
-    Cancelling the task is no failure; a CancelledError that nobody asked for is one.
-    """
+    """Run work once; log its exception and call ``failed``, which ends everything that needs the work."""
+    # Cancelling the task is no failure; a CancelledError that nobody asked for is one.
 
     async def run() -> None:
         try:
@@ -155,22 +133,20 @@ class Group:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> None:
-        """See :func:`start`."""
+        """Start a task as :func:`start` does."""
         task = start(work, what, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """End them all."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
 
 
 async def in_thread(call: Callable[[], Answer]) -> Answer:
-    """Make a call in a thread, and return when it has ended: also when this is cancelled, which it cannot see.
-
-    Without that the effects of the call would come later, beside those of the next one.
-    """
+    """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
+    # Otherwise the call's effects would come later, beside those of the next one.
     done = asyncio.create_task(asyncio.to_thread(call))
     try:
         return await asyncio.shield(done)
@@ -184,18 +160,11 @@ async def in_thread(call: Callable[[], Answer]) -> Answer:
 
 
 class Alarm:
-    """Waits for the first of two times, or for a change; of one event loop.
-
-    Attributes
-    ----------
-    ask_at_s, wake_at_s : float or None
-        By the loop's clock: when there is a question to be asked, and when to look though nothing has happened.
-
-    """
+    """Waits for the first of two times, or for a change; for one event loop."""
 
     def __init__(self) -> None:
-        self.ask_at_s: float | None = None
-        self.wake_at_s: float | None = None
+        self.ask_at_s: float | None = None  # on the loop's clock: when there is a question to be asked
+        self.wake_at_s: float | None = None  # on the loop's clock: when to check though nothing has happened
         self._rung = asyncio.Event()
 
     @property
@@ -204,16 +173,16 @@ class Alarm:
         return self.ask_at_s is not None and self.now_s() >= self.ask_at_s
 
     def set_in(self, ask_s: float | None, wake_s: float | None) -> None:
-        """Set both times, in so many seconds from now; None: never."""
+        """Set both times in seconds from now; None: never."""
         now_s = self.now_s()
         self.ask_at_s, self.wake_at_s = (None if s is None else now_s + s for s in (ask_s, wake_s))
 
     def ring(self) -> None:
-        """Look now: something has changed."""
+        """Wake the waiter: something has changed."""
         self._rung.set()
 
     async def wait(self) -> None:
-        """Return when it is time; changes that follow each other closely are one."""
+        """Return when it is time; changes within GATHER_S of each other count as one."""
         times = [at_s for at_s in (self.ask_at_s, self.wake_at_s) if at_s is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(times) - self.now_s()) if times else None):
@@ -222,28 +191,12 @@ class Alarm:
         self._rung.clear()
 
     def now_s(self) -> float:
-        """Return the time of the loop's clock."""
+        """Return the loop's time."""
         return asyncio.get_running_loop().time()
 
 
 async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, limit_s: float = math.inf) -> Answer:
-    """Look again and again; return the first answer that is not None.
-
-    Parameters
-    ----------
-    look : callable
-        A coroutine function.
-    every_s : float
-        The wait between two looks.
-    limit_s : float
-        No look begins later than this. There is one look at least.
-
-    Raises
-    ------
-    TimeoutError
-        The time is over.
-
-    """
+    """Call ``look`` every ``every_s`` seconds, once at least, until it is not None; TimeoutError after ``limit_s``."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limit_s
     while (found := await look()) is None:
@@ -254,11 +207,9 @@ async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, li
 
 
 def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
-    """Return a callback for timers, signals, descriptors and futures: an exception goes to the log and to ``failed``.
-
-    The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
-    descriptor would stay readable and call again at once, for ever.
-    """
+    """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``."""
+    # The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
+    # descriptor would stay readable and call again at once, for ever.
 
     @functools.wraps(call)
     def guard(*args: Given.args, **kwargs: Given.kwargs) -> None:
@@ -272,7 +223,7 @@ def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callabl
 
 
 def say_only(_: BaseException) -> None:
-    """Do nothing more about an exception: it stands in the log, and nothing depends on the work."""
+    """Do nothing more about an exception: it is in the log, and nothing depends on the work."""
 
 
 def _is_cancelled(error: BaseException) -> bool:

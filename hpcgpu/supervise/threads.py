@@ -1,4 +1,4 @@
-"""Threads in the background."""
+"""Run repeated work in background threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcgpu.supervise.rounds import Rounds
 
 
 class Loop:
-    """Work that a thread does round after round until it says that it is over; see :func:`keep`."""
+    """Work that a thread repeats until it returns True; made by :func:`keep`."""
 
     def __init__(
         self, work: Callable[[], bool | None], what: str, pause: Callable[[float], object], backoff: Backoff
@@ -22,15 +22,15 @@ class Loop:
 
     @property
     def trouble(self) -> str:
-        """Reason of the present failures, for waiting callers; empty: it works."""
+        """The reason of the present failures, for waiting callers; "" if it works."""
         return self._rounds.trouble
 
     def is_alive(self) -> bool:
-        """Tell whether it is not over."""
+        """Return whether the work goes on."""
         return self._thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it is over; at once in its own thread."""
+        """Wait until the work has ended; return at once in its own thread."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -53,18 +53,9 @@ def keep(
     pause: Callable[[float], object],
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> Loop:
-    """Do work in a thread, round after round. A round that raises is said once, with its traceback; the next one comes.
+    """Repeat work in a thread named ``what`` until it returns True; log a round's exception once and go on.
 
-    Parameters
-    ----------
-    work : callable
-        One round, which itself waits until there is something to do. True: it is over.
-    what : str
-        The work, as people would call it; the thread's name, too.
-    pause : callable
-        Waits so many seconds after a round that failed, or less when the owner wants an end.
-    backoff : Backoff
-        How long that is.
-
+    A round of ``work`` waits until there is something to do. ``pause`` waits ``backoff``'s seconds after a failure, or
+    less when the owner wants an end.
     """
     return Loop(work, what, pause, backoff)

@@ -1,4 +1,4 @@
-"""The schema of site files for editors, as JSON Schema, and for people, as a page: both made from the classes."""
+"""Render the schema of site files from the classes: as JSON Schema for editors, as a page for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> str:
-    """Return the JSON Schema (draft 2020-12) of site files: keys, types, words; not how values go together."""
+    """Return the JSON Schema (draft 2020-12) of site files: keys, types, texts; not how values go together."""
     (_, *_), parts = msgspec.json.schema_components((Site, *DIALECTS.values()), ref_template="#/$defs/{name}")
     kinds = {kind.__name__: kind for kind, _ in _kinds(Site)} | {kind.__name__: kind for kind in DIALECTS.values()}
     for name, part in parts.items():
@@ -41,7 +41,7 @@ def json_schema() -> str:
 
 
 def _complete(part: dict[str, Any], kind: type) -> None:
-    """Add what msgspec does not know of: texts of fields, and that other keys are errors."""
+    """Add what msgspec omits: texts of fields, and that other keys are errors."""
     part["additionalProperties"] = False
     part["description"] = cleandoc(kind.__doc__ or "")
     part["properties"] = {name: part["properties"][name] for name in hints(kind)}

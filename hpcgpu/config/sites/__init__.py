@@ -1,1 +1,1 @@
-"""Site files: read, checked, compared with what is asked for, and drafted."""
+"""Site files: read, checked, compared with requests, and drafted."""

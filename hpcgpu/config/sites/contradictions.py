@@ -1,4 +1,4 @@
-"""Rules of one site file that cannot all be true."""
+"""Find rules of one site file that cannot all be true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcgpu.model.site_facts import Queue, tags_of
 from hpcgpu.units import format_duration, parse_duration_s
 
 _KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
-# What each word of a dialect writes into a script.
+# The option that each value of a dialect writes into a script.
 _WRITES = {
     ("gpus", "gpus-per-node"): "--gpus-per-node",
     ("gpus", "gres"): "--gres",
@@ -29,7 +29,7 @@ _WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 
 
 def contradictions(site: Site) -> Iterator[tuple[Path, str]]:
-    """Yield the path to each value that contradicts another, or names what is not there, and why."""
+    """Yield the path to each value that contradicts another or names a missing one, and the reason."""
     yield from _sources(site)
     yield from _names(site)
     yield from _forbidden(site)
@@ -109,7 +109,7 @@ def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
 
 
 def _beyond(site: Site, queue: Queue | None) -> Iterator[tuple[Path, str]]:
-    """Yield numbers of the defaults that the default queue and its nodes have not."""
+    """Yield numbers of the defaults that the default queue and its nodes do not have."""
     nodes, each = site.defaults.get("nodes"), site.defaults.get("gpus_per_node")
     if queue and queue.nodes and isinstance(nodes, int) and not queue.nodes[0] <= nodes <= queue.nodes[1]:
         yield ("defaults", "nodes"), f"{nodes}, but queue {queue.name} takes {queue.nodes[0]} to {queue.nodes[1]} nodes"

@@ -1,4 +1,4 @@
-"""A site file for a machine that has none: what it says of itself, and marks where it says nothing."""
+"""Draft a site file from a machine's queues and nodes, with marks for unknown facts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,10 @@ _MORE = (
 
 
 def render(found: Inventory, name: str, date: str, topology: Topology | None, match: Mapping[str, str]) -> str:
-    """Return the YAML of a draft, which ``hpcgpu site check`` takes.
+    """Return the YAML of a draft, which ``hpcgpu site check`` accepts.
 
-    Parameters
-    ----------
-    found : Inventory
-        What the batch system says.
-    name : str
-        The name of the site.
-    date : str
-        Today, ``2026-11-23``.
-    topology : Topology or None
-        This node; None: it could not be looked at.
-    match : mapping of str to str
-        Variables that name the machine, with their values.
-
+    ``date`` is today, ``2026-11-23``; ``topology`` is this node's, None if unreadable; ``match`` has variables that
+    name the machine, with their values.
     """
     out = ["version: 2", f"name: {name}", f"{UNKNOWN} title: the machine and the centre", f"batch: {found.batch}"]
     out += [f"{UNKNOWN} {words}" for words in found.silent]
@@ -95,7 +84,7 @@ def _nodes(found: Inventory, topology: Topology | None) -> Iterator[str]:
 
 
 def _places(node: NodeType, topology: Topology | None) -> dict[str, Any]:
-    """Return where GPUs and ports of this node are, if it is of that type."""
+    """Return the NUMA nodes of this node's GPUs and ports, if it is of that type."""
     gpus = sorted((gpu for gpu in (topology.gpus if topology else ()) if gpu.can_run), key=lambda gpu: gpu.pci)
     if topology is None or len(gpus) != node.gpus:
         return {}

@@ -1,4 +1,4 @@
-"""The settings that follow from a site and the GPUs asked for: nodes, CPUs, memory, queue and options in proportion."""
+"""Derive settings from a site and the requested GPUs: nodes, CPUs, memory, queue and options in proportion."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from hpcgpu.model.site import Site
 from hpcgpu.model.site_facts import NodeType, Queue
 from hpcgpu.units import parse_bytes, parse_duration_s
 
-# Of memory as documents have it jobs get 88.6 % (derecho.yaml) to 100 % (snellius.yaml), where a document says both; a
-# request above what the node has is refused. So of documented memory an eighth is left out.
-Said = Mapping[str, tuple[Any, str]]  # as config.layers has it: a value, and where it was set
+# Jobs get 88.6 % (derecho.yaml) to 100 % (snellius.yaml) of a node's documented memory, where documents have both; a
+# request above the node's memory is refused. So an eighth of documented memory is left out.
+Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where it was set
 
 
 def nodes_for(said: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
-    """Return ``nodes`` and ``gpus_per_node`` in place of a number of GPUs, ``gpus=8``.
-
-    Raises
-    ------
-    ConfigError
-        Nobody says how many GPUs a node has, or the number fills no whole nodes.
-
-    """
+    """Return ``nodes`` and ``gpus_per_node`` in place of ``gpus=8``; ConfigError if unknown or not whole nodes."""
     total, where = int(said["gpus"][0]), said["gpus"][1]
     rest = {name: value for name, value in said.items() if name != "gpus"}
     node = site.node(rest.get("queue", (None, ""))[0]) if site else None
@@ -51,19 +44,9 @@ def nodes_for(said: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
 
 
 def follow(site: Site, said: Said, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
-    """Return the settings that the site gives, under the user's: defaults, and what follows from a queue's nodes.
+    """Return the site's settings below the user's (``said``): defaults, and settings from the queue and its nodes.
 
-    Parameters
-    ----------
-    site : Site
-        The site.
-    said : mapping
-        What the user said.
-    environ : mapping
-        The environment, in which users of some sites have their account.
-    asks : bool
-        Whether a job is asked for; else only what a run in a job needs.
-
+    ``environ`` has the account of users of some sites. Without ``asks`` they are only those of a run inside a job.
     """
     out: dict[str, tuple[Any, str]] = {
         name: (value, site.said("defaults", name)) for name, value in site.settings.items()
@@ -93,7 +76,7 @@ def follow(site: Site, said: Said, environ: Mapping[str, str], *, asks: bool) ->
 
 
 def _queue_for(site: Site, found: Said) -> Queue | None:
-    """Return the default queue, or the first other one with such nodes that takes the job where that does not."""
+    """Return the default queue; if it refuses the job, the first other one with such nodes that accepts it."""
     default = site.queue(None)
     if default is None:
         return None
@@ -108,7 +91,7 @@ def _queue_for(site: Site, found: Said) -> Queue | None:
 
 
 def _takes(queue: Queue, nodes: int, gpus: int, walltime_s: int | None, *, elastic: bool) -> bool:
-    """Tell whether such a job, and with ``elastic`` jobs of one node beside it, are within the limits."""
+    """Return whether such a job, and with ``elastic`` jobs of one node beside it, are within the limits."""
     longest = queue.walltime_s(nodes)
     alone = 1 in (queue.jobs_per_user, queue.submitted_per_user) or (queue.nodes is not None and queue.nodes[0] > 1)
     return (
@@ -120,7 +103,7 @@ def _takes(queue: Queue, nodes: int, gpus: int, walltime_s: int | None, *, elast
 
 
 def _before(lines: list[str], where: str, given: tuple[Any, str] | None) -> tuple[Any, str]:
-    """Return lines of a script with those of the site's defaults behind them, and where both were set."""
+    """Return script lines followed by those of the site's defaults, and where both were set."""
     return (lines, where) if given is None else ([*lines, *given[0]], f"{where} and {given[1]}")
 
 
@@ -130,10 +113,8 @@ def _module_lines(site: Site) -> list[str]:
 
 
 def _in_proportion(site: Site, node: NodeType, queue: Queue | None, found: Said) -> dict[str, tuple[Any, str]]:
-    """Return the CPUs of each GPU and the memory of the wanted GPUs, where the site lets one ask for them.
-
-    Of a node that others share, its cores and a part of its memory stand in where nobody says what jobs may ask for.
-    """
+    """Return the CPUs of each GPU and the memory of the requested GPUs, where the site lets jobs ask for them."""
+    # For a node that others share, its cores and a part of its memory are used if the file has no limits for jobs.
     shared = queue is not None and bool(queue.shared)
     out: dict[str, tuple[Any, str]] = {}
     path, of = site.path_of(node), f": in proportion to {node.gpus} GPUs of a node"

@@ -1,4 +1,4 @@
-"""The rules by which a site would refuse a job, checked before a submission: the rule, its source, and the advice."""
+"""Check a job against its site's rules before a submission: the rule, its source, and the advice."""
 
 from __future__ import annotations
 
@@ -21,22 +21,10 @@ NEVERTHELESS = (
 
 
 def check_submission(settings: Settings, site: Site | None, *, member: bool = False) -> None:
-    """Raise if a job lacks what the site requires, or is beyond its limits.
+    """Raise ConfigError if a job lacks what the site requires, or is beyond its limits.
 
-    Parameters
-    ----------
-    settings : Settings
-        Of the run.
-    site : Site or None
-        None: nothing is known.
-    member : bool
-        The job is one of an elastic cluster's, with one node.
-
-    Raises
-    ------
-    ConfigError
-        The message has each rule with its source, and the option to change.
-
+    The message has each rule with its source, and the option to change. A ``member`` is a job of an elastic cluster,
+    with one node.
     """
     if site is None:
         return
@@ -48,7 +36,7 @@ def check_submission(settings: Settings, site: Site | None, *, member: bool = Fa
 
 
 def notes(settings: Settings, site: Site | None) -> tuple[str, ...]:
-    """Return what users of a site should know of a job that it takes."""
+    """Return messages for users of a site on a job that it accepts."""
     if site is None or settings.scheduler != "here" or not site.login.policy:
         return ()
     cited = site.cited(site.login.source, "login", "policy")
@@ -59,7 +47,7 @@ def notes(settings: Settings, site: Site | None) -> tuple[str, ...]:
 
 
 def forbidden(settings: Settings, site: Site) -> Mapping[str, str]:
-    """Return the options of the batch system that the site refuses, each with its rule in words."""
+    """Return the batch system's options that the site refuses, each with a message about its rule."""
     if not settings.site_limits:
         return {}
     return {
@@ -100,7 +88,7 @@ def _rule_sources(site: Site, missing: list[str]) -> str:
 
 
 def beyond(settings: Settings, site: Site) -> Iterator[str]:
-    """Yield each limit of the job's queue that the job is above, with its source and what to change."""
+    """Yield each limit of the job's queue that the job exceeds, with its source and what to change."""
     queue = site.queue(settings.queue)
     if queue is None:
         return
@@ -140,6 +128,6 @@ def _range(limits: tuple[int, int]) -> str:
 
 
 def _others(site: Site, queue: Queue) -> str:
-    """Return the other queues that are known, in brackets."""
+    """Return the site's other queues, in brackets."""
     names = [other.name for other in site.queues if other.name != queue.name]
     return f" ({', '.join(names)})" if names else ""

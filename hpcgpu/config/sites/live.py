@@ -1,4 +1,4 @@
-"""A site's file beside what its batch system says now: live facts win, and people hear of both."""
+"""Compare a site's file with its batch system's answers: live facts win, and people get messages on both."""
 
 from __future__ import annotations
 
@@ -19,36 +19,19 @@ _PROGRAMS = {"slurm": ("sinfo", "sinfo"), "pbs": ("qstat -Q", "pbsnodes")}  # of
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact of which the file says one thing and the machine another.
+    """A fact that differs between the file and the machine."""
 
-    Attributes
-    ----------
-    queue : str
-        The queue whose jobs it concerns.
-    path : tuple
-        To the value in the file.
-    words : str
-        Both values, and who says which.
-    is_limit : bool
-        It is a limit of the file that is lower than the queue's own: an account's or a QOS's may be, which the queue
-        does not show.
-    value : object
-        The live value.
-
-    """
-
-    queue: str
-    path: Path
-    words: str
+    queue: str  # whose jobs it concerns
+    path: Path  # to the value in the file
+    words: str  # both values, each with its source
+    # the file's limit is lower than the queue's; it may be an account's or a QOS's, which queues do not show
     is_limit: bool
-    value: Any
+    value: Any  # the live one
 
 
 def as_it_is(site: Site, found: Inventory) -> tuple[Site, tuple[Difference, ...]]:
-    """Return the site with the live facts in the place of those of its file, and where they differ.
-
-    What the file does not say stays unsaid, and queues that are a QOS are not compared: sinfo lists partitions.
-    """
+    """Return the site with live facts in place of its file's, and the differences."""
+    # Facts that the file does not have are not added; queues that are a QOS are not compared: sinfo lists partitions.
     if site.dialect.get("queue") == "qos":
         return site, ()
     live = {queue.name: queue for queue in found.queues}
@@ -62,18 +45,7 @@ def as_it_is(site: Site, found: Inventory) -> tuple[Site, tuple[Difference, ...]
 
 
 def to_say(differing: tuple[Difference, ...], settings: Settings, site: Site) -> Iterator[str]:
-    """Yield what the user of a queue should hear: what the machine has less of, and limits that the job would be above.
-
-    Parameters
-    ----------
-    differing : tuple of Difference
-        Of :func:`as_it_is`.
-    settings : Settings
-        Of the job.
-    site : Site
-        As its file has it.
-
-    """
+    """Yield messages for a queue's user: missing resources, and limits of the file's ``site`` that the job exceeds."""
     above = settings.site_limits and any(beyond(settings, site))
     for difference in differing:
         if difference.queue == settings.queue and (above or not difference.is_limit):
@@ -113,7 +85,7 @@ def _of_node(site: Site, queue: Queue, now: Queue, found: Inventory) -> Iterator
     if live and not same:
         words = f"nodes of queue {queue.name} have {node.gpus} GPUs"
         yield _difference(site, queue, (*path, "gpus"), words, str(live.gpus), live.gpus)
-    elif live not in same:  # of several that are alike in their GPUs nobody knows which is meant
+    elif live not in same:  # of several types with as many GPUs it is unknown which is meant
         live = same[0] if len(same) == 1 else None
     if live is None:
         return
@@ -144,14 +116,14 @@ def _difference(
 
 
 def _with(site: Site, changes: Mapping[Path, Difference], batch: str) -> Site:
-    """Return the site with other values, each with the program that says it as its origin."""
+    """Return the site with other values, each with its program as origin."""
     queues, nodes, origins = list(site.queues), dict(site.nodes), dict(site.origins)
     for path, difference in changes.items():
         block, which, key = path
         if block == "queues":
             queues[int(which)] = replace(queues[int(which)], **{str(key): difference.value})
         else:
-            # where as many GPUs as documented are, is not known of another number
+            # the documented places of GPUs do not hold for another number of them
             more: dict[str, Any] = {"gpu_numa": ()} if key == "gpus" else {}
             nodes[str(which)] = replace(nodes[str(which)], **{str(key): difference.value, **more})
         origins[path] = f"{_PROGRAMS[batch][block == 'nodes']}, not {site.at(*path) or 'its file'}"

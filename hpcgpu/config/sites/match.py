@@ -1,4 +1,4 @@
-"""The known machine that this one looks like: a hint, never a choice."""
+"""Recognise the known machine that this one looks like: a hint, never a choice."""
 
 from __future__ import annotations
 
@@ -15,26 +15,14 @@ _BLOCK = re.compile(r"^match:.*(?:\n(?:[ \t#].*|))*", re.MULTILINE)
 
 
 def looks_like(texts: Mapping[str, str], environ: Mapping[str, str], host: str) -> tuple[str, str] | None:
-    """Return the name of the site that this machine looks like, and why; None for none, or for several.
-
-    Only the ``match`` block of each file is read: 22 files take 3 CPU ms.
-
-    Parameters
-    ----------
-    texts : mapping of str to str
-        The text of each known site file, by name.
-    environ : mapping
-        The environment.
-    host : str
-        The name of this machine.
-
-    """
+    """Return the only site whose file (``texts``, by name) matches this machine, and why; None for none or several."""
+    # Only the match block of each file is read: 22 files take 3 CPU ms.
     found = {name: why for name, text in texts.items() if (why := _why(text, environ, host))}
     return next(iter(found.items())) if len(found) == 1 else None
 
 
 def is_here(match: Match, environ: Mapping[str, str], host: str) -> bool:
-    """Tell whether a site may be this machine: it does not say how it is recognised, or it is."""
+    """Return whether a site may be this machine: its file matches, or has no rule for it."""
     if not match.env and not match.host:
         return True
     by_name = bool(match.host) and re.fullmatch(match.host, host) is not None
@@ -49,7 +37,7 @@ def _why(text: str, environ: Mapping[str, str], host: str) -> str:
             return f"{name}={value}"
     try:
         return f"the host is {host}" if isinstance(pattern, str) and pattern and re.fullmatch(pattern, host) else ""
-    except re.error:  # an own file with a mistake, which is said when it is taken
+    except re.error:  # a user's file with a mistake, reported when it is used
         return ""
 
 
@@ -63,7 +51,7 @@ def _match_of(text: str) -> dict[str, Any]:
 
 
 def hint(name: str, why: str) -> str:
-    """Return the line that a person sees, once."""
+    """Return the hint for people, printed once."""
     return (
         f"this looks like {name} ({why}): site={name!r} (or HPCGPU_SITE={name}) knows its queues, limits and nodes. "
         "Nothing is assumed without it, and this is said once; HPCGPU_SITE=none says that you want none"

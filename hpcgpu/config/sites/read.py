@@ -1,4 +1,4 @@
-"""A site file's YAML as :class:`~hpcgpu.model.Site`, with the line of what is wrong."""
+"""Parse a site file's YAML into :class:`~hpcgpu.model.Site`; errors have the line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcgpu.model.site import Path, Site
 VERSION = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# Where version 1 had what version 2 says otherwise.
+# The keys of version 2 in place of version 1's.
 _MOVED: Mapping[str, str] = MappingProxyType(
     {
         "gpus_per_node": "nodes: {gpu: {gpus: 4}}",
@@ -31,7 +31,7 @@ _MOVED: Mapping[str, str] = MappingProxyType(
 )
 
 
-# libyaml's parser where PyYAML was built with it: 0.8 CPU ms for polaris.yaml, where PyYAML's own takes 7.
+# libyaml's parser, if PyYAML was built with it: 0.8 CPU ms for polaris.yaml, where PyYAML's own takes 7.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML's safe loader, for which dates are text."""
 
@@ -40,21 +40,10 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.valu
 
 
 def read_site(text: str, name: str) -> Site:
-    """Return the site that a YAML text describes.
+    """Return the site of a YAML text; ``name`` is the file's in messages, such as ``site_configs/perlmutter.yaml``.
 
-    Parameters
-    ----------
-    text : str
-        The file.
-    name : str
-        The file's name in messages, such as ``site_configs/perlmutter.yaml``.
-
-    Raises
-    ------
-    ConfigError
-        Not YAML, not the schema, or rules that contradict each other; the message has the line and the path to the
-        value, and what was meant.
-
+    Raises ConfigError for other than YAML, a violation of the schema, and contradictions, with the line, the path to
+    the value and a proposal.
     """
     node, raw = _load(text, name)
     try:
@@ -95,7 +84,7 @@ def _load(text: str, name: str) -> tuple[Any, Any]:
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None:  # not even characters that YAML may have
+    if mark is None:  # characters that YAML does not allow
         return f"{name}: not YAML: {error}"
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
@@ -121,14 +110,7 @@ def _twice(node: Any) -> tuple[str, int] | None:  # noqa: ANN401 - a node of YAM
 
 
 def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:  # noqa: ANN401
-    """Yield the path to each value with its line: that of its key, or of the entry of a list; they count from 1.
-
-    Raises
-    ------
-    ConfigError
-        A block contains itself.
-
-    """
+    """Yield the path to each value with the line of its key, or of its list entry, from 1; ConfigError for a loop."""
     if any(node is one for one in above):
         raise ConfigError(f"line {line + 1}: an alias (*) stands inside of what it names (&); write it out")
     yield path, line + 1
@@ -141,7 +123,7 @@ def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) ->
 
 
 def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, dict[Any, Any]]]:  # noqa: ANN401
-    """Yield each mapping that is to be a block of the schema, from the outermost to the innermost."""
+    """Yield each mapping that must be a block of the schema, from the outermost to the innermost."""
     if get_origin(hint) in (Union, UnionType):
         for part in get_args(hint):
             yield from _blocks(raw, part, path)
@@ -159,7 +141,7 @@ def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, 
 
 
 def _problems(raw: dict[Any, Any], kind: type, under: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield what is no value of the schema: unknown keys first, then the innermost wrong value."""
+    """Yield violations of the schema: unknown keys first, then the innermost wrong value."""
     blocks = list(_blocks(raw, kind, under))
     for path, block, given in blocks:
         for key in given:
@@ -197,7 +179,7 @@ def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:  # noqa: ANN401
 
 
 def as_plain(block: Any) -> dict[str, Any]:  # noqa: ANN401 - a block of the schema
-    """Return what a block says, without what it leaves out."""
+    """Return a block's values that are not its defaults."""
     plain = asdict(block)
     defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}
     return {name: value for name, value in plain.items() if value != defaults[name]}

@@ -1,4 +1,4 @@
-"""The types of a site file's keys, in words for people: for the reference page, and for what is wrong with a value."""
+"""Describe the types of a site file's keys: for the reference page, and for messages on wrong values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 def type_words(hint: Any) -> str:  # noqa: ANN401
-    """Return a type in words for people."""
+    """Describe a type."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{word}`" for word in get_args(hint) if word != "")
     if get_origin(hint) in (Union, UnionType):
@@ -43,7 +43,7 @@ def type_words(hint: Any) -> str:  # noqa: ANN401
 
 
 def misfit(value: object, hint: Any) -> tuple[Path, str] | None:  # noqa: ANN401
-    """Return why a value is none of a type, and the path to its innermost part that is none; None if it is one."""
+    """Return why a value is not of a type, and the path to its innermost wrong part; None if it is."""
     try:
         msgspec.convert(value, hint)
     except (msgspec.ValidationError, ConfigError) as error:
@@ -53,12 +53,12 @@ def misfit(value: object, hint: Any) -> tuple[Path, str] | None:  # noqa: ANN401
         said = str(error).partition(" - at `")[0]
         if missing := _MISSING.fullmatch(said):
             return (), f"{missing[1]} is missing, which must be given"
-        return (), _wrong(value, hint) if said.startswith(_OF_TYPES) else said  # else it is a block's own word
+        return (), _wrong(value, hint) if said.startswith(_OF_TYPES) else said  # else it is a block's own message
     return None
 
 
 def _parts(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:  # noqa: ANN401
-    """Yield what lists and mappings have, and mappings' keys, each with its place and its type."""
+    """Yield the parts of lists and mappings, and mappings' keys, each with its place and its type."""
     args = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         for part in args:
@@ -82,7 +82,7 @@ def _wrong(value: object, hint: Any) -> str:  # noqa: ANN401
 
 
 def _shown(value: object) -> str:
-    """Return a value as a file has it."""
+    """Return a value in a file's notation."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -92,14 +92,14 @@ def _shown(value: object) -> str:
 
 
 def _words(hint: Any) -> tuple[str, ...]:  # noqa: ANN401
-    """Return the words of which a type takes one; none if it takes something else."""
+    """Return the choices of a type; none for other types."""
     if get_origin(hint) is Literal:
         return tuple(word for word in get_args(hint) if isinstance(word, str) and word)
     return tuple(word for part in get_args(hint) for word in _words(part)) if get_args(hint) else ()
 
 
 def _example(hint: Any) -> str:  # noqa: ANN401
-    """Return how a list or a mapping of blocks is written; empty for all others."""
+    """Return how a list or a mapping of blocks is written; "" for other types."""
     args = get_args(hint)
     kind = args[0] if get_origin(hint) is tuple else args[-1] if args else None
     if not (isinstance(kind, type) and is_dataclass(kind)):

@@ -1,1 +1,1 @@
-"""The view of the GPUs of a run: the workers' reports, the summary at the end, the page, and metrics."""
+"""The view of a run's GPUs: the workers' reports, the summary at the end, the page, and metrics."""

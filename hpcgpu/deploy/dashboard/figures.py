@@ -31,7 +31,7 @@ from hpcgpu.plan.views.memory_table import TIER_COLOURS
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
-# Down, each in the colour of the tier that it leads to; up, from disk in one of its own.
+# Moves down have the colour of their target tier; moves up from disk have another one.
 _WAYS = dict(
     zip(DIRECTIONS, (TIER_COLOURS["host"], TIER_COLOURS["disk"], "#AA3377", TIER_COLOURS["device"]), strict=True)
 )
@@ -48,9 +48,9 @@ _CELL = (
     "<div title='<%- value %>' style='white-space:normal;overflow-wrap:anywhere;line-height:14px;max-height:70px;"
     "overflow:hidden;STYLE'><%= _.escape(value).replace(/,/g, ',<wbr>') %></div>"
 )
-_FEW = 64  # marks of more GPUs are in one line, above all bars
+_FEW = 64  # with more GPUs, marks are in one line above all bars
 _ROW = 74  # of the table: five lines; the whole text stands in a tooltip
-_ACROSS, _DOWN = 16, 12  # how many names an axis has room for
+_ACROSS, _DOWN = 16, 12  # names per axis
 
 
 def _figure(title: str, **more: Any) -> Any:  # noqa: ANN401 - bokeh has no types
@@ -74,14 +74,14 @@ def _in_bytes(found: Any, unit: str = "") -> None:  # noqa: ANN401
 
 
 def _name_places(axis: Any, names: Sequence[str], places: Sequence[float], room: int) -> None:  # noqa: ANN401
-    """Write names at an axis: all that have room, at equal distances."""
+    """Label an axis with names at equal distances, as many as have room."""
     step = -(-len(names) // room)
     axis.ticker = FixedTicker(ticks=list(places[::step]))
     axis.major_label_overrides = dict(zip(places[::step], names[::step], strict=True))
 
 
 class Bars:
-    """Each worker's data by tier, now: one bar, with a red triangle over it where the worker is not as planned."""
+    """Each worker's data by tier, now: one bar, with a red triangle over a worker that is not as planned."""
 
     def __init__(self) -> None:
         self.source = ColumnDataSource({name: [] for name in (*self._columns(()),)})
@@ -106,7 +106,7 @@ class Bars:
         self.root.add_tools(hover, TapTool())
 
     def show(self, gpus: Sequence[GpuFacts], *, fresh: bool) -> None:
-        """Show these; ``fresh`` where other workers than before are among them."""
+        """Show these GPUs; ``fresh``: the workers have changed."""
         self.source.data = self._columns(gpus)
         if fresh:
             self.root.x_range.start, self.root.x_range.end = -0.6, len(gpus) - 0.4
@@ -132,7 +132,7 @@ class Bars:
 
 
 def _said(g: GpuFacts) -> str:
-    """Return the tiers of one worker in words."""
+    """Describe the tiers of one worker."""
     said = [f"{tier} {format_bytes(g.tier_bytes.get(tier, 0))}" for tier in TIERS]
     if limit := g.limit_bytes.get("device"):
         said[0] += f" of {format_bytes(limit)}"
@@ -155,13 +155,13 @@ class Strip:
         self._length = 0
 
     def append(self, time_s: float, image: np.ndarray) -> None:
-        """Show one sample more, of the same workers."""
+        """Add one sample of the same workers."""
         self._length = min(self._length + 1, 200)
         self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=200)
         self._last_s = time_s
 
     def show(self, times_s: Sequence[float], images: Sequence[np.ndarray], names: Sequence[str]) -> None:
-        """Show all samples anew, since the workers are others."""
+        """Show all samples anew, because the workers have changed."""
         begin_s = times_s[0] - (times_s[1] - times_s[0] if len(times_s) > 1 else 1.0)
         self.source.data = self._columns([begin_s, *times_s], images)
         self._last_s = times_s[-1]
@@ -194,14 +194,14 @@ class Lines:
             one.x_range.range_padding = 0
 
     def show(self, series: Mapping[str, Sequence[float]], what: str) -> None:
-        """Show a series; ``what`` it is of stands above."""
+        """Show a series; ``what`` is its title."""
         self.memory.title.text = f"Dask's data by tier over time: {what}"
         self.traffic.title.text = f"Spilled and unspilled, bytes per second: {what}"
         self.source.data = {name: np.asarray(values) for name, values in series.items()}
 
 
 class Table:
-    """The workers' bindings; what differs from the plan is red."""
+    """The workers' bindings; differences from the plan are red."""
 
     _COLUMNS = (
         *(("name", "worker", 85), ("gpu", "GPU", 140), ("cores", "cores", 115), ("memory", "memory", 90)),

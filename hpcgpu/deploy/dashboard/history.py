@@ -17,26 +17,15 @@ SHARE, UTILISATION = len(TIERS) + len(DIRECTIONS), len(TIERS) + len(DIRECTIONS) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """All GPUs at one moment.
+    """All GPUs at one moment."""
 
-    Attributes
-    ----------
-    time_s : float
-        Since the epoch.
-    names : tuple of str
-        The workers.
-    values : ndarray of float64, shape (rows, GPUs)
-        NaN where something is unknown.
-
-    """
-
-    time_s: float
-    names: tuple[str, ...]
-    values: np.ndarray
+    time_s: float  # since the epoch
+    names: tuple[str, ...]  # of the workers
+    values: np.ndarray  # float64, shape (rows, GPUs); NaN: unknown
 
     @classmethod
     def of(cls, time_s: float, gpus: Sequence[GpuFacts]) -> Sample:
-        """Return a sample of what is known now."""
+        """Return a sample of these facts."""
         values = np.array([_row(g) for g in gpus], np.float64).reshape(len(gpus), UTILISATION + 1).T
         return cls(time_s, tuple(g.name for g in gpus), values)
 
@@ -53,29 +42,20 @@ def _row(g: GpuFacts) -> tuple[float | None, ...]:
 
 
 class History:
-    """The last samples.
-
-    Parameters
-    ----------
-    length : int
-        How many are kept.
-
-    """
+    """The last ``length`` samples."""
 
     def __init__(self, length: int) -> None:
         self.samples: deque[Sample] = deque(maxlen=length)
 
     def add(self, sample: Sample) -> bool:
-        """Take a sample; return whether its workers are those of the one before."""
+        """Add a sample; return whether its workers are those of the one before."""
         same = bool(self.samples) and self.samples[-1].names == sample.names
         self.samples.append(sample)
         return same
 
     def series(self, worker: str) -> dict[str, list[float]]:
-        """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all.
-
-        A worker that is restarted begins to count anew: what would be negative is 0.
-        """
+        """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all."""
+        # A worker that is restarted begins to count anew: negative rates are 0.
         out: dict[str, list[float]] = {name: [] for name in ("time", *TIERS, *DIRECTIONS)}
         before: tuple[float, np.ndarray] | None = None
         for sample in self.samples:

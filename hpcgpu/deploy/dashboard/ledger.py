@@ -1,7 +1,7 @@
-"""The lives of all workers of a run, kept in the scheduler from what heartbeats bring anyway.
+"""Record the lives of all workers of a run in the scheduler, from their heartbeats.
 
 Nothing is done at a heartbeat or for a task: the numbers are sums that the workers keep, and are read when a worker
-leaves, and when somebody asks.
+leaves, and on request.
 """
 
 from __future__ import annotations
@@ -25,23 +25,12 @@ from hpcgpu.supervise.rounds import reason_of
 
 # How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
 _ANSWER_S = 1.0
-# What the line of JSON begins with, for grep.
+# The prefix of the line of JSON, for grep.
 JSON = "summary as JSON: "
 
 
 class Ledger(SchedulerPlugin):
-    """The memory and time that each worker was given and used.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        The scheduler of the run.
-    walltime_s : int, optional
-        The time limit that was asked for.
-    clock : callable
-        Returns seconds.
-
-    """
+    """The memory and time that each worker was given and used; ``walltime_s`` is the requested time limit."""
 
     name = "hpcgpu-ledger"
 
@@ -58,20 +47,20 @@ class Ledger(SchedulerPlugin):
 
     @classmethod
     def attach(cls, scheduler: Scheduler, walltime_s: int | None) -> None:
-        """Keep the ledger of a scheduler that has not been started, and answer questions about it."""
+        """Add a ledger, and its request handlers, to a scheduler that has not been started."""
         ledger = cls(scheduler, walltime_s)
         scheduler.add_plugin(ledger)
         scheduler.handlers["hpcgpu_summary"] = ledger.fresh_summary
         scheduler.stream_handlers[TOLD] = ledger.told
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Begin a life; called by distributed when a worker has registered."""
+        """Begin a life; distributed calls this when a worker has registered."""
         state = scheduler.workers[worker]
         self._live[worker] = state, self._clock()
         self._began[str(state.name)] = self._began.get(str(state.name), 0) + 1
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """End it; called by distributed when a worker is gone."""
+        """End a life; distributed calls this when a worker is gone."""
         if found := self._live.pop(worker, None):
             self._ended.append(_usage(*found, self._clock()))
             self._silent.discard(worker)
@@ -83,17 +72,17 @@ class Ledger(SchedulerPlugin):
         return max(0, self._began.get(name, 0) - 1)
 
     def lives(self) -> list[WorkerUsage]:
-        """Return the lives of all workers, so far or to their ends."""
+        """Return the lives of all workers, until now or to their ends."""
         now = self._clock()
         return [*self._ended, *(_usage(state, since, now) for state, since in self._live.values())]
 
     def gpus(self) -> list[GpuFacts]:
-        """Return what the last heartbeats say of each worker that has a GPU, in the order of nodes and numbers."""
+        """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
         found = [self._facts(state) for state, _ in self._live.values()]
         return sorted((facts for facts in found if facts.gpu), key=lambda facts: by_number(facts.name))
 
     def address(self, name: str) -> str:
-        """Return where a worker is; empty if it is gone."""
+        """Return a worker's address; "" if it is gone."""
         return next((address for address, (state, _) in self._live.items() if str(state.name) == name), "")
 
     def _facts(self, state: Any) -> GpuFacts:  # noqa: ANN401
@@ -114,15 +103,13 @@ class Ledger(SchedulerPlugin):
         )
 
     def summary(self) -> Summary:
-        """Return what the run has used until the workers' last heartbeats."""
+        """Return the run's usage until the workers' last heartbeats."""
         return Summary(sum_up(self.lives(), self._clock() - self._begin_s, self._walltime_s))
 
     async def fresh_summary(self) -> dict[str, Any]:
-        """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``).
-
-        Question and answer go by the connections that are open. A heartbeat may open one; under load that takes
-        longer than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
-        """
+        """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
+        # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
+        # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
         self._silent = set(self._live)
         self._all_told.clear()
         for address in self._live:
@@ -133,7 +120,7 @@ class Ledger(SchedulerPlugin):
         return self.summary().facts()
 
     def told(self, worker: str, facts: dict[str, Any]) -> None:
-        """Take a worker's answer; called by distributed."""
+        """Record a worker's answer; distributed calls this."""
         if found := self._live.get(worker):
             state, _ = found
             state.metrics = {**state.metrics, KEY: facts}
@@ -143,7 +130,7 @@ class Ledger(SchedulerPlugin):
 
 
 def _usage(state: Any, begin_s: float, end_s: float) -> WorkerUsage:  # noqa: ANN401
-    """Return a worker's life from its last heartbeat; of one that was not started by us, its time."""
+    """Return a worker's life from its last heartbeat; for a worker that hpcgpu did not start, its time only."""
     fixed: Mapping[str, Any] = state.extra.get(KEY, {})
     now: Mapping[str, Any] = state.metrics.get(KEY, {})
     return WorkerUsage(
@@ -159,10 +146,7 @@ def _usage(state: Any, begin_s: float, end_s: float) -> WorkerUsage:  # noqa: AN
 
 
 async def say_summary(scheduler: Scheduler, how: str) -> None:
-    """Say what the run used: ``lines``, or also JSON (``json``), or nothing where ``how`` is empty or no worker came.
-
-    A run ends as it would without, whatever goes wrong here.
-    """
+    """Log the run's usage: ``lines``, or also ``json``; nothing if ``how`` is "" or no worker came. Never raises."""
     if not how:
         return
     try:
@@ -173,5 +157,5 @@ async def say_summary(scheduler: Scheduler, how: str) -> None:
             log.say(f"summary: {line}")
         if how == "json":
             log.say(f"{JSON}{summary.as_json()}")
-    except Exception as e:  # the workers are others' code, and so is what they report
+    except Exception as e:  # other code may run in the workers, and report anything
         log.say(f"there is no summary of this run: {reason_of(e)}")

@@ -1,4 +1,4 @@
-"""The picture of a node for the page: drawn by one of its workers, when somebody looks."""
+"""Draw a node for the page: one of its workers does it, on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWER_S = 10.0
 
 
 def serve(worker: Worker, spec: WorkerSpec) -> None:
-    """Let a worker answer what its binding is, and draw its node; called when it starts."""
+    """Let a worker send its binding and draw its node; called when it starts."""
 
     async def draw(names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
         # in a thread: libhwloc reads the machine for about 0.1 s
@@ -38,7 +38,7 @@ def _drawn_here(spec: WorkerSpec, names: Sequence[str], bindings: Sequence[Bindi
 
 
 def drawn(topology: Topology, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
-    """Return the picture of a node as SVG, and its dead ports in words."""
+    """Return the picture of a node as SVG, and messages about its dead ports."""
     ports = Ports(topology)
     dead: dict[Why, list[str]] = {}
     for nic in ports.all:
@@ -49,14 +49,7 @@ def drawn(topology: Topology, names: Sequence[str], bindings: Sequence[Binding])
 
 
 async def ask(scheduler: Scheduler, workers: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return picture and dead ports of the node of these workers, each with its address and name.
-
-    Raises
-    ------
-    OSError, TimeoutError
-        A worker does not answer.
-
-    """
+    """Return picture and dead ports of the node of these workers (address, name); raise OSError or TimeoutError."""
     async with asyncio.timeout(_ANSWER_S):
         bindings = await asyncio.gather(*(scheduler.rpc(address).hpcgpu_binding() for address, _ in workers))
         drawer = scheduler.rpc(workers[0][0])

@@ -1,6 +1,6 @@
 """The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of all GPUs, 4 or 400.
 
-All of it is one Bokeh document of one browser tab. It reads the ledger while it is open; closed, nothing is done.
+All of it is one Bokeh document of one browser tab. It reads the ledger while it is open; a closed page costs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALL = "all GPUs"
 
 
 def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:  # noqa: ANN401
-    """Fill the document of a browser tab; called by Bokeh when the page is opened."""
+    """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
     ledger = scheduler.plugins[Ledger.name]
     page = GpuPage(scheduler, ledger, doc)
     page.update()
@@ -45,18 +45,7 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:  # 
 
 
 class GpuPage:
-    """One tab's page.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-        Asked for a node's picture only.
-    ledger : Ledger
-        Has the facts.
-    doc : Document
-        Bokeh's.
-
-    """
+    """One tab's page; the ledger has the facts, the scheduler is asked only for a node's picture."""
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, doc: Any) -> None:  # noqa: ANN401
         self._scheduler, self._ledger, self._doc = scheduler, ledger, doc
@@ -85,11 +74,11 @@ class GpuPage:
 
     @property
     def every_ms(self) -> int:
-        """How long to wait between two updates: about as long as workers do between two heartbeats."""
+        """The interval of updates: about that of a worker's heartbeats."""
         return _OFTEN_MS if len(self._gpus) <= _FEW else _SELDOM_MS
 
     def update(self) -> None:
-        """Show what is known now; called by Bokeh again and again while the page is open."""
+        """Show the present state; Bokeh calls this at intervals while the page is open."""
         self._gpus = self._ledger.gpus()
         self._head.text = _head(self._gpus)
         if not self._gpus:
@@ -111,7 +100,7 @@ class GpuPage:
         self._look_at_node()
 
     def _choose(self, source: Any, attr: str, old: Sequence[int], new: Sequence[int]) -> None:  # noqa: ANN401
-        """Show one GPU over time, which was tapped as a bar or as a row; called by Bokeh."""
+        """Show one GPU over time, tapped as a bar or a row; Bokeh calls this."""
         names = source.data["name"]
         chosen = names[new[0]] if new and new[0] < len(names) else ""
         if chosen != self._chosen:
@@ -120,7 +109,7 @@ class GpuPage:
             self._look_at_node()
 
     def _look_at_node(self) -> None:
-        """Have the picture of the chosen worker's node drawn, or of the first one."""
+        """Request the picture of the chosen worker's node, or of the first one."""
         node = next((g.node for g in self._gpus if g.name == self._chosen), self._gpus[0].node)
         if node != self._drawn:
             self._drawn = node
@@ -131,7 +120,7 @@ class GpuPage:
         here = [(self._ledger.address(g.name), g.name) for g in self._gpus if g.node == node]
         try:
             found = await node_picture.ask(self._scheduler, here)
-        except Exception as e:  # of the worker, which has it from the machine
+        except Exception as e:  # the worker's, from reading its machine
             text = f"the picture of node {html.escape(node)} could not be drawn: {html.escape(reason_of(e))}"
         else:
             dead = "".join(
@@ -147,7 +136,7 @@ class GpuPage:
 
 
 def _head(gpus: Sequence[GpuFacts]) -> str:
-    """Return the first line, with what is not as planned in red; names are not broken at their hyphens."""
+    """Return the headline, with differences from the plan in red; names are not broken at their hyphens."""
     if not gpus:
         return "no worker with a GPU is there; those of hpcgpu say what they have in their heartbeats"
     wrong = [g for g in gpus if g.differences]

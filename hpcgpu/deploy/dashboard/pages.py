@@ -1,7 +1,4 @@
-"""The additions to Dask's dashboard: the page "GPUs", and metrics for Prometheus.
-
-It is called when somebody looks at the dashboard for the first time: importing bokeh takes 0.3 CPU s.
-"""
+"""Add the page "GPUs" and Prometheus' metrics to Dask's dashboard at its first use: bokeh's import takes 0.3 CPU s."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ _PAGE = "gpus"
 
 
 class MetricsHandler(RequestHandler):
-    """Answers what Prometheus scrapes."""
+    """Answers Prometheus."""
 
     def initialize(self, ledger: Ledger) -> None:
-        """Take what the route gives; called by tornado."""
+        """Keep the route's arguments; tornado calls this."""
         self._ledger = ledger
 
     def get(self) -> None:
-        """Answer."""
+        """Send the metrics."""
         self.set_header("Content-Type", prometheus.CONTENT_TYPE)
         self.write(prometheus.render(self._ledger.gpus()))
 

@@ -1,6 +1,6 @@
-"""The facts in each worker's heartbeats: time with a task, bytes by tier, moves; at its start its binding.
+"""Add facts to each worker's heartbeats: time with a task, bytes by tier, moves; at its start its binding.
 
-distributed sends them (``Worker.metrics``, ``Worker.startup_information``): nothing of ours travels on its own.
+distributed sends them (``Worker.metrics``, ``Worker.startup_information``): hpcgpu sends no messages for them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.jobs.usage import TIERS
 from hpcgpu.plan.views import explain
 
-# The name of both in distributed's messages.
+# Their key in distributed's messages.
 KEY = "hpcgpu"
-# What the scheduler sends for the sums of now, and the answer.
+# The scheduler's request for the present sums, and the answer.
 ASK, TOLD = "hpcgpu-ask", "hpcgpu-told"
 _RUNNING = ("executing", "long-running")
 # Reading the masks of all threads takes about 1 ms.
@@ -32,16 +32,7 @@ _LOOK_S = 30.0
 
 
 class WorkerFacts(WorkerPlugin):
-    """Measures one worker; on its event loop.
-
-    Parameters
-    ----------
-    spec : WorkerSpec
-        The plan of the worker.
-    clock : callable
-        Returns seconds.
-
-    """
+    """Measures one worker, on its event loop."""
 
     name = "hpcgpu-facts"
 
@@ -54,7 +45,7 @@ class WorkerFacts(WorkerPlugin):
         self._differences: tuple[float, tuple[str, ...]] = (float("-inf"), ())
 
     def setup(self, worker: Worker) -> None:
-        """Have the facts sent; called by distributed when the worker starts."""
+        """Register the facts; distributed calls this when the worker starts."""
         self._worker = worker
         worker.startup_information[KEY] = lambda _: self._fixed()
         worker.metrics[KEY] = lambda _: self._now()
@@ -67,7 +58,7 @@ class WorkerFacts(WorkerPlugin):
             worker.metrics["gpu_utilization"] = lambda _: self._utilisation()
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:  # noqa: ANN401
-        """Count the time in which a task runs; called by distributed for each step of each task."""
+        """Count the time in which a task runs; distributed calls this for each step of each task."""
         if finish in _RUNNING:
             if not self._running:
                 self._since = self._clock()
@@ -136,7 +127,7 @@ class WorkerFacts(WorkerPlugin):
 
 
 def _limits(spec: WorkerSpec) -> Mapping[str, int]:
-    """Return the limits that there are; the device's size where it has no limit."""
+    """Return the limits in bytes; the device's size if it has no limit."""
     device = spec.device_memory_limit_bytes or spec.device_memory_bytes
     limits = {"device": device, "capacity": spec.device_memory_bytes, "process": spec.memory_limit_bytes or 0}
     return {what: nbytes for what, nbytes in limits.items() if nbytes}

@@ -1,1 +1,1 @@
-"""The doctor: its looks at a login node, and, by a short job, at nodes."""
+"""The doctor: it gathers the facts of a login node and, by a short job, of nodes."""

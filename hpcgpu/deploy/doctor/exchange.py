@@ -1,4 +1,4 @@
-"""Files of the login node and of the doctor's nodes for each other, in a private folder in the shared home."""
+"""Exchange files between the login node and the doctor's nodes, in a private folder in the shared home."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _LISTENS, _NODE = "listens-", "node-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The nodes' task; ``token`` is a secret of the trial, ``run`` a run document."""
+    """The nodes' task."""
 
-    token: str
+    token: str  # a secret of the trial
     nodes: int
-    run: str
+    run: str  # a run document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """A node that listens, and at which places; why UCX does not."""
+    """A listening node."""
 
     host: str
     where: tuple[Endpoint, ...]
-    no_ucx: str = ""
+    no_ucx: str = ""  # why UCX does not listen; "": it does
 
 
 def write(folder: Path, name: str, value: object) -> None:
-    """Write facts into the folder of the trial, at once."""
+    """Write facts into the trial's folder, atomically."""
     private.write(folder / name, msgspec.json.encode(value).decode())
 
 
@@ -47,19 +47,12 @@ def write_listening(folder: Path, value: Listening) -> None:
 
 
 def write_node(folder: Path, value: NodeFacts) -> None:
-    """Write the facts of this node."""
+    """Write this node's facts."""
     write(folder, f"{_NODE}{value.host}", value)
 
 
 def read_order(folder: Path) -> Order:
-    """Return the nodes' task.
-
-    Raises
-    ------
-    HpcGpuError
-        The folder is not here: the home is not shared.
-
-    """
+    """Return the nodes' task; raise HpcGpuError if the folder is not here, because the home is not shared."""
     try:
         return msgspec.json.decode(private.read(folder / ORDER), type=Order)
     except FileNotFoundError as e:

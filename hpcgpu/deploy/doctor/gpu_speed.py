@@ -1,6 +1,6 @@
-"""How fast CUDA starts and copies, in a process of its own: ``python -m hpcgpu.deploy.doctor.gpu_speed NEAR FAR``.
+"""Measure CUDA's start and copies, in a process: ``python -m hpcgpu.deploy.doctor.gpu_speed NEAR FAR``.
 
-NEAR and FAR are NUMA nodes; without them the kernel chooses. One line of JSON comes out.
+NEAR and FAR are NUMA nodes; without them the kernel chooses. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,17 +20,10 @@ _TIMES = 4
 
 
 def measure(memory_nodes: list[int]) -> dict[str, float]:
-    """Return seconds until a context is there, the driver's CUDA, and bytes/s of copies from these NUMA nodes.
+    """Return seconds until there is a context, the driver's CUDA, and bytes/s of copies from these NUMA nodes.
 
-    Raises
-    ------
-    HpcGpuError
-        The driver fails.
-    ImportError, RuntimeError
-        cuda.bindings or the driver is not installed.
-    MemoryError
-        The GPU has no room.
-
+    Raises HpcGpuError if the driver fails, ImportError or RuntimeError without cuda.bindings or a driver, MemoryError
+    if the GPU has no room.
     """
     began_s = time.perf_counter()
     copies = DriverCopies(0)

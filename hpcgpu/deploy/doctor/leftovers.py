@@ -1,4 +1,4 @@
-"""Jobs and folders of doctors that were killed together with their guards, as by a reboot."""
+"""Clean up after doctors that were killed together with their guards, as by a reboot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def home() -> Path:
 
 
 def clean_up(say: Callable[[str], None]) -> None:
-    """End the jobs of doctors that were killed together with their guards, and remove what they have left."""
+    """End the jobs of doctors that were killed together with their guards, and remove their folders."""
     records.sweep(home())
     if not (found := records.runs(home(), say)):
         return

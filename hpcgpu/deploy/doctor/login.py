@@ -1,4 +1,4 @@
-"""The doctor on a login node: its looks, and its findings."""
+"""The doctor on a login node: its facts and its findings."""
 
 from __future__ import annotations
 
@@ -30,31 +30,17 @@ _NO_SYSTEM = "no batch system here (neither sbatch nor qsub): this is no login n
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The job that the doctor is asked about, or why there is none to ask about."""
+    """The job that the doctor checks, or why there is none."""
 
     job: PlannedJob | None
     why_not: str = ""
 
 
 def read(given: Mapping[str, object], given_from: str, batch: str | None, *, must: bool) -> Asked:
-    """Return the job of these settings, for the batch system that is named, the site's, or the one that is here.
+    """Return the job of these settings, for the named batch system, the site's, or the one that is here.
 
-    Parameters
-    ----------
-    given : mapping
-        Keywords or flags, by the users' names.
-    given_from : str
-        How messages name the place of a given value.
-    batch : str, optional
-        The batch system.
-    must : bool
-        Whether a job is needed: to submit it.
-
-    Raises
-    ------
-    ConfigError
-        Something that was given is wrong; or nobody said enough for a job that must be.
-
+    ``given_from`` names in messages where a value was set. With ``must`` the job will be submitted: ConfigError if too
+    little was given for one; else only for wrong values.
     """
     here = batch or next((name for name, program in _SYSTEMS if shutil.which(program)), "")
     try:
@@ -67,7 +53,7 @@ def read(given: Mapping[str, object], given_from: str, batch: str | None, *, mus
 
 
 def facts(asked: Asked) -> LoginFacts:
-    """Look at this machine; nothing is submitted. Nothing that takes longer than a few seconds is looked at."""
+    """Gather this machine's facts within a few seconds; nothing is submitted."""
     job = asked.job
     home = Path.home()
     scratch = (job.wanted.settings.local_directory if job else None) or os.environ.get("SCRATCH")
@@ -94,7 +80,7 @@ def python() -> Python:
 
 
 def folder(path: Path, write_bytes: int = _WRITE_BYTES) -> Folder:
-    """Write some bytes into a folder, remove them, and return the facts about the folder."""
+    """Measure a folder by writing and removing some bytes."""
     return replace(Folder(**probes.folder(path, write_bytes)), **_kind(path))
 
 
@@ -109,7 +95,7 @@ def _kind(path: Path) -> dict[str, Any]:
 
 
 def _request(job: PlannedJob) -> Request:
-    """Ask the batch system whether it would take the job; nothing is submitted."""
+    """Ask the batch system whether it would accept the job; nothing is submitted."""
     name = job.batch
     asked = job.system.test(job.script)
     if asked is None:
@@ -126,7 +112,7 @@ def _request(job: PlannedJob) -> Request:
 
 
 def _queue(job: PlannedJob) -> Request:
-    """Look whether the queue takes jobs, where the batch system says no more without a submission."""
+    """Check that the queue is open, for a batch system that says no more without a submission."""
 
     async def ask() -> list[Result]:
         asked = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(job.batch))

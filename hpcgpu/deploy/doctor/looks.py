@@ -1,4 +1,4 @@
-"""The doctor's looks at a node of its job."""
+"""Gather the facts of a node of the doctor's job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hpcgpu.model import Command, Gpu, Settings, Topology
 from hpcgpu.plan.doctor.facts import GpuSpeed, Limits, NodeFacts, Ucx
 from hpcgpu.spill.storage.scratch import home_of
 
-_LOOK_S = 25.0  # for all looks of a node together: imports and CUDA on a cold file system
+_LOOK_S = 25.0  # for all probes of a node together: imports and CUDA on a cold file system
 _WRITE_BYTES = 64 << 20
 
 
 def look(settings: Settings) -> NodeFacts:
-    """Look at this node."""
+    """Gather this node's facts."""
     looks: dict[str, Callable[[], Any]] = {
         "scratch": lambda: login.folder(home_of(settings.local_directory), _WRITE_BYTES),
         "ucx": lambda: Ucx(**probes.ucx()),
@@ -55,19 +55,12 @@ def look(settings: Settings) -> NodeFacts:
 
 
 def granted_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs of this node that Slurm has granted, which sets no variable for none; PBS does not tell."""
+    """Return the GPUs of this node that Slurm has granted (0 without its variable); None for PBS, which has none."""
     return int(environ.get("SLURM_GPUS_ON_NODE") or 0) if "SLURM_JOB_ID" in environ else None
 
 
 def _speed() -> GpuSpeed:
-    """Measure the first GPU in a process of its own, as CUDA counts it by PCI address.
-
-    Raises
-    ------
-    RuntimeError
-        There is none, or the driver fails.
-
-    """
+    """Measure the first GPU, as CUDA counts by PCI address, in a process; raise RuntimeError if that fails."""
     topology = discover.topology()
     there = gpus.visible(topology.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not there:
@@ -80,7 +73,7 @@ def _speed() -> GpuSpeed:
 
 
 def _near_and_far(topology: Topology, gpu: Gpu) -> tuple[str, ...]:
-    """Return the GPU's own NUMA node and one of another package, or at least another one."""
+    """Return the GPU's NUMA node, and another one, if possible of another package."""
     if gpu.numa_node is None:
         return ()
     granted = cgroup.granted_memory_nodes()

@@ -1,4 +1,4 @@
-"""The doctor in a job: nodes look at themselves, listen, connect to each other, and write their facts."""
+"""The doctor in a job: nodes gather their facts, listen, connect to each other, and write the facts."""
 
 from __future__ import annotations
 
@@ -53,14 +53,7 @@ def _link(source: str, target: Listening, place: Endpoint, answer: Answer) -> Li
 
 
 def on_nodes(folder: Path) -> int:
-    """Have each node of this job look at itself, and return the launcher's exit code.
-
-    Raises
-    ------
-    HpcGpuError
-        The home is not shared, the doctor has ended, or nothing starts a program on each node.
-
-    """
+    """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
     settings = document.read(exchange.read_order(folder).run).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
@@ -74,14 +67,7 @@ def on_nodes(folder: Path) -> int:
 
 
 def on_node(folder: Path) -> None:
-    """Look at this node, and at the ways to the others; stay until the others and the login node have knocked.
-
-    Raises
-    ------
-    HpcGpuError
-        The home is not shared.
-
-    """
+    """Gather this node's facts and connections until all others have knocked; HpcGpuError without a shared home."""
     order, host = exchange.read_order(folder), os.uname().nodename
     with contextlib.closing(Listener(order.token, folder / CERTIFICATE)) as listener, _UcxServer(order) as server:
         where = (*listener.where, *server.places(listener.where))
@@ -98,7 +84,7 @@ def on_node(folder: Path) -> None:
 
 
 class _UcxServer:
-    """UCX's listener on this node, if there is one."""
+    """UCX's listener on this node, if it has one."""
 
     def __init__(self, order: Order) -> None:
         self.why_not = ""
@@ -114,7 +100,7 @@ class _UcxServer:
                 self.why_not = str(error)
 
     def places(self, where: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-        """Return where UCX listens: it goes by IPv4, at all addresses."""
+        """Return UCX's endpoints: it uses IPv4, at all addresses."""
         port = self._server.port if self._server else 0
         found = [place for place in where if place.protocol == "tcp" and "." in place.address]
         return tuple(Endpoint(p.interface, p.address, port, "ucx") for p in found if port)
@@ -128,7 +114,7 @@ class _UcxServer:
 
 
 def _knock_by_ucx(source: str, others: Sequence[Listening], order: Order, why_not: str) -> tuple[list[Link], str]:
-    """Connect to the others by UCX; return why not, if nobody was connected to."""
+    """Connect to the others by UCX; return also why not, if no connection was tried."""
     there = [(other, place) for other in others for place in other.where if place.protocol == "ucx"]
     if why_not or not there:
         return [], why_not or next((other.no_ucx for other in others), "no other node has come")
@@ -140,7 +126,7 @@ def _knock_by_ucx(source: str, others: Sequence[Listening], order: Order, why_no
 
 
 def _until(is_true: Callable[[], bool]) -> bool:
-    """Look into the shared folder until it is true, or too late: nothing else tells of a file on another machine."""
+    """Poll the shared folder until ``is_true``, or too late: a file on another machine sends no signal."""
     end_s = time.monotonic() + _MEET_S
     while not (found := is_true()) and time.monotonic() < end_s:
         time.sleep(_POLL_S)

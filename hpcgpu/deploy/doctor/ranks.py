@@ -1,4 +1,4 @@
-"""Whether the job's launcher and the MPI library fit: ranks are started, and must meet in one world."""
+"""Test that the job's launcher and the MPI library fit: ranks are started, and must meet in one world."""
 
 from __future__ import annotations
 

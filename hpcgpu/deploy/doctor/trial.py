@@ -36,7 +36,7 @@ from hpcgpu.plan.jobs.phase import describe_unreached, ending_words, missing_wor
 from hpcgpu.supervise import tasks
 
 _NODES, _WALLTIME_S = 2, 300
-_GRACE_S = 10.0  # a doctor that is silent for so long has been killed
+_GRACE_S = 10.0  # a doctor that is silent for longer has been killed
 _LOOK_S, _ASK_S = 0.5, 2.0
 _CANCEL_S = 20.0
 # PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
@@ -53,24 +53,10 @@ class Outcome(NamedTuple):
 
 
 def run(job: PlannedJob, say: Callable[[str], None]) -> Outcome:
-    """Submit a job of two nodes, wait for it, and return its findings.
+    """Submit a job of two nodes like ``job`` but shorter, wait for it, return its findings; ``say`` prints progress.
 
-    Ctrl-C cancels it; when this process is killed, its guard does.
-
-    Parameters
-    ----------
-    job : PlannedJob
-        The job that does not do well; the trial asks for the same, for less time.
-    say : callable
-        Takes a line for the user: what the job is doing.
-
-    Raises
-    ------
-    SubmitError
-        The batch system does not answer, or the job could not be cancelled.
-    HpcGpuError
-        The home cannot be written.
-
+    Ctrl-C cancels it; when this process is killed, its guard does. Raises SubmitError if the batch system does not
+    answer or the job could not be cancelled, HpcGpuError if the home is not writable.
     """
     folder = private.make_folder(home() / secrets.token_hex(8))
     try:
@@ -138,12 +124,12 @@ class _Trial:
         self._guard = guard.start(self._folder, self._record.client)
 
     def _say_new(self, text: str) -> None:
-        """Say a text, unless the plan of the job has said it before."""
+        """Print a text, unless the job's plan has printed it before."""
         if not text.endswith(self._system.notes(self._spec)):
             self._say(text)
 
     async def _cancel(self) -> None:
-        """Cancel the job, pending or running, unless it is over."""
+        """Cancel the job, pending or running, unless it has ended."""
         job = self._job
         if not job.id:
             await job.end()  # its submission may have been accepted all the same
@@ -151,7 +137,7 @@ class _Trial:
             await ending.close(self._system, [job.recorded], _CANCEL_S, self._say)
 
     async def _have_answered(self) -> bool | None:
-        """Tell whether all nodes have answered; False: the job has ended; None: they may answer yet."""
+        """Return True if all nodes have answered, False if the job has ended, None if they may still answer."""
         now_s = asyncio.get_running_loop().time
         if now_s() >= self._ask_at_s:
             await self._ask(self._job.id)
@@ -162,7 +148,7 @@ class _Trial:
         return False if over else None
 
     def _is_over(self, now_s: float) -> bool:
-        """Tell whether nothing will come of the job any more; one that is ending may be so for minutes."""
+        """Return whether no more answers will come; a job may be ending for minutes."""
         status = self._status
         if status is None or not status.is_ending:
             self._ending_s = None
@@ -189,7 +175,7 @@ class _Trial:
             self._say(text)
 
     def _look(self) -> bool:
-        """Knock when all nodes listen; tell whether all have answered."""
+        """Knock when all nodes listen; return whether all have answered."""
         listening = exchange.read_listening(self._folder)
         if self._links is None and len(listening) >= self._spec.nodes:
             me = os.uname().nodename
@@ -227,7 +213,7 @@ class _Trial:
 
 
 def _short(settings: Settings, folder: Path) -> Settings:
-    """Return the settings of the short job. It asks for the same of each node as the user's job."""
+    """Return the settings of the short job, which asks for the same of each node as the user's job."""
     nodes = _NODES if settings.where("nodes") == "default" else min(settings.nodes, _NODES)
     return replace(
         settings,
@@ -240,7 +226,7 @@ def _short(settings: Settings, folder: Path) -> Settings:
 
 
 def _output(log: Path) -> str:
-    """Return the last lines of the job's output; empty if there is none."""
+    """Return the last lines of the job's output; "" without any."""
     try:
         text, _ = logs.last(log, _OUTPUT_LINES)
     except OSError:

@@ -1,7 +1,7 @@
-"""UCX between two nodes, in processes of their own: UCX may hang or crash, and must not take the doctor with it.
+"""Connect two nodes by UCX, in separate processes: UCX may hang or crash, and must not take the doctor with it.
 
 ``python -m hpcgpu.deploy.doctor.ucx_link serve`` prints its port and serves until its input ends; ``... knock`` reads
-one line of JSON for each place, and prints the answer to each. The first line of the input is the token.
+one line of JSON for each endpoint, and prints the answer of each. The first line of the input is the token.
 """
 
 from __future__ import annotations
@@ -30,19 +30,12 @@ _START_S, _TIME = 15.0, 17  # bytes of a time: 1795000000.123456
 
 
 def is_there() -> bool:
-    """Tell whether this Python has ucxx."""
+    """Return whether this Python has ucxx."""
     return importlib.util.find_spec("ucxx") is not None
 
 
 class Server:
-    """Serves in a process of its own until :meth:`close`.
-
-    Raises
-    ------
-    RuntimeError
-        UCX does not work here.
-
-    """
+    """Serves in a process until :meth:`close`; raises RuntimeError if UCX does not work here."""
 
     def __init__(self, token: str) -> None:
         argv = process.python_argv("hpcgpu.deploy.doctor.ucx_link", "serve")
@@ -62,20 +55,13 @@ class Server:
         self.port = int(said)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.communicate()
 
 
 def knock_all(places: Sequence[Endpoint], token: str) -> tuple[Answer, ...]:
-    """Connect to each place by UCX, in a process of its own.
-
-    Raises
-    ------
-    RuntimeError
-        UCX does not work here.
-
-    """
+    """Connect to each endpoint by UCX, in a process; raise RuntimeError if UCX does not work here."""
     argv = process.python_argv("hpcgpu.deploy.doctor.ucx_link", "knock")
     typed = "".join(f"{line}\n" for line in (token, *(json.dumps(place) for place in places)))
     limit_s = _START_S + TRIES * CONNECT_S * len(places)
@@ -92,7 +78,7 @@ def _environment() -> dict[str, str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's words."""
+    """Return the last line of a program's output."""
     return (text.strip().splitlines() or [""])[-1]
 
 

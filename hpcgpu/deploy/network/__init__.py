@@ -1,1 +1,1 @@
-"""From a client to its scheduler: addresses, certificate, connection, tunnel, and signs of life."""
+"""Connect a client to its scheduler: addresses, certificate, connection, tunnel, and signs of life."""

@@ -1,4 +1,4 @@
-"""The first of a scheduler's addresses that answers.
+"""Connect to the first of a scheduler's addresses that answers.
 
 The attempts begin one after the other, in the order of preference, and overlap (RFC 8305, Happy Eyeballs).
 """
@@ -19,7 +19,7 @@ from distributed.security import Security
 from hpcgpu.deploy.network import protocols
 from hpcgpu.errors import LaunchError, TrustError
 
-# connect() retries a refused port until its time is over: a dead address must not delay the next one.
+# connect() retries a refused port until its deadline: a dead address must not delay the next one.
 _STAGGER_S = 0.25
 # An address that refuses our certificate is most likely the scheduler's, unless another one answers soon: nodes have
 # private addresses (of container bridges) that are the same everywhere.
@@ -30,7 +30,7 @@ _DATES = (9, 10)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An address that answered, and this host's address on the way to it, as distributed takes it: ``[::1]``."""
+    """An address that answered, and this host's address on the way to it, in distributed's format: ``[::1]``."""
 
     address: str
     own_host: str
@@ -44,26 +44,11 @@ class _Failure:
 
 
 async def connect_first(addresses: Sequence[str], security: Security, deadline_s: float, role: str = "worker") -> Route:
-    """Return the first address that answers and takes our certificate.
+    """Return the first address (``tls://10.0.0.1:45873``) that answers and accepts the certificate; or LaunchError.
 
-    Parameters
-    ----------
-    addresses : sequence of str
-        ``tls://10.0.0.1:45873``, in order of preference.
-    security : Security
-        The cluster's.
-    deadline_s : float
-        How long to try, in seconds.
-    role : str
-        ``worker`` or ``client``.
-
-    Raises
-    ------
-    LaunchError
-        None answered; the message has each address with its reason. When an address refuses the certificate, the
-        error comes soon: a Worker alone would try until its death timeout and not say why. It is a TrustError when
-        the address has a certificate of another cluster.
-
+    The addresses are in order of preference; ``role`` is ``worker`` or ``client``. The error has each address with its
+    reason. If an address refuses the certificate it comes soon: a Worker alone would try until its death timeout
+    without a reason. It is a TrustError if the address has a certificate of another cluster.
     """
     began = time.monotonic()
     arguments = security.get_connection_args(role)

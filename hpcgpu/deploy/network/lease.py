@@ -1,7 +1,7 @@
 """The client's side of the lease: signs of life to the scheduler, and before that by a file in the run's folder.
 
 The client touches the file until there is a scheduler. A job may start hours after its client and the guard have died:
-it looks at the file first.
+it checks the file first.
 """
 
 from __future__ import annotations
@@ -21,26 +21,17 @@ from hpcgpu.supervise.rounds import reason_of
 
 _LEASE = "lease"
 _DETACHED = "detached"
-# So many signs of life fit into the grace; each is one small message.
+# Signs of life within the grace; each is one small message.
 _SIGNS_PER_GRACE = 6
 _LONGEST_S = 5.0
 _ANSWER_S = 5.0
 
 
 class LeaseHolder:
-    """Renews the lease in the background until it is given up.
+    """Renews the lease in the background until it is given up; ``scheduler`` is distributed's rpc.
 
-    Parameters
-    ----------
-    scheduler : rpc of distributed
-        Connection pool to the scheduler.
-    grace_s : float
-        How long the scheduler waits for a sign.
-    lost : callable
-        Called once, with the reason, when the scheduler has not answered for ``grace_s``.
-    is_given_up : callable
-        Tells whether somebody has detached the run: a sign of life would take the lease again.
-
+    ``lost`` is called once, with the reason, if the scheduler has not answered for ``grace_s``. ``is_given_up`` returns
+    whether the run was detached: a sign of life would take the lease again.
     """
 
     def __init__(
@@ -57,7 +48,7 @@ class LeaseHolder:
         self._renewing = tasks.keep(self._renew, "the signs of life to the scheduler", backoff=every)
 
     def stop(self) -> None:
-        """Give no more signs of life; other holders may."""
+        """Stop the signs of life; other holders may go on."""
         self._renewing.cancel()
 
     async def goodbye(self) -> None:
@@ -68,20 +59,13 @@ class LeaseHolder:
                 await self._scheduler.hpcgpu_lease(goodbye=True)
 
     async def detach(self) -> None:
-        """Give the lease up on purpose: the job runs on without a client.
-
-        Raises
-        ------
-        OSError, TimeoutError
-            The scheduler has not heard it.
-
-        """
+        """Give the lease up on purpose: the job goes on without a client; OSError or TimeoutError without an answer."""
         async with asyncio.timeout(_ANSWER_S):
             await self._scheduler.hpcgpu_lease(detach=True)
         self.stop()
 
     async def _renew(self) -> bool:
-        """Give a sign, wait until the next is due, and return whether the scheduler has been silent for too long."""
+        """Send a sign, wait until the next is due; return whether the scheduler has been silent for too long."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._heard_s >= self._grace_s:
             self._lost(self._reason)
@@ -100,12 +84,12 @@ class LeaseHolder:
 
 
 def interval_s(grace_s: float) -> float:
-    """Return how often a sign of life is due."""
+    """Return the interval of signs of life."""
     return min(grace_s / _SIGNS_PER_GRACE, _LONGEST_S)
 
 
 def keep_touched(folder: Path, grace_s: float) -> tasks.Loop:
-    """Renew the lease that the client took before the submission, until it is gone."""
+    """Renew the lease that the client took before the submission, until its file is gone."""
     every_s = interval_s(grace_s)
 
     async def touch() -> bool:
@@ -114,33 +98,20 @@ def keep_touched(folder: Path, grace_s: float) -> tasks.Loop:
                 await tasks.in_thread(functools.partial(renew, folder))
         except FileNotFoundError:
             return True
-        await asyncio.sleep(every_s)  # an error, of a file server that is away for a moment, is said and tried again
+        await asyncio.sleep(every_s)  # a failure, as of a file server that is away for a moment, is logged and retried
         return False
 
     return tasks.keep(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))
 
 
 def touch(folder: Path) -> None:
-    """Take the lease; called by the client before the submission.
-
-    Raises
-    ------
-    FileNotFoundError
-        The folder is gone.
-
-    """
+    """Take the lease, before the client submits; raise FileNotFoundError if the folder is gone."""
     (folder / _LEASE).touch(mode=0o600)
 
 
 def renew(folder: Path) -> None:
-    """Renew the lease; called every few seconds. No file is made: the folder may be going, and would stay for it.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no lease, or no folder any more.
-
-    """
+    """Renew the lease, every few seconds; raise FileNotFoundError if lease or folder is gone."""
+    # It makes no file: the folder may be about to go, and would stay for it.
     os.utime(folder / _LEASE)
 
 
@@ -150,15 +121,15 @@ def detach(folder: Path) -> None:
 
 
 def is_detached(folder: Path) -> bool:
-    """Tell whether the client has given the lease up on purpose."""
+    """Return whether the client has given the lease up on purpose."""
     return (folder / _DETACHED).exists()
 
 
 def is_held(folder: Path, grace_s: float) -> bool:
-    """Tell whether a job of this run has a client to run for; called by its rank 0 before it starts anything.
+    """Return whether a job of this run has a client; its rank 0 calls this before it starts anything.
 
     True if the client has touched the lease within ``grace_s`` seconds, or has detached. True also without a lease
-    file: then the maker of the folder uses none, and the scheduler's lease has to do.
+    file: then the folder's maker uses none, and the scheduler's lease has to do.
     """
     if is_detached(folder):
         return True

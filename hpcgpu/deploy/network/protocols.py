@@ -1,4 +1,4 @@
-"""Preparing a process for the protocol that it will speak."""
+"""Prepare a process for its protocol."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hpcgpu.errors import LaunchError
 
 
 def is_ucx_installed() -> bool:
-    """Tell whether this Python has UCX's connections."""
+    """Return whether this Python has UCX's connections."""
     return importlib.util.find_spec("distributed_ucxx") is not None
 
 
 def ucx_missing() -> str:
-    """Return what to do if it has not; the caller names the option or address before it."""
+    """Return the advice if it has none; the caller puts the option or address before it."""
     return (
         f"needs distributed-ucxx, which {sys.executable} has not: pip install 'hpcgpu[ucx]'; or leave protocol out, "
         "which gives tls"
@@ -22,7 +22,7 @@ def ucx_missing() -> str:
 
 
 def exposed(protocol: str) -> str:
-    """Return what to say of a protocol that is not encrypted; empty: it is."""
+    """Return a warning about a protocol without encryption; "" for others."""
     if protocol in ("tls", "wss", "inproc"):
         return ""
     return (
@@ -32,14 +32,7 @@ def exposed(protocol: str) -> str:
 
 
 def prepare(address: str) -> None:
-    """Make connections of an address's protocol behave as this package expects; called before the first is made.
-
-    Raises
-    ------
-    LaunchError
-        The protocol is UCX, which is not installed.
-
-    """
+    """Adapt UCX's connections if an address needs them, before the first is made; raise LaunchError without UCX."""
     if not address.startswith(("ucx:", "ucxx:")):
         return
     if not is_ucx_installed():

@@ -1,4 +1,4 @@
-"""One-shot RPCs to the scheduler of another process's run."""
+"""Send one RPC to the scheduler of another process's run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ANSWER_S = 3.0
 
 
 async def say_goodbye(folder: Path) -> bool:
-    """Have the scheduler end its run; False when it cannot be reached from here."""
+    """Have the scheduler end its run; return False if it cannot be reached from here."""
     return await _call(folder, lambda scheduler: scheduler.hpcgpu_lease(goodbye=True)) is not None
 
 
 async def worker_names(folder: Path) -> tuple[str, ...] | None:
-    """Return the names of the registered workers; None when the scheduler cannot be reached from here."""
+    """Return the names of the registered workers; None if the scheduler cannot be reached from here."""
     known = await _call(folder, lambda scheduler: scheduler.identity())
     return None if known is None else tuple(str(worker["name"]) for worker in known["workers"].values())
 
 
 async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """Return the scheduler's answer; None when there is no scheduler yet, or it does not answer."""
+    """Return the scheduler's answer; None without a scheduler or an answer."""
     content = await asyncio.to_thread(scheduler_file.read, folder)
     if content is None:
         return None

@@ -1,6 +1,6 @@
 """The scheduler file, by which a cluster object outside finds the scheduler.
 
-It lies in a private folder of the run, on the shared file system.
+It is in a private folder of the run, on the shared file system.
 """
 
 from __future__ import annotations
@@ -22,23 +22,15 @@ _LIFE = "life"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFile:
-    """The content of the file. Rank 0 writes it when the workers are there, without workers when the scheduler is.
-
-    Attributes
-    ----------
-    restart_count : int
-        Number of the job's life: a requeued job keeps its id.
-    nonce : str
-        The submitting object has written it to the folder: the file of another run has another one.
-
-    """
+    """The file's content. Rank 0 writes it when the workers are there, without workers when the scheduler is."""
 
     addresses: tuple[str, ...]
     node: str
     job_id: str = ""
-    restart_count: int = 0
+    restart_count: int = 0  # the number of the job's life: a requeued job keeps its id
     cert: str = ""
     key: str = field(default="", repr=False)
+    # written to the folder by the submitting object: another run's file has another one
     nonce: str = field(default="", repr=False)
     dashboard_port: int = 0
     dashboard_secret: str = field(default="", repr=False)
@@ -50,14 +42,7 @@ class SchedulerFile:
 
 
 def make_folder(home: Path) -> Path:
-    """Make the folder of a new run below ``home``, and put a nonce into it.
-
-    Raises
-    ------
-    HpcGpuError
-        It cannot be made, or is open to others.
-
-    """
+    """Make a new run's folder below ``home``, with a nonce; raise HpcGpuError if it is not writable or not private."""
     try:
         private.make_folder(home)
         folder = private.make_folder(home / secrets.token_hex(8))
@@ -71,11 +56,9 @@ def make_folder(home: Path) -> Path:
 
 
 def publish(folder: Path, content: SchedulerFile) -> None:
-    """Write the file with the nonce that lies in the folder; called by rank 0.
-
-    Its ``restart_count`` is at least one more than that of the life before: PBS reruns a job under its id, and no
-    variable says so.
-    """
+    """Write the file with the folder's nonce; called by rank 0."""
+    # Its restart_count is at least one more than that of the life before: PBS reruns a job under its id, and no
+    # variable shows it.
     life = folder / _LIFE
     count = max(content.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
     private.write(life, str(count))
@@ -84,16 +67,8 @@ def publish(folder: Path, content: SchedulerFile) -> None:
 
 
 def retract(folder: Path, *, forever: bool) -> None:
-    """Remove secrets at the end of the job: a client that was killed cannot do it.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    forever : bool
-        The client is gone. Otherwise the nonce stays: a requeued job publishes again.
-
-    """
+    """Remove secrets at the end of the job: a client that was killed cannot do it."""
+    # forever: the client is gone. Otherwise the nonce stays: a requeued job publishes again.
     for name in (_FILE, _NONCE) if forever else (_FILE,):
         (folder / name).unlink(missing_ok=True)
 
@@ -112,16 +87,10 @@ def read_progress(folder: Path) -> int:
 
 
 def read(folder: Path) -> SchedulerFile | None:
-    """Return the content of the file in a run's folder; None while there is no file.
+    """Return the file's content; None if there is no file yet.
 
-    Raises
-    ------
-    OSError
-        The folder is gone.
-    HpcGpuError
-        Others may change the file. A TrustError if this run has not written it, or another version of hpcgpu has: the
-        message has the path to the wrong value.
-
+    Raises OSError if the folder is gone, HpcGpuError if others may change the file, TrustError if another run or
+    another version of hpcgpu has written it (with the path to the wrong value).
     """
     # a listing makes NFS ask the server; its cache may answer for a single name
     if _FILE not in {p.name for p in folder.iterdir()}:

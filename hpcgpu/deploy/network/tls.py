@@ -37,14 +37,8 @@ class Certificate:
 
     @classmethod
     def make(cls, now: datetime.datetime | None = None) -> Certificate:
-        """Make an EC P-256 certificate: 0.3 ms, where Security.temporary() takes 79 ms for RSA 2048.
-
-        Parameters
-        ----------
-        now : datetime.datetime, optional
-            With a time zone: valid from a day before it, for 10 years; this moment if not given.
-
-        """
+        """Make an EC P-256 certificate: 0.3 ms, where Security.temporary() takes 79 ms for RSA 2048."""
+        # It is valid from a day before now, which has a time zone, for 10 years.
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -77,19 +71,19 @@ def security(certificate: Certificate | None) -> Security:
 
 
 class ClusterSecurity(Security):
-    """distributed's Security, with the TLS contexts made once in a process, and with :class:`TlsSocket`.
+    """distributed's Security with TLS contexts made once in a process, and with :class:`TlsSocket`.
 
     A context takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files.
-    distributed's (2026.8.0) lie in a temporary folder, which stays if the process is killed just then. Ours are in
-    memory alone.
+    distributed's (2026.8.0) are in a temporary folder, which stays if the process is killed just then. These are in
+    memory only.
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return what connect() takes; all roles have the same certificate."""
+        """Return the arguments of connect(); all roles have the same certificate."""
         return self._once("connect", lambda: super(ClusterSecurity, self).get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return what listen() takes."""
+        """Return the arguments of listen()."""
         return self._once("listen", lambda: super(ClusterSecurity, self).get_listen_args(role))
 
     def _get_tls_context(self, tls: dict[str, Any], purpose: ssl.Purpose) -> Any:  # noqa: ANN401 - distributed's
@@ -109,7 +103,7 @@ class ClusterSecurity(Security):
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[str]:
-    """Yield the path of a file with this text that lies in no folder."""
+    """Yield the path of a file with this text that is in no folder."""
     with os.fdopen(os.memfd_create("hpcgpu-tls"), "w") as f:
         f.write(text)
         f.flush()
@@ -121,18 +115,18 @@ _ROLES = ("client", "scheduler", "worker")
 
 
 def secret() -> str:
-    """Return a token that cannot be guessed, fit for a URL."""
+    """Return a random token, fit for a URL."""
     return secrets.token_urlsafe(24)
 
 
 class TlsSocket(ssl.SSLSocket):
-    """An SSLSocket that leaves no error behind, for ``SSLContext.sslsocket_class``: one that breaks breaks no other.
+    """An SSLSocket that leaves no error behind, for ``SSLContext.sslsocket_class``: a broken one breaks no other.
 
-    OpenSSL keeps a queue of errors for each thread. The next read or write takes an error that still stands there for
-    its own. From OpenSSL 3.4 on a peer that has gone leaves one (a last alert that cannot be sent). CPython 3.12 to
-    3.14 raises it as BrokenPipeError and does not remove it (github.com/python/cpython, issues 127257 and 148594). The
-    next connection of the event loop that has nothing to read is then closed, too. With Python 3.13.5 and OpenSSL 3.5
-    three workers of four were lost so when they registered.
+    OpenSSL keeps a queue of errors for each thread. The next read or write takes an error that is still there for its
+    own. From OpenSSL 3.4 on a peer that has gone leaves one (a last alert that cannot be sent). CPython 3.12 to 3.14
+    raises it as BrokenPipeError and does not remove it (github.com/python/cpython, issues 127257 and 148594). The next
+    connection of the event loop that has nothing to read is then closed, too. With Python 3.13.5 and OpenSSL 3.5 three
+    workers of four were lost so when they registered.
     """
 
     def do_handshake(self, block: bool = False) -> None:
@@ -141,7 +135,7 @@ class TlsSocket(ssl.SSLSocket):
         forget_errors()
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401 - as there
-        """Read; ``recv`` and ``recv_into`` come here."""
+        """Read; ``recv`` and ``recv_into`` call this."""
         try:
             got = super().read(len, buffer)
         except ssl.SSLError:

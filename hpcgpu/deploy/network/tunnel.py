@@ -1,4 +1,4 @@
-"""The way to a scheduler whose port cannot be reached: through the batch system, onto its node."""
+"""Reach a scheduler whose port is closed to this machine: through the batch system, onto its node."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ _ENDING_S = 5.0
 
 
 class Tunnel:
-    """A port of this machine's loopback that leads to a port of a node, through a program's stdin and stdout.
+    """A loopback port of this machine that leads to a port of a node, through the stdin and stdout of a relay there.
 
-    Parameters
-    ----------
-    process
-        The relay, started on the node.
-    server
-        Listens here. Anybody who reaches it still needs the cluster's certificate.
-
+    Any process that reaches the port still needs the cluster's certificate.
     """
 
     def __init__(
@@ -44,7 +38,7 @@ class Tunnel:
         return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.say_only))
 
     async def failure(self) -> str:
-        """Return what the relay said before it ended; empty while it runs."""
+        """Return the relay's error once it has ended; "" while it runs."""
         if self._carrying.done():  # its end of the pipe is closed: it is ending, but may not have ended yet
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _ENDING_S)

@@ -1,7 +1,7 @@
-"""Connections of ``ucx://`` as distributed and this package expect them, over those of distributed-ucxx.
+"""Adapt connections of ``ucx://`` to distributed and this package, over those of distributed-ucxx.
 
-Imported only where ``protocol="ucx"`` is asked for. The names that begin with an underscore were read in ucxx and
-distributed-ucxx 0.52.0, and are the same in 0.48.0.
+Imported only for ``protocol="ucx"``. The names that begin with an underscore were read in ucxx and distributed-ucxx
+0.52.0, and are the same in 0.48.0.
 """
 
 from __future__ import annotations
@@ -21,29 +21,21 @@ from hpcgpu.supervise import tasks
 
 # The peer of a connection that is closed may be dead, or stopped.
 _CLOSE_S = 1.0
-# A message of which UCX gives no sign must not wait for the next one: ucxx, too, looks every second.
+# A message that UCX does not signal must not wait for the next one: ucxx, too, checks every second.
 _LOOK_S = 1.0
 # ucxx sets it on import. In a process without CUDA, UCX then warns that it does not know the variable.
 _CUDAS = "UCX_MEMTYPE_CACHE"
 
 
 class Progress:
-    """UCX's work on an event loop, which sleeps as long as nothing comes; ucxx makes one for each loop.
+    """UCX's work on one event loop, which sleeps until something comes; ucxx makes one for each loop.
 
     ucxx 0.52.0 polls each awaited message in every turn of the event loop (``wait_yield``): each process of a cluster
     keeps a core busy at rest. Its ``BlockingMode`` does not arm UCX's descriptor again. Here the descriptor wakes the
     tasks that await messages.
 
     ucxx frees the buffer of a message that is awaited no more, though UCX may still write to it: other memory is
-    overwritten, and the process may crash. Here such buffers are kept until UCX has done with them.
-
-    Parameters
-    ----------
-    worker : UCXWorker
-        This process's.
-    loop : asyncio.AbstractEventLoop
-        The loop.
-
+    overwritten, and the process may crash. Here such buffers are kept until UCX has finished with them.
     """
 
     _kept: ClassVar[list[tuple[Any, Any]]] = []  # requests that nobody awaits any more, with their buffers
@@ -74,7 +66,7 @@ class Progress:
         request.check_error()
 
     def soon(self) -> None:
-        """Let UCX work before this loop sleeps: something was given to it."""
+        """Let UCX work before this loop sleeps, after a new request."""
         if not self._turning:
             self._turning = True
             self._loop.call_soon(self._work)
@@ -141,11 +133,9 @@ class UcxComm(UCXX):
         ep._ep = _awaited_here(ep._ep)
 
     async def read(self, deserializers: Any = None) -> Any:  # noqa: ANN401
-        """Read a message.
-
-        distributed-ucxx makes a CommClosedError of a cancellation (``except BaseException``): a task that was to end
-        takes it for the end of the connection and goes on. Nothing ends those that wait for the task.
-        """
+        """Read a message."""
+        # distributed-ucxx turns a cancellation into a CommClosedError (except BaseException): the cancelled task
+        # takes it for the end of the connection and goes on. Its waiters would never end.
         try:
             return await super().read(deserializers)
         except CommClosedError as e:
@@ -154,7 +144,7 @@ class UcxComm(UCXX):
             raise
 
     async def close(self) -> None:
-        """Say goodbye, and close; distributed-ucxx has no limit for it."""
+        """Say goodbye, and close within _CLOSE_S; distributed-ucxx has no limit."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await super().close()
@@ -185,10 +175,8 @@ def _awaited_here(endpoint: Any) -> Any:  # noqa: ANN401 - UCXEndpoint
 
 @functools.cache
 def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
-    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made.
-
-    ucxx is imported as late as this: UCX must be loaded neither before a fork nor before its variables are set.
-    """
+    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made."""
+    # ucxx is imported this late because UCX must be loaded neither before a fork nor before its variables are set.
     os.environ.setdefault("UCX_LOG_FILE", "stderr")  # else its warnings stand among a script's results on stdout
     users = _CUDAS in os.environ
     from ucxx._lib_async import application_context, listener
@@ -215,6 +203,6 @@ class _Backend(UCXXBackend):
 
 
 def adopt() -> None:
-    """Let the connections that this process makes from now on be these."""
+    """Use this module for connections that the process makes from now on."""
     if not isinstance(backends.get("ucx"), _Backend):
         backends["ucx"] = _Backend()

@@ -1,1 +1,1 @@
-"""Possible faults of a cluster's machines: facts in, findings out."""
+"""Find faults of a cluster's machines: facts in, findings out."""

@@ -1,4 +1,4 @@
-"""The doctor's checks of a node's GPUs and network ports; table and other checks are in ``nodes``."""
+"""The doctor's checks of a node's GPUs and network ports; the table and other checks are in ``nodes``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")
 
 
 def on(node: NodeFacts, seen: Seen) -> Seen:
-    """Return what is to be said of a node, with its name."""
+    """Return a result with the node's name."""
     return seen._replace(seen=f"{node.host}: {seen.seen}")
 
 
 def each(facts: TrialFacts, need: str, look: Callable[[NodeFacts], Seen]) -> Seen:
-    """Return the worst of what is seen on the nodes that know this fact."""
+    """Return the worst result of the nodes with this fact."""
     return worst(
         on(node, not_looked_at(node.unknown.get(need, "it is not known")))
         if getattr(node, need) is None
@@ -29,7 +29,7 @@ def each(facts: TrialFacts, need: str, look: Callable[[NodeFacts], Seen]) -> See
 
 
 def check_gpus(facts: TrialFacts) -> Seen:
-    """Look whether each node has the GPUs that were asked for."""
+    """Check that each node has the requested GPUs."""
     if not facts.wanted_gpus:
         return not_looked_at("no GPU was asked for, or simulated ones")
     poor = [node for node in facts.nodes if len(node.gpus) < facts.wanted_gpus]
@@ -68,7 +68,7 @@ def _granted(node: NodeFacts) -> str:
 
 
 def check_drivers(facts: TrialFacts) -> Seen:
-    """Look whether all nodes have one driver."""
+    """Check that all nodes have one driver version."""
     drivers = {node.host: node.driver for node in facts.nodes if node.driver}
     if not drivers:
         return not_looked_at("no NVIDIA driver there")
@@ -79,12 +79,12 @@ def check_drivers(facts: TrialFacts) -> Seen:
 
 
 def check_nics(facts: TrialFacts) -> Seen:
-    """Look whether the network ports are alive, those nearest to GPUs above all."""
+    """Check that the network ports are alive, those nearest to GPUs above all."""
     return each(facts, "nics", _nics_of)
 
 
 def _nics_of(node: NodeFacts) -> Seen:
-    """Return what is to be said of ports: an unused one may be dead, one that a GPU would take must not."""
+    """Judge a node's ports: an unused one may be dead, one that a GPU would take must not."""
     ports = [nic for nic in node.nics or () if not nic.virtual]
     fast = [nic for nic in ports if nic.kind in RDMA] or ports
     alive = [f"{nic.name}:{nic.port}" for nic in fast if nic.active]
@@ -115,7 +115,7 @@ def _nearest(node: NodeFacts) -> list[Hop]:
 
 
 def check_cuda(facts: TrialFacts) -> Seen:
-    """Look how fast CUDA starts and copies."""
+    """Check how fast CUDA starts and copies."""
     return each(facts, "speed", _speed_of)
 
 
@@ -138,7 +138,7 @@ def _speed_of(node: NodeFacts) -> Seen:
 
 
 def check_ucx(facts: TrialFacts) -> Seen:
-    """Look whether UCX has a transport for the network."""
+    """Check that UCX has a transport for the network."""
     return each(facts, "ucx", lambda node: _ucx_of(node, facts.protocol))
 
 

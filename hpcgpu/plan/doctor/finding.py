@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Verdict(enum.Enum):
-    """How a check ended."""
+    """The result of a check in one word."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,7 +21,7 @@ _WIDEST = max(len(verdict.value) for verdict in Verdict)
 
 
 class Seen(NamedTuple):
-    """The result of a check: its verdict, the observation, and the advice; ``advice`` is empty where it is well."""
+    """The result of a check; ``advice`` is "" if all is well."""
 
     verdict: Verdict
     seen: str
@@ -30,40 +30,27 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's answer.
+    """One line of the doctor's report."""
 
-    Attributes
-    ----------
-    name : str
-        The check.
-    verdict : Verdict
-        How it ended.
-    seen : str
-        What was seen; for a check that was not looked at, why not.
-    advice : str
-        What to do; empty where nothing is to be done.
-
-    """
-
-    name: str
+    name: str  # of the check
     verdict: Verdict
-    seen: str
-    advice: str = ""
+    seen: str  # the observation; or why there is none
+    advice: str = ""  # what to do; "": nothing
 
 
 class Facts(Protocol):
-    """Facts of which some may be None: ``unknown`` says why, by the name of the attribute."""
+    """Facts of which some may be None."""
 
     @property
     def unknown(self) -> Mapping[str, str]:
-        """Why a fact is not known."""
+        """The reason for each fact that is None, by its name."""
 
 
 F = TypeVar("F", bound=Facts)
 
 
 class Check(NamedTuple, Generic[F]):
-    """A check: its name, the facts that it cannot do without, and the function that looks at them."""
+    """A check: its name, the facts that it needs, and the function that judges them."""
 
     name: str
     needs: tuple[str, ...]
@@ -71,7 +58,7 @@ class Check(NamedTuple, Generic[F]):
 
 
 def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
-    """Return what each check finds; a check whose facts are missing was not looked at."""
+    """Run the checks; one whose facts are missing is reported as not looked at."""
     out = []
     for check in checks:
         missing = [need for need in check.needs if getattr(facts, need) is None]
@@ -84,47 +71,38 @@ def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
 
 
 def ok(seen: str) -> Seen:
-    """Return that all is well."""
+    """Return an OK result."""
     return Seen(Verdict.OK, seen)
 
 
 def warning(seen: str, advice: str) -> Seen:
-    """Return what may be slow, or fail later."""
+    """Return a result that may be slow, or fail later."""
     return Seen(Verdict.WARNING, seen, advice)
 
 
 def failed(seen: str, advice: str) -> Seen:
-    """Return what keeps a cluster from working."""
+    """Return a result that keeps a cluster from working."""
     return Seen(Verdict.FAILED, seen, advice)
 
 
 def not_looked_at(why: str) -> Seen:
-    """Return why there is nothing to say."""
+    """Return a result without an observation, and the reason."""
     return Seen(Verdict.NOT_LOOKED_AT, why)
 
 
 def worst(found: Iterable[Seen]) -> Seen:
-    """Return the first of the worst, of what was found on several nodes."""
+    """Return the first of the worst of several results."""
     order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
     return min(found, key=lambda seen: order.index(seen.verdict))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 1 if something failed, else 0."""
+    """Return 1 if a check failed, else 0."""
     return int(any(finding.verdict is Verdict.FAILED for finding in findings))
 
 
 def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
-    """Return the findings as aligned lines, the advice of each below it.
-
-    Parameters
-    ----------
-    findings : iterable of Finding
-        In the order of their lines.
-    paint : callable
-        Gives the word of a verdict its colour.
-
-    """
+    """Return the findings as aligned lines, the advice of each below it; ``paint`` colours the word of a verdict."""
     found = list(findings)
     width = max((len(finding.name) for finding in found), default=0)
     lines = []
@@ -146,5 +124,5 @@ def described(findings: Iterable[Finding]) -> dict[str, Any]:
 
 
 def _one_line(text: str) -> str:
-    """Return the text in one line; a batch system's words may have several."""
+    """Join a text into one line; a batch system's messages may have several."""
     return " / ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())

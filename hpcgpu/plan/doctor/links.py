@@ -13,7 +13,7 @@ _MOST_LINKS = 4
 
 
 def check_links(facts: TrialFacts) -> Seen:
-    """Look whether the nodes reach each other, at each address."""
+    """Check that the nodes reach each other, at each address."""
     links = [link for node in facts.nodes for link in node.links if link.protocol != UCX]
     if len(facts.nodes) < 2:
         return not_looked_at("one node only")
@@ -26,7 +26,7 @@ def check_links(facts: TrialFacts) -> Seen:
 
 
 def check_login_links(facts: TrialFacts) -> Seen:
-    """Look whether this machine, on which a cluster object lives, reaches the nodes."""
+    """Check that this machine, on which a cluster object lives, reaches the nodes."""
     assert facts.links is not None
     seen = _links_seen(facts.links, "from here to the nodes")
     if all(link.error for link in facts.links):
@@ -39,7 +39,7 @@ def check_login_links(facts: TrialFacts) -> Seen:
 
 
 def check_ucx_links(facts: TrialFacts) -> Seen:
-    """Look whether the nodes reach each other by UCX, where it is installed."""
+    """Check that the nodes reach each other by UCX, where it is installed."""
     links = [link for node in facts.nodes for link in node.links if link.protocol == UCX]
     if not links:
         why = next((f"{node.host}: {node.no_ucx_links}" for node in facts.nodes if node.no_ucx_links), "one node only")
@@ -56,7 +56,7 @@ def check_ucx_links(facts: TrialFacts) -> Seen:
 
 
 def _links_seen(links: Sequence[Link], where: str) -> Seen:
-    """Return what is to be said of connections by TCP and TLS: of each, one open way between two machines is enough."""
+    """Judge connections by TCP and TLS: of each, one open path between two machines is enough."""
     if plain := _cut([link for link in links if link.protocol == "tcp"]):
         return failed(
             _said(plain),
@@ -79,7 +79,7 @@ def _links_seen(links: Sequence[Link], where: str) -> Seen:
 
 
 def _cut(links: Sequence[Link]) -> list[Link]:
-    """Return the connections between machines that have no open way."""
+    """Return the connections between machines that have no open path."""
     open_ = {(link.source, link.target) for link in links if not link.error}
     return [link for link in links if (link.source, link.target) not in open_]
 
@@ -105,5 +105,5 @@ def _said(links: Sequence[Link]) -> str:
 
 
 def _of_several(links: Sequence[Link]) -> set[str]:
-    """Return the addresses that several machines have, as bridges of containers do: they lead nowhere else."""
+    """Return addresses that several machines have, as bridges of containers do: they lead nowhere else."""
     return {k.address for k in links if any(k.address == o.address and k.target != o.target for o in links)}

@@ -15,14 +15,14 @@ _SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
 _FILES, _PROCESSES, _LOCKED_BYTES = 4096, 1024, 1 << 30
 _CLOCK_S = 1.0
 # Slurm: "Invalid account or account/partition combination specified", "invalid partition specified: x"; OpenPBS:
-# "Unknown queue". An account is looked for first: Slurm's words for it name the partition, too.
+# "Unknown queue". The account is matched first: Slurm's message on it names the partition, too.
 _ACCOUNT = re.compile(r"account|association|project|bank", re.I)
 _QUEUE = re.compile(r"partition|queue|qos", re.I)
 IMPORTANT = ("hpcgpu", "dask", "distributed")
 
 
 def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
-    """Return the facts with what the job has shown: it was taken, its nodes have the home and this Python."""
+    """Return the facts with the job's results: it was accepted, its nodes have the home and this Python."""
     request, home, environment = facts.request, facts.home, facts.environment
     if request and (request.unasked or request.refused):
         request = replace(request, unasked="", refused="", starts=f"it took job {trial.job_id}")
@@ -34,7 +34,7 @@ def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
 
 
 def check_request(facts: LoginFacts) -> Seen:
-    """Look whether the batch system would take the job."""
+    """Check that the batch system would accept the job."""
     request = facts.request
     assert request
     if request.unasked:
@@ -45,7 +45,7 @@ def check_request(facts: LoginFacts) -> Seen:
 
 
 def refusal_advice(batch: str, words: str) -> str:
-    """Return what to ask for instead, by the batch system's words."""
+    """Return what to ask for instead, from the batch system's message."""
     if _ACCOUNT.search(words):
         mine = "sacctmgr show associations user=$USER" if batch == "slurm" else "the site's command for projects"
         return f"give an account that you may charge: --account NAME; {mine} lists yours"
@@ -56,7 +56,7 @@ def refusal_advice(batch: str, words: str) -> str:
 
 
 def check_python(facts: LoginFacts) -> Seen:
-    """Look whether the packages of this Python are there."""
+    """Check that this Python has the packages."""
     python = facts.python
     assert python
     missing = [name for name in IMPORTANT if name not in python.packages]
@@ -68,7 +68,7 @@ def check_python(facts: LoginFacts) -> Seen:
 
 
 def check_environment(facts: LoginFacts) -> Seen:
-    """Look whether the nodes can see the folder of this Python."""
+    """Check that the nodes can see the folder of this Python."""
     folder = facts.environment
     assert folder
     if folder.network:
@@ -81,7 +81,7 @@ def check_environment(facts: LoginFacts) -> Seen:
 
 
 def check_home(facts: LoginFacts) -> Seen:
-    """Look whether the home, in which a run's processes find each other, is shared, free and fast."""
+    """Check that the home, in which a run's processes find each other, is shared, fast and has room."""
     assert facts.home
     if seen := _trouble(facts.home, "the files by which a run's processes find each other lie there"):
         return seen
@@ -94,13 +94,13 @@ def check_home(facts: LoginFacts) -> Seen:
 
 
 def check_scratch(facts: LoginFacts) -> Seen:
-    """Look whether scratch has room."""
+    """Check that scratch has room."""
     assert facts.scratch
     return _trouble(facts.scratch, "arrays are spilled there") or ok(_said(facts.scratch))
 
 
 def _trouble(folder: Folder, use: str) -> Seen | None:
-    """Return what is wrong with a folder, if anything is."""
+    """Judge a folder; None if it is well."""
     if folder.error:
         return failed(f"{folder.path}: {folder.error}", f"make it writable, or choose another folder: {use}")
     if 0 <= folder.free_bytes < _ROOM_BYTES:
@@ -130,13 +130,13 @@ def _said(folder: Folder) -> str:
 
 
 def check_limits(facts: LoginFacts) -> Seen:
-    """Look at this process's limits: batch systems pass some of them on to jobs."""
+    """Check this process's limits: batch systems pass some of them on to jobs."""
     assert facts.limits
     return limits_seen(facts.limits)
 
 
 def limits_seen(limits: Limits) -> Seen:
-    """Return what is to be said of limits on files and processes."""
+    """Judge limits on files and processes."""
     said = f"{_number(limits.files)} open files, {_number(limits.processes)} processes"
     for name, value, least, option in (
         ("open files", limits.files, _FILES, "n"),
@@ -152,13 +152,13 @@ def limits_seen(limits: Limits) -> Seen:
 
 
 def check_locked_memory(facts: LoginFacts) -> Seen:
-    """Look how much memory may be locked, which RDMA and page-locked buffers need."""
+    """Check how much memory may be locked, which RDMA and page-locked buffers need."""
     assert facts.limits
     return locked_seen(facts.limits, needed=False)
 
 
 def locked_seen(limits: Limits, *, needed: bool) -> Seen:
-    """Return what is to be said of locked memory; ``needed``: workers cannot do without it."""
+    """Judge the limit of locked memory; ``needed``: workers cannot do without it."""
     size = limits.locked_bytes
     if size < 0:
         return ok("no limit on locked memory")
@@ -173,7 +173,7 @@ def locked_seen(limits: Limits, *, needed: bool) -> Seen:
 
 
 def check_time(facts: LoginFacts) -> Seen:
-    """Look whether this machine and the home's file server have one time."""
+    """Check that this machine and the home's file server have the same time."""
     assert facts.home
     skew = facts.home.clock_s
     said = f"the clock of {facts.home.path} is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
@@ -183,7 +183,7 @@ def check_time(facts: LoginFacts) -> Seen:
 
 
 def check_names(facts: LoginFacts) -> Seen:
-    """Look whether the machine's name leads to an address that others can reach."""
+    """Check that the machine's name resolves to an address that others can reach."""
     names = facts.names
     assert names
     addresses = ", ".join(f"{address} ({interface})" for interface, address in names.own)

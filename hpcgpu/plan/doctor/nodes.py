@@ -16,12 +16,12 @@ from hpcgpu.units import format_bytes
 LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 _CLOCK_S, _CERTIFICATE_S = 1.0, 86400.0  # certificates are valid from a day before they are made
 _SLOW_IMPORT_S = 10.0
-NOT_SHARED = "the home is not shared with the nodes"  # as a node says it that has no folder of the trial
+NOT_SHARED = "the home is not shared with the nodes"  # the message of a node without the trial's folder
 _SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
 
 
 def check_job(facts: TrialFacts) -> Seen:
-    """Look whether the job ran on all of its nodes."""
+    """Check that the job ran on all of its nodes."""
     if len(facts.nodes) >= facts.wanted_nodes:
         return ok(f"job {facts.job_id} ran on {', '.join(node.host for node in facts.nodes)}")
     said = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}; {facts.ended}"
@@ -39,7 +39,7 @@ def check_job(facts: TrialFacts) -> Seen:
 
 
 def check_versions(facts: TrialFacts) -> Seen:
-    """Look whether Python and packages are the same on all machines, and work there."""
+    """Check that Python and packages are the same on all machines, and work there."""
     for node in facts.nodes:
         if node.python.broken:
             return failed(
@@ -72,7 +72,7 @@ def _differences(here: Python, node: NodeFacts) -> list[str]:
 
 
 def check_clock(facts: TrialFacts) -> Seen:
-    """Look whether all machines have one time."""
+    """Check that all machines have the same time."""
     links = [*(facts.links or ()), *(link for node in facts.nodes for link in node.links)]
     # a handshake takes longer, and how its time was divided between the two machines is not known
     answered = [link for link in links if not link.error and link.protocol == "tcp"]
@@ -93,7 +93,7 @@ def check_clock(facts: TrialFacts) -> Seen:
 
 
 def check_cpus(facts: TrialFacts) -> Seen:
-    """Look whether the job's processes have enough cores."""
+    """Check that the job's processes have enough cores."""
     workers = max(facts.wanted_gpus, 1)
     for node in facts.nodes:
         said = f"{node.host}: {node.cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
@@ -107,12 +107,12 @@ def check_cpus(facts: TrialFacts) -> Seen:
 
 
 def check_node_limits(facts: TrialFacts) -> Seen:
-    """Look at the limits in the job."""
+    """Check the limits in the job."""
     return worst(on(node, limits_seen(node.limits)) for node in facts.nodes)
 
 
 def check_node_locked_memory(facts: TrialFacts) -> Seen:
-    """Look how much memory may be locked in the job, where a network card registers memory."""
+    """Check how much memory may be locked in the job, if a network card registers memory."""
 
     def seen(node: NodeFacts) -> Seen:
         if not any(nic.kind in RDMA for nic in node.nics or ()):
@@ -123,7 +123,7 @@ def check_node_locked_memory(facts: TrialFacts) -> Seen:
 
 
 def check_launcher(facts: TrialFacts) -> Seen:
-    """Look whether the launcher and the MPI library fit: ranks were started, and must have met in one world."""
+    """Check that launcher and MPI library fit: the ranks were started and must have met in one world."""
     found = facts.launcher
     assert found
     advice = (
@@ -155,7 +155,7 @@ def _short(command: str) -> str:
 
 
 def check_temporary(facts: TrialFacts) -> Seen:
-    """Look whether TMPDIR leaves room for the names of sockets."""
+    """Check that TMPDIR leaves room for the names of sockets."""
     for node in facts.nodes:
         size = len(node.temporary.encode(errors="surrogateescape"))
         if size > LONGEST_TMPDIR:
@@ -168,7 +168,7 @@ def check_temporary(facts: TrialFacts) -> Seen:
 
 
 def check_node_scratch(facts: TrialFacts) -> Seen:
-    """Look whether the folder for spilling has room, and is fast."""
+    """Check that the folder for spilling has room and is fast."""
     return each(facts, "scratch", _scratch_of)
 
 
@@ -216,5 +216,5 @@ JOB_CHECKS: tuple[Check[TrialFacts], ...] = (Check("job", (), check_job), *_ANSW
 
 
 def checks_for(facts: TrialFacts) -> tuple[Check[TrialFacts], ...]:
-    """Return the checks that have something to look at: where no node has answered, the job's alone."""
+    """Return the checks that have facts: without an answer of a node, the job's alone."""
     return JOB_CHECKS if facts.nodes else JOB_CHECKS[:1]
