@@ -65,6 +65,25 @@ def store(device_limit: float | str, memory_limit: int | None = None, **options:
             made.close()
 
 
+def spill_all(spilling: Any) -> None:  # noqa: ANN401 - a store
+    """Let an allocation that nobody can have move all down, without waiting for room."""
+    from hpcgpu.spill.devices.cuda import CudaDevice
+
+    hook: Any = CudaDevice.current(0).on_alloc_failure
+    while hook.evict(2**50):
+        pass
+    spilling.settle(20)
+
+
+def filled(nbytes: int, value: int) -> Any:  # noqa: ANN401 - CuPy's
+    """Return an array without a kernel or a copy."""
+    import cupy
+
+    array = cupy.empty(nbytes, "u1")
+    array.data.memset(value, nbytes)
+    return array
+
+
 def late_copy(source: Any, target: Any, stream: Any, wait_s: float) -> None:  # noqa: ANN401 - CuPy's
     """Start a kernel that waits on the device, and then copies bytes."""
     import cupy
