@@ -18,17 +18,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return the node, its workers and its ports, used or not, as ``hpcgpu topo --json`` prints them.
 
-    Parameters
-    ----------
-    topology : Topology
-        The node.
-    specs : sequence of WorkerSpec
-        Its workers.
-    host : str
-        Its name; empty if it is not this machine.
-    nics : str or tuple of str
-        The rule that chose the ports.
-
+    ``host``: the name; "" if it is not this machine. ``nics``: the rule that chose the ports.
     """
     ports = Ports(topology, nics)
     return {
@@ -115,13 +105,9 @@ def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]
 
 
 def differences(nodes: Mapping[str, Described]) -> tuple[str, ...]:
-    """Return the differences between nodes in words; devices are compared by PCI address.
+    """Return the differences between the results of :func:`describe` in words, by the names of the nodes.
 
-    Parameters
-    ----------
-    nodes : mapping of str to mapping
-        The results of :func:`describe`, by the nodes' names.
-
+    Devices are compared by PCI address.
     """
     facts: dict[str, dict[str, list[str]]] = {}
     told = {name: dict(_facts(node)) for name, node in nodes.items()}
