@@ -24,12 +24,22 @@ _HOMES = {
     "unproxy": "hpcgpu.spill.proxies.proxy",
 }
 
+# Names that users of other packages try.
+_INSTEAD = {
+    **{"SLURMCluster": "SLURMGPUCluster", "PBSCluster": "PBSGPUCluster", "SLURMRunner": "GPURunner"},
+    **dict.fromkeys(("LocalCluster", "LocalCUDACluster"), "LocalGPUCluster"),
+    **dict.fromkeys(("CUDAWorker", "Worker", "Nanny"), "GPUWorker"),
+}
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are strings of a literal dict
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _INSTEAD:  # "from hpcgpu import" would drop the text of an AttributeError
+        raise ImportError(
+            f"hpcgpu has no {name}; its name here is {_INSTEAD[name]}: from hpcgpu import {_INSTEAD[name]}"
+        )
     raise AttributeError(f"module 'hpcgpu' has no attribute {name!r}")
 
 

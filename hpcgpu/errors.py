@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-DOCTOR = "'hpcgpu doctor --submit', with the same options, looks for the cause"
+DOCTOR = (
+    "'hpcgpu doctor' looks for the cause on this machine; on a batch system 'hpcgpu doctor --submit', with the same "
+    "options, also on two nodes"
+)
 ALL_FRAMES = "(all frames: import traceback; traceback.print_last())"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,20 @@ def _run(command: click.Command, name: str, words: Sequence[str] | None = None) 
     sys.exit(code)
 
 
+def _as_typed(text: str) -> str:
+    """Return a message with options as they are typed here: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
+    from hpcgpu.cli.options import flag
+    from hpcgpu.config.layers import BY_NAME
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2].strip("'\"")
+        if name not in BY_NAME or value in ("True", "False"):
+            return flag(name if value != "False" else f"no_{name}") if name in BY_NAME else match[0]
+        return f"{flag(name)} {value}".rstrip()
+
+    return re.sub(r"(?<![\w.-])([a-z]\w*)=('[^']*'|\"[^\"]*\"|[\w.:*-]*)", option, text)
+
+
 def _exit_code(command: click.Command, name: str, words: Sequence[str] | None) -> int:
     import click
 
@@ -58,7 +73,7 @@ def _exit_code(command: click.Command, name: str, words: Sequence[str] | None) -
     except HpcGpuError as e:
         if os.environ.get("HPCGPU_DEBUG"):
             sys.excepthook(*sys.exc_info())
-        log.say(whole(e))
+        log.say(_as_typed(whole(e)))
         return 2 if isinstance(e, ConfigError) else 1
     except (OSError, RuntimeError) as e:
         from hpcgpu.host import process

@@ -106,6 +106,8 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     from hpcgpu.deploy import start
 
     given, script = given_settings(arguments), _checked(script, entry_points.RUN)
+    if str(given.get("gpus", "")).isdecimal():
+        given.setdefault("gpus_per_node", given.pop("gpus"))  # a rank has one node
     _check_json(as_json, dry_run)
     if not dry_run:
         start.run(given, FROM, script)

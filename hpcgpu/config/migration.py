@@ -123,7 +123,23 @@ DASK_WORKER: Mapping[str, Hint] = MappingProxyType(
         "dashboard_prefix": Hint("workers have no web server; leave it out"),
     }
 )
-HINTS: Mapping[str, Hint] = MappingProxyType({**JOBQUEUE, **DASK_CUDA})
+_GPUS = Hint("give gpus_per_node: there is one worker per GPU")
+# Words of Slurm, PBS and other clusters that are no option here.
+FIELD: Mapping[str, Hint] = MappingProxyType(
+    {
+        **dict.fromkeys(("gres", "ngpus", "n_gpus", "num_gpus", "num_workers", "ntasks", "ntasks_per_node"), _GPUS),
+        **dict.fromkeys(("cpus_per_task", "cpus_per_gpu", "cpus", "n_cores", "num_cores"), Hint("give cores_per_gpu")),
+        **{
+            name: Hint(f'give job_extra_directives=["--{name}=..."] (PBS: ["-l {name}=..."])')
+            for name in ("qos", "constraint", "reservation", "nodelist", "exclude", "gpus_per_task")
+        },
+        "exclusive": Hint('give job_extra_directives=["--exclusive"] (PBS: ["-l place=excl"])'),
+        **dict.fromkeys(("time", "time_limit", "wall_time", "runtime"), Hint("give walltime")),
+        **dict.fromkeys(("mem_per_cpu", "mem_per_gpu", "mem_per_node"), Hint("give memory, of each node")),
+        **dict.fromkeys(("num_nodes", "n_nodes", "nnodes", "node_count"), Hint("give nodes")),
+    }
+)
+HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})
 
 
 def read_local_cuda(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
@@ -159,6 +175,8 @@ def read_local_cuda(given: Mapping[str, object]) -> tuple[dict[str, object], dic
                 f"CUDA_VISIBLE_DEVICES={visible!r}: no GPU, or one twice; allowed: indices or UUIDs such as '0,1'"
             )
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    if isinstance(ours.get("gpus"), int) and "gpus_per_node" not in ours:
+        ours["gpus_per_node"] = ours.pop("gpus")  # of this machine
     workers = ours.pop("n_workers", None)
     if workers is not None:
         if ours.get("gpus_per_node") not in (None, workers):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from hpcgpu.errors import ConfigError
 from hpcgpu.units import format_bytes, meant, parse_bytes
 
+# In the words of both doors.
+SIMULATE = "gpus='sim:4' in Python, --gpus sim:4 before the script of a command"
 DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
 _SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
 _TEXT = re.compile(r"sim:(\d{1,4})(?:x(.+))?")

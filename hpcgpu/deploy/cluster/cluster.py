@@ -27,7 +27,7 @@ from hpcgpu.deploy.cluster.run import Run
 from hpcgpu.deploy.cluster.seen import Seen
 from hpcgpu.deploy.cluster.session import Hooks
 from hpcgpu.deploy.cluster.state import State, first_line, without_workers
-from hpcgpu.errors import HpcGpuError, JobError
+from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.phase import End, summary_line
 from hpcgpu.plan.jobs.worker_names import by_number
@@ -36,6 +36,15 @@ from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise.rounds import reason_of
 
 Kind = TypeVar("Kind", bound="GPUCluster")
+
+
+# Attributes of distributed's LocalCluster that people look for.
+_INSTEAD = {
+    "workers": "cluster.scheduler_info['workers'] has the facts of each, cluster.bindings() where they are",
+    "scheduler": "it runs in another process; cluster.scheduler_address, cluster.scheduler_info",
+    "worker_spec": "cluster.explain() has the plan",
+    "nannies": "cluster.scheduler_info['workers'] has the address of each nanny",
+}
 
 
 class GPUCluster(NotebookCluster, ReportedCluster):
@@ -76,7 +85,18 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         cls.__signature__ = inspect.Signature([*numpydoc.parameters(refused), *own])
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
-    def __init__(self, *, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        *words: Any,  # noqa: ANN401
+        asynchronous: bool = False,
+        loop: Any = None,  # noqa: ANN401
+        quiet: bool = False,
+        **given: Any,  # noqa: ANN401
+    ) -> None:
+        if words:
+            raise ConfigError(
+                f"{type(self).__name__}({words[0]!r}): options have names here, such as gpus_per_node=2 or gpus='sim:2'"
+            )
         self._make(self._prepare(given), asynchronous=asynchronous, loop=loop, quiet=quiet)
         self._begin()
 
@@ -157,12 +177,17 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         """As of distributed's clusters: of :attr:`plan`, those whose jobs have been submitted."""
         return self.parts.state.named(self.observed, self.parts.run.requested_workers)
 
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if words := _INSTEAD.get(name):
+            raise AttributeError(f"a {type(self).__name__} has no {name!r}: {words}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __repr__(self) -> str:
         if state := self.parts.state.text:
             return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
         names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
         gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
-        return f"{str(super().__repr__()).removesuffix(')')}, gpus={gpus})"
+        return f"{str(super().__repr__()).removesuffix(')')}, gpus={gpus}): Client(cluster) connects"
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "status", None) == Status.created:
@@ -221,9 +246,16 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             They will not come: the reason, and the end of the last job's log.
         TimeoutError
             They have not come within ``timeout`` seconds; the message says what their jobs do.
+        ConfigError
+            More workers than a cluster of fixed size will ever have.
 
         """
         self.parts.state.must_run()
+        if not self.parts.run.scales and n_workers > self.wanted_workers:
+            raise ConfigError(
+                f"wait_for_workers({n_workers}): this cluster has {self.wanted_workers} workers, and never more; the "
+                "number is decided when it is made"
+            )
         return self.sync(self._wait_for_workers, n_workers, timeout)
 
     async def _wait_for_workers(self, n_workers: int = 0, timeout: float | str | None = None) -> None:

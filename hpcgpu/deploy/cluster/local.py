@@ -131,8 +131,13 @@ class LocalGPUCluster(GPUCluster):
 
     def _prepare(self, given: dict[str, Any]) -> LocalRun:
         ours, environ = read_local_cuda(given)
-        wanted = wanted_settings.read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
-        return LocalRun(wanted, environ)
+        where = f"keyword {{name}} of {type(self).__name__}"
+        try:
+            return LocalRun(wanted_settings.read(ours, where, entry_point=self.entry_point), environ)
+        except ConfigError as e:
+            if "n_workers" not in given:
+                raise
+            raise ConfigError(str(e).replace("gpus_per_node", "n_workers")) from None
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401
         """Refuse: there are no more GPUs."""

@@ -18,7 +18,10 @@ from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.offer import shortfalls
 from hpcgpu.plan.jobs.refusal import Step, after_pause, after_refusal
 
-_ELSEWHERE = "jobs are submitted from a login node of a cluster; on this machine alone it is LocalGPUCluster"
+_ELSEWHERE = (
+    "jobs are submitted from a login node of a cluster; 'hpcgpu jobscript' prints the script anywhere, and on this "
+    "machine alone it is LocalGPUCluster"
+)
 
 
 async def submit(

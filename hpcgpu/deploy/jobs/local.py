@@ -71,7 +71,7 @@ class LocalJob:
                 f"the ranks could not be started ({e}): python and launcher say what starts them, log_directory where "
                 "their log lies"
             ) from e
-        self.id = str(self._process.pid)
+        self.id = f"pid {self._process.pid}"  # there is no batch system to number it
 
     async def _start(self) -> asyncio.subprocess.Process:
         environ, parent = self._env(), os.getpid()
@@ -82,6 +82,8 @@ class LocalJob:
                 stdout=log,
                 stderr=log,
                 env=environ,
+                # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
+                start_new_session=True,
                 preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
             )
 
@@ -99,7 +101,7 @@ class LocalJob:
         """Return the facts about the ranks; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
             said = await asyncio.to_thread(tail, self._log, kept=self._keeps)
-            raise JobError(f"the ranks ended with exit code {self._process.returncode}: {said}")
+            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster. {said}")
         return self.facts
 
     async def news(self) -> JobFacts:

@@ -23,7 +23,7 @@ from hpcgpu.model import (
     WorkerSpec,
 )
 from hpcgpu.model.limit import SHARE, read_disk_limit
-from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.model.simulated import SIMULATE, parse_simulated
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
@@ -52,7 +52,7 @@ class Machine:
             why = (shown, others_words(topology), nvml.read().trouble)
             given = f" ({'; '.join(filter(None, why))})" if any(why) else ""
             raise LaunchError(
-                f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: gpus=sim:4"
+                f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: {SIMULATE}"
             )
         return cls(host, topology, found)
 

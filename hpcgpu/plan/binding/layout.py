@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpcgpu.errors import WorldError
 from hpcgpu.model import Layout, NodeLayout
+from hpcgpu.model.simulated import SIMULATE
 
 
 class RankRecord(NamedTuple):
@@ -58,8 +59,8 @@ def plan_layout(
         troubles = {r.host: r.trouble for r in records if r.trouble}
         why = f" ({'; '.join(f'{host}: {trouble}' for host, trouble in troubles.items())})" if troubles else ""
         raise WorldError(
-            f"no GPU can be opened on any node of this run{why}; ask the batch system for GPUs, "
-            "or use simulated ones: --gpus sim:4, before the script"
+            f"no GPU can be opened on any node of this run{why}; ask the batch system for GPUs, or simulate them: "
+            f"{SIMULATE}"
         )
     beside: dict[str, int] = {}
     for host in devices:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, Settings
 from hpcgpu.model.simulated import parse_simulated
+
+# Directives for CPUs, or for whole nodes, and for GPUs.
+_CPU_DIRECTIVE = r"exclusive|excl\b|cpus|ncpus|-c\b|\bselect="
+_GPU_DIRECTIVE = r"--gres=gpu|--gpus|-G\b|ngpus="
 
 
 def plan_member(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
@@ -73,6 +78,7 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
             user = name.removesuffix("_bytes").removesuffix("_s")
             raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
     count = gpus_per_node(settings)
+    _check_cores(settings, count)
     per_gpu = settings.ranks == "gpu"
     return JobSpec(
         name=settings.job_name,
@@ -91,6 +97,22 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
         skipped_directives=settings.job_directives_skip,
         log_directory=settings.log_directory,
     )
+
+
+def _check_cores(settings: Settings, count: int) -> None:
+    """Refuse a number of cores to bind to of which the job would get fewer: dask-jobqueue's cores= requests them."""
+    cores, each = settings.cores, settings.cores_per_gpu
+    elsewhere = settings.site or any(re.search(_CPU_DIRECTIVE, d) for d in settings.job_extra_directives)
+    if not isinstance(cores, int) or (each is None and elsewhere):
+        return
+    wanted = cores * settings.workers_per_gpu
+    if each is None or wanted > each:
+        has = f"a GPU has cores_per_gpu={each}" if each else "it requests none from the batch system"
+        raise ConfigError(
+            f"{settings.said('cores')} binds each worker to so many cores, and {has}; to request {cores} cores of a "
+            f"node give cores_per_gpu={max(1, cores // count)} in its place; to bind so many give "
+            f"cores_per_gpu={wanted} too"
+        )
 
 
 def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
@@ -113,6 +135,13 @@ def gpus_per_node(settings: Settings) -> int:
             )
         return wanted or simulated
     if wanted is None:
+        gres = next((d for d in settings.job_extra_directives if re.search(_GPU_DIRECTIVE, d)), "")
+        if gres:
+            number = re.search(r"\d+$", gres)
+            raise ConfigError(
+                f"instead of {gres} (set by {settings.where('job_extra_directives')}) give "
+                f"gpus_per_node={number[0] if number else 4}: the number of workers follows from it"
+            )
         raise ConfigError(
             "how many GPUs of each node? Nobody said it: give gpus_per_node=4, or site= for a machine that is known, "
             "or gpus='sim:4' to try it without GPUs"

@@ -12,7 +12,7 @@ MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 
 def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) -> str:
     """Return a table of planned and actual bindings; differences and reasons are below each row."""
-    columns = ("worker", "GPU", "cores planned", "cores now", "memory planned", "memory now", "threads", "NIC")
+    columns = ("worker", "GPU", "cores planned", "cores now", "memory planned", "memory now", "OS threads", "NIC")
     rows = []
     for spec, now in zip(specs, actual, strict=True):
         binding = spec.binding

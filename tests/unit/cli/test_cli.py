@@ -88,7 +88,7 @@ def test_no_script_names_the_command_that_was_typed(command: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--queue", "gpu"], "queue='gpu' (set by option --queue): it is asked of a batch system"),
+        (["run", "--queue", "gpu"], "--queue gpu (set by option --queue): it is asked of a batch system"),
         (["run", "--shape", "elastic"], "SLURMGPUCluster and PBSGPUCluster take it"),
         (["run", "--nodes", "3"], "salloc -N, sbatch -N or qsub -l select= asks for them"),
         (["run", "--launcher", "mpirun"], "'hpcgpu launch' takes it"),

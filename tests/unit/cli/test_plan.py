@@ -49,7 +49,7 @@ def test_settings_are_printed_as_people_write_them() -> None:
     several = ("--env", "UCX_TLS=rc,cuda", "--env", "A=1", "--resources", "GPU=1", "--nics", "mlx5_0,mlx5_1")
     directives = ("--job-extra-directives", "--constraint=gpu", "--job-extra-directives", "-C x")
     sizes = ("--memory", "64GiB", "--walltime", "90m", "--drain", "30", "--device-memory-limit", "0.5")
-    words = (*several, *directives, *sizes, "--jit-unspill", "--cores", "2")
+    words = (*several, *directives, *sizes, "--jit-unspill", "--cores", "2", "--cores-per-gpu", "2")
     lines = [line.partition("    (")[0].strip() for line in invoke(*FORGE, *words).output.splitlines()]
     for line in (
         "env = UCX_TLS=rc,cuda A=1",

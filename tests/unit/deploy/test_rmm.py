@@ -79,8 +79,6 @@ def test_a_fraction_is_of_the_workers_own_gpu(fraction: float, size: int) -> Non
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"rmm_pool_size": 0.5, "gpus": "sim:2"}, "simulated GPUs"),
-        ({"enable_cudf_spill": True, "gpus": "sim:2"}, "simulated GPUs"),
         ({"rmm_async": True, "rmm_managed_memory": True}, "no managed memory"),
         ({"rmm_release_threshold": "1GB"}, "rmm_async=True only"),
         ({"rmm_maximum_pool_size": "1GB"}, "without a pool"),

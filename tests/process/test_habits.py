@@ -1,0 +1,163 @@
+"""Habits of users of Dask's other clusters: what they type is answered in the words of the door that they use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+from click.testing import CliRunner
+from distributed import Client
+from paths import ROOT
+from waiting import scaled, until
+
+import hpcgpu
+from hpcgpu import ConfigError, LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
+from hpcgpu.cli.commands import hpcgpu as command
+from hpcgpu.config.migration import FIELD
+
+# Jupyter interrupts a cell by a signal to the process group of its kernel, as a terminal does.
+INTERRUPTED = """
+import os, signal
+from distributed import Client
+from hpcgpu import LocalGPUCluster
+
+with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
+    kept = client.scatter(41)
+    try:
+        os.killpg(os.getpgrp(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(client.submit(lambda x: x + 1, kept).result(60))
+"""
+ENDED = """
+import os, signal
+from hpcgpu import LocalGPUCluster
+
+cluster = LocalGPUCluster(gpus="sim:1x64MiB", quiet=True)
+print(cluster.parts.run.job.id, flush=True)
+os.killpg(os.getpgrp(), signal.SIGINT)
+signal.pause()
+"""
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    argv = [sys.executable, "script.py"]
+    env = ranks.environment()
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, text=True, timeout=scaled(120), start_new_session=True
+    )
+
+
+def test_interrupted_cell_leaves_a_local_cluster(tmp_path: Path) -> None:
+    done = run(INTERRUPTED, tmp_path)
+    assert done.stdout.splitlines() == ["interrupted", "42"], done.stderr
+
+
+def test_interrupted_script_ends_its_local_cluster(tmp_path: Path) -> None:
+    """The fixture of all process tests fails if a process is left."""
+    done = run(ENDED, tmp_path)
+    assert done.returncode != 0
+    assert "KeyboardInterrupt" in done.stderr
+    pid = int(done.stdout.split()[1])
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the ranks end with the script")
+
+
+def fails(call: object, *words: object, **options: object) -> str:
+    with pytest.raises(ConfigError) as refused:
+        call(*words, **options)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [SLURMGPUCluster, PBSGPUCluster])
+def test_cores_without_a_request_are_refused_before_submission(kind: type) -> None:
+    said = fails(kind, gpus_per_node=4, cores=8)
+    assert f"cores=8 (set by keyword cores of {kind.__name__}) binds each worker" in said
+    assert "to request 8 cores of a node give cores_per_gpu=2" in said
+    assert "cores_per_gpu=2" in fails(kind, gpus_per_node=4, cores=8, cores_per_gpu=2)
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_words_of_the_field_are_answered(name: str) -> None:
+    said = fails(SLURMGPUCluster, **{name: 1})
+    assert f"{name}=1, set by keyword {name} of SLURMGPUCluster: give " in said
+    option = re.search(r"give (\w+)", said)
+    assert option
+    assert option[1] in {p.name for p in SLURMGPUCluster.__signature__.parameters.values()}
+
+
+def test_gres_alone_is_answered_with_gpus_per_node() -> None:
+    said = fails(SLURMGPUCluster, job_extra_directives=["--gres=gpu:4"])
+    assert "instead of --gres=gpu:4" in said
+    assert "give gpus_per_node=4" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("SLURMCluster", "SLURMGPUCluster"), ("PBSCluster", "PBSGPUCluster"), ("LocalCUDACluster", "LocalGPUCluster")],
+)
+def test_names_of_other_packages_lead_to_ours(name: str, instead: str) -> None:
+    with pytest.raises(ImportError, match=f"its name here is {instead}: from hpcgpu import {instead}"):
+        exec(f"from hpcgpu import {name}")
+    assert hasattr(hpcgpu, instead)
+    assert not hasattr(hpcgpu, "nothing")
+
+
+def test_local_cluster_answers_habits() -> None:
+    assert "gpus_per_node=2 or gpus='sim:2'" in fails(LocalGPUCluster, 2)
+    assert "n_workers: 0 is not a count" in fails(LocalGPUCluster, n_workers=0)
+    with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster):
+        said = fails(cluster.wait_for_workers, 3)
+        assert "wait_for_workers(3): this cluster has 2 workers, and never more" in said
+        cluster.wait_for_workers(2)
+        assert "Client(cluster) connects" in repr(cluster)
+        assert "OS threads" in str(cluster.bindings())
+        for name, words in (("workers", "scheduler_info"), ("scheduler", "scheduler_address")):
+            with pytest.raises(AttributeError, match=words):
+                getattr(cluster, name)
+        assert not hasattr(cluster, "nothing")
+
+
+def test_local_errors_advise_what_works_here() -> None:
+    """Without a GPU: the advice of the error is followed."""
+    with pytest.raises(hpcgpu.JobError) as failed:
+        LocalGPUCluster(quiet=True)
+    said = "\n".join([str(failed.value), *failed.value.__notes__])
+    assert "gpus='sim:4' in Python, --gpus sim:4 before the script" in said
+    assert "'hpcgpu doctor' looks for the cause on this machine" in said
+    assert "make a new cluster" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        (["jobscript", "--batch", "slurm", "--nodes", "2"], "--gpus-per-node 4"),
+        (["jobscript", "--batch", "slurm", "--job-extra-directives=--gres=gpu:2"], "--gpus-per-node 2"),
+        (["jobscript", "--batch", "slurm", "--gpus-per-node", "4", "--cores", "8"], "--cores-per-gpu 8"),
+    ],
+)
+def test_command_speaks_of_options_and_its_advice_works(typed: list[str], advice: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hpcgpu", *typed]
+    env = ranks.environment()
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60))
+    assert done.returncode == 2
+    assert advice in done.stderr
+    assert not re.search(r"\bgpus_per_node=|\bcores_per_gpu=", done.stderr)
+    kept = [word for word in typed if not word.startswith("--job-extra")]
+    followed = CliRunner().invoke(command, [*kept, *advice.split()])
+    assert followed.exit_code == 0, followed.output
+    assert "#SBATCH" in followed.output
+
+
+def test_hpcgpu_run_takes_a_number_of_gpus(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hpcgpu", "run", "--gpus", "4", str(ROOT / "examples/svd.py")]
+    done = subprocess.run(
+        argv, env=ranks.environment(), cwd=tmp_path, capture_output=True, text=True, timeout=scaled(90)
+    )
+    assert done.returncode == 1
+    assert "no GPU can be opened" in done.stderr
