@@ -147,6 +147,9 @@ class SimGpu:
         buffer = buffer_of(array)
         return id(buffer), buffer.nbytes
 
+    def synchronize(self) -> None:
+        """Do nothing: the work of a simulated GPU is done when its call returns."""
+
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
         """Copy the one buffer of all the arrays to the host, once; return it, and the layout of each array in it."""
         root = _root(host_of(arrays[0]))

@@ -85,6 +85,11 @@ class DriverCopies:
         """Give that memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
 
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        with self.context():
+            self.call("cuCtxSynchronize")
+
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory: in page-locked memory if there is some, else in an array by ``empty``."""
         return self.to_host_each([(pointer, nbytes)], empty)[0]
@@ -243,6 +248,9 @@ class NoCopies:
     def trim(self) -> int:
         """Return 0: there is no pool."""
         return 0
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing comes up, so that no copy is kept."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
         """Raise SpillError."""

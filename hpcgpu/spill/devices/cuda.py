@@ -72,6 +72,10 @@ class CudaDevice:
         for kind in tuple(self.kinds.values()):
             kind.give_back()
 
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        self.copies.synchronize()
+
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
         if cudf.is_cudf(array):
@@ -176,13 +180,9 @@ class CoreBuffers:
         return BufferView(int(array.size))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
-        """Allocate on the stream of the copies to the device."""
-        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), self._wait)
+        """Allocate on the stream of the copies to the device; memory freed on other streams is free after a wait."""
+        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), device.synchronize)
         return memory, memory.pointer, int(self._copies.up_stream)
-
-    def _wait(self) -> None:
-        with self._copies.context():
-            self._copies.call("cuCtxSynchronize")  # memory freed on other streams is free then
 
     def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
         """Return a Buffer that keeps the memory alive."""

@@ -101,6 +101,12 @@ class CupyCopies:
         cupy.get_default_pinned_memory_pool().free_all_blocks()
         return 0
 
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        import cupy
+
+        cupy.cuda.Device(self._number).synchronize()
+
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, in page-locked memory."""
         del empty

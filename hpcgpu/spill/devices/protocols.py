@@ -44,6 +44,9 @@ class Device(Protocol):
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes; views share both."""
 
+    def synchronize(self) -> None:
+        """Wait for all work that the device has got so far, on all streams."""
+
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the buffer that the arrays share to the host, once.
 
@@ -105,6 +108,9 @@ class Copies(Protocol):
 
     def trim(self) -> int:
         """Give that memory back to the system; return its bytes."""
+
+    def synchronize(self) -> None:
+        """Wait for all work that the device has got so far, on all streams."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, made after all work that the device has got so far."""

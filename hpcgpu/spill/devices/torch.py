@@ -158,6 +158,12 @@ class TorchCopies:
         """Do nothing: there is no pool."""
         return 0
 
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        import torch
+
+        torch.cuda.synchronize(self._number)
+
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory."""
         import torch

@@ -168,10 +168,11 @@ class Copy(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Give up what a tier holds of a unit."""
+    """Give up what a tier holds of a unit; ``may_be_read``: kernels of tasks that are over may still read it there."""
 
     unit: Unit
     tier: int
+    may_be_read: bool = False
 
 
 class Trim(NamedTuple):

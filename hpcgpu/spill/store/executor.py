@@ -53,39 +53,7 @@ class Executor:
 
     Thread-safe; GpuSpillBuffer makes it. ``lock`` is a leaf: under it the machine is called and references change, and
     nothing else happens. A thread with an event makes a Todo, fills it by :meth:`record` under the lock, and carries it
-    out without the lock.
-
-    Parameters
-    ----------
-    device_limit : Limit
-        The limit of a device.
-    host_limit_bytes, disk_limit_bytes : int
-        The limits of the host tier and of the disk tier; 0: none.
-    disk : Disk
-        The disk tier, and its pool of host memory.
-
-    Attributes
-    ----------
-    known : dict
-        Units by the names of the allocations that they lie in now.
-    values : dict of int to Entry
-        Entries by the ids of their values, if these are whole and have a name.
-    on_fault : callable or None
-        Called with the SpillError when a value cannot be read back, once; in the thread that tried to copy it up.
-    counters : dict of str to Count
-        The moves so far, by direction.
-    trouble : dict of int to str
-        By tier, why it stays above its limit, in one line.
-    immovable : dict of int to int
-        Bytes of the units that cannot be pickled, by their names.
-    orphans : deque
-        Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone; the garbage collector
-        may add to it at any time.
-    inbox : SimpleQueue
-        The spill thread's.
-    rescues : int
-        The number of allocations that succeeded after room was made.
-
+    out without the lock. A limit of 0 bytes is none.
     """
 
     def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
@@ -93,17 +61,21 @@ class Executor:
         self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices = device_limit, list[Device]()
-        self.known: dict[Any, ObjectContent] = {}
-        self.values: dict[int, Entry] = {}
-        self.on_fault: Callable[[SpillError], None] | None = None
+        self.known: dict[Any, ObjectContent] = {}  # units by the names of the allocations that they lie in now
+        self.values: dict[int, Entry] = {}  # by the ids of values that are whole and have a name
+        self.on_fault: Callable[[SpillError], None] | None = None  # called once, in the thread that copied up
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
         self._reports = Reports(self.state.stays)
-        self.trouble = self._reports.trouble
-        self.immovable: dict[int, int] = {}
+        self.trouble = self._reports.trouble  # by tier, why it stays above its limit
+        self.immovable: dict[int, int] = {}  # bytes of units that cannot be pickled, by their names
+        # Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone: the garbage
+        # collector may add to it at any time. The inbox is the spill thread's.
         self.orphans, self.inbox = deque[Any](), Inbox()
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
         self.closed = self.is_watched = self.wants_trim = False
+        # what devices gave up without a copy: kernels of tasks that are over may read it
+        self._unread: list[tuple[int, list[Any]]] = []
 
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
@@ -179,7 +151,7 @@ class Executor:
         if not entry.names:
             for unit in entry.units:
                 unit.leave(entry)
-            self._forget_value(entry, todo)
+            self._forget_value(entry, todo.garbage)
             for content in entry.small:
                 self._release_member(content, todo)
             if out := self.state.delete(entry):
@@ -203,7 +175,10 @@ class Executor:
         for each in instructions:
             kind = type(each)
             if kind is Drop:
-                self._detach(each.unit, each.tier, todo)  # type: ignore[union-attr, arg-type]
+                gone = [] if each.may_be_read else todo.garbage  # type: ignore[union-attr]
+                self._detach(each.unit, each.tier, todo, gone)  # type: ignore[union-attr, arg-type]
+                if each.may_be_read:  # type: ignore[union-attr]
+                    self._unread.append((each.tier, gone))  # type: ignore[union-attr]
             else:
                 if kind is Copy:
                     self.under_way += 1
@@ -221,7 +196,7 @@ class Executor:
                 break
             with self.lock:
                 self._bury(todo)
-        if self.disk.waste:
+        if self.disk.waste or self._unread:
             self._wake()
 
     def _make_steps(self, todo: Todo) -> None:
@@ -312,13 +287,27 @@ class Executor:
         """Tell whether nobody waits for this thread: it is no spill thread, copies nothing down, and has no lock."""
         return not (this_thread.spills or this_thread.copies_down or is_inside())
 
+    def free_unread(self) -> bool:
+        """Free what devices gave up without a copy, once their kernels are over; return whether there was any."""
+        unread = tuple(self._unread)
+        for tier in {tier for tier, _ in unread}:
+            self._devices[tier - DEVICE].synchronize()
+        for _, gone in unread:
+            gone.clear()  # memory is freed here, even if another thread is about to do the same
+        if unread:
+            with self.lock:
+                self._unread = [each for each in self._unread if each[1]]
+        return bool(unread)
+
     def evict(self, device: Device, nbytes: int) -> bool:
         """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
 
-        Nothing goes in a thread that others wait for, see :meth:`may_evict`.
+        Nothing is copied in a thread that others wait for, see :meth:`may_evict`.
         """
-        if not self.may_evict():
+        if is_inside():
             return False
+        if (was_freed := self.free_unread()) or not self.may_evict():
+            return was_freed
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
             self.tell(self.state.alloc_failed, allocation)
@@ -328,7 +317,7 @@ class Executor:
                 self.tell(self.state.alloc_given_up, allocation)
             for copy in not_made(allocation):  # another thread has freed enough, or it was interrupted
                 self._send_to_spill_thread(copy)
-        return allocation.has_room
+        return self.free_unread() or allocation.has_room
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
@@ -412,9 +401,9 @@ class Executor:
         if tier == unit.top:
             self.known |= {name: content for content in unit.contents for name in content.names}
 
-    def _detach(self, unit: Content, tier: int, todo: Todo) -> None:
+    def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:
         """Take what a tier holds of a unit. From now on nobody gets it; threads that have it may go on."""
-        todo.garbage.append(unit.take(tier))
+        garbage.append(unit.take(tier))
         if tier == unit.top:
             for content in unit.contents:
                 if content.names:
@@ -423,7 +412,7 @@ class Executor:
                     todo.released = [*todo.released, *content.living_objects()]
             for entry in unit.entries:
                 if not entry.lazy or unit is entry.skeleton:
-                    self._forget_value(entry, todo)
+                    self._forget_value(entry, garbage)
             if self.immovable:
                 self.immovable.pop(unit.name, None)
 
@@ -433,9 +422,9 @@ class Executor:
                 del self.known[name]
         content.names = ()
 
-    def _forget_value(self, entry: Whole, todo: Todo) -> None:
+    def _forget_value(self, entry: Whole, garbage: list[Any]) -> None:
         if (value := entry.value) is not ABSENT:
-            todo.garbage.append(value)
+            garbage.append(value)
             if self.values.get(id(value)) is entry:
                 del self.values[id(value)]
             entry.value = ABSENT

@@ -133,6 +133,7 @@ class SpillThread:
     def _look(self) -> None:
         """Do what is due besides copies."""
         executor = self._executor
+        executor.free_unread()
         executor.disk.empty_bin()
         self._shrink_free()
         if self._shrink_requested:
