@@ -18,8 +18,27 @@ from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipe
 PINNED_BYTES = 4 * 2**30
 # Copies from and to ordinary memory go through page-locked stages: one is filled while the one before it is emptied.
 _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
+# After these a process can do nothing more on its GPU (NVIDIA: "leaves the process in an inconsistent state", "the
+# context cannot be used anymore"; cuda-bindings 13.5). The driver's numbers are the runtime's, too.
+_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+# The attribute with that number, by library.
+_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
 # Smaller buffers are not worth locked pages.
 _PINNED_FROM_BYTES = 2**20
+
+
+class DriverError(SpillError):
+    """A call of the driver fails; ``status`` is CUDA's number for it."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
+    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
+    return number is not None and getattr(error, number, 0) in _LASTING
 
 
 class DriverCopies:
@@ -64,7 +83,7 @@ class DriverCopies:
         if status != self.driver.CUresult.CUDA_SUCCESS:
             if status == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise MemoryError(f"{name}: {status.name}")
-            raise SpillError(f"{name} of the CUDA driver fails: {status.name}")
+            raise DriverError(f"{name} of the CUDA driver fails: {status.name}", int(status))
         return values[0] if values else None
 
     @contextmanager

@@ -204,9 +204,9 @@ class Say(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Leave the cluster: a unit is lost, and others would wait for its key for ever."""
+    """Leave the cluster: a unit is lost, and others would wait for its key for ever; None: the GPU is lost."""
 
-    unit: Unit
+    unit: Unit | None
     error: Exception
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
-from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.devices import allocation_failure, copies
 from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
@@ -73,7 +73,7 @@ class Executor:
         self.orphans, self.inbox = deque[Any](), Inbox()
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
-        self.closed = self.is_watched = self.wants_trim = False
+        self.closed = self.is_watched = self.wants_trim = self._has_lost_gpu = False
         # what devices gave up without a copy: kernels of tasks that are over may read it
         self._unread: list[tuple[int, list[Any]]] = []
 
@@ -358,8 +358,9 @@ class Executor:
     def _failed(self, copy: Copy, error: BaseException) -> None:
         unit: Content = copy.unit  # type: ignore[assignment]
         is_down = copy.to < copy.source
-        for_good = isinstance(error, ImmovableError if is_down else OSError | SpillError)
-        for_good &= not isinstance(error, ReenteredError)
+        # what cannot come up from host memory is whole there: the reader has the error, and may try again
+        is_lost = copy.source == DISK and isinstance(error, OSError | SpillError)
+        for_good = isinstance(error, ImmovableError) if is_down else is_lost and not isinstance(error, ReenteredError)
         if isinstance(error, Exception):
             forget_frames(error)  # they keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
@@ -374,7 +375,15 @@ class Executor:
                 error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
             )
             self.record(self.state.failed(copy, told, for_good), todo)
+        self.tell_of_lost_gpu(told)
         self._ended(todo)
+
+    def tell_of_lost_gpu(self, error: BaseException) -> None:
+        """Tell the owner of an error after which this process cannot use its GPU, once; a task's error, too."""
+        if copies.is_lasting(error) and not self._has_lost_gpu:
+            self._has_lost_gpu = True
+            why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
+            self._perform(Leave(None, why))
 
     def give_up(self, *copies: Copy) -> None:
         """Fail these copies, since the store is closed."""

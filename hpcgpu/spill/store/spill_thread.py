@@ -133,7 +133,6 @@ class SpillThread:
     def _look(self) -> None:
         """Do what is due besides copies."""
         executor = self._executor
-        executor.free_unread()
         executor.disk.empty_bin()
         self._shrink_free()
         if self._shrink_requested:
@@ -146,6 +145,11 @@ class SpillThread:
         if executor.state.is_stuck and time.monotonic() - self._ticked_s >= _LOOK_S:
             self._ticked_s = time.monotonic()
             executor.tell(executor.state.tick)
+        try:
+            executor.free_unread()
+        except Exception as e:
+            executor.tell_of_lost_gpu(e)
+            raise
 
     def _shrink_host(self) -> bool:
         """Free host memory, idle memory first; return whether to measure again when the units have gone."""
