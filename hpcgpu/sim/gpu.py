@@ -150,6 +150,11 @@ class SimGpu:
     def synchronize(self) -> None:
         """Do nothing: the work of a simulated GPU is done when its call returns."""
 
+    def give_back(self, *, if_short: bool = False) -> None:
+        """Free the memory that is kept to be used again; a simulated GPU is never short of any."""
+        if not if_short:
+            self._blocks.shrink(0)
+
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
         """Copy the one buffer of all the arrays to the host, once; return it, and the layout of each array in it."""
         root = _root(host_of(arrays[0]))

@@ -31,8 +31,15 @@ class Gpu:
         self.contexts: set[int] = set()  # threads in which numba has one
         self.put_off: list[int] = []  # what numba has still to free
 
+    @property
+    def free_bytes(self) -> int:
+        return self.memory_bytes - self.used_bytes
+
     def trim(self) -> int:
         return 0
+
+    def synchronize(self) -> None:
+        """All is done at once."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         root = empty(nbytes)

@@ -96,6 +96,12 @@ class DriverCopies:
             self.call("cuCtxPopCurrent")
 
     @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+        with self.context():
+            return int(self.call("cuMemGetInfo"))
+
+    @property
     def idle_bytes(self) -> int:
         """Page-locked memory that waits for the next copy."""
         return self._host.free_bytes + self._stages.free_bytes
@@ -258,7 +264,7 @@ class NoCopies:
     """
 
     # Nobody knows. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = 1
+    memory_bytes = free_bytes = 1
     idle_bytes = 0
 
     def __init__(self, why: str) -> None:

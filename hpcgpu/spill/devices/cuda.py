@@ -30,6 +30,9 @@ class CudaDevice:
     def __init__(self, number: int, copies: Copies) -> None:
         self.number, self.copies = number, copies
         self.memory_bytes = copies.memory_bytes
+        # cuBLAS, cuFFT, NCCL, UCX, kernels: a process that fills the device with arrays first gets none of them
+        # (cupy #3935, "CUBLAS_STATUS_NOT_INITIALIZED")
+        self.reserve_bytes = min(max(2**30, self.memory_bytes * 3 // 100), self.memory_bytes // 8)
         self.name = f"CUDA device {number}"
         self.on_alloc_failure: Callable[[int], bool] | None = None
         self.kinds: dict[str, Kind] = {}
@@ -67,10 +70,11 @@ class CudaDevice:
 
         return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
 
-    def give_back(self) -> None:
+    def give_back(self, *, if_short: bool = False) -> None:
         """Free the memory that each library keeps: the others cannot use it."""
-        for kind in tuple(self.kinds.values()):
-            kind.give_back()
+        if not if_short or self.copies.free_bytes < self.reserve_bytes:
+            for kind in tuple(self.kinds.values()):
+                kind.give_back()
 
     def synchronize(self) -> None:
         """Wait for the work of all streams."""
@@ -180,8 +184,8 @@ class CoreBuffers:
         return BufferView(int(array.size))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
-        """Allocate on the stream of the copies to the device; memory freed on other streams is free after a wait."""
-        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), device.synchronize)
+        """Allocate on the stream of the copies to the device."""
+        memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes), device.give_back)
         return memory, memory.pointer, int(self._copies.up_stream)
 
     def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
@@ -201,7 +205,8 @@ class CoreBuffers:
             )
 
     def give_back(self) -> None:
-        """Do nothing: the driver takes free memory from its pools before an allocation fails."""
+        """Wait until what was freed on other streams is free: the driver then takes it from its pools itself."""
+        self._copies.synchronize()
 
 
 _MAKING = threading.RLock()

@@ -33,6 +33,10 @@ class CupyArrays:
         self._device = device
         self._allocate = cupy.cuda.get_allocator()
         cupy.cuda.set_allocator(self._allocate_or_evict)
+        with cupy.cuda.Device(device.number):
+            pool = cupy.get_default_memory_pool()
+            if not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
+                pool.set_limit(size=device.memory_bytes - device.reserve_bytes)
 
     def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return address and size of the array's allocation."""
@@ -86,6 +90,14 @@ class CupyCopies:
         self._number = number
         with cupy.cuda.Device(number):
             self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+        import cupy
+
+        with cupy.cuda.Device(self._number):
+            return int(cupy.cuda.runtime.memGetInfo()[0])
 
     @property
     def idle_bytes(self) -> int:

@@ -47,6 +47,9 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait for all work that the device has got so far, on all streams."""
 
+    def give_back(self, *, if_short: bool = False) -> None:
+        """Free the memory that libraries keep to use it again; ``if_short``: only if the driver has little left."""
+
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the buffer that the arrays share to the host, once.
 
@@ -103,6 +106,10 @@ class Copies(Protocol):
     memory_bytes: int
 
     @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+
+    @property
     def idle_bytes(self) -> int:
         """Page-locked host memory that waits for the next copy."""
 
@@ -151,20 +158,12 @@ class Kind(Protocol):
 class Gpu(Device, Protocol):
     """A CUDA device, as the adapters for libraries see it; thread-safe, as :class:`Device`.
 
-    Attributes
-    ----------
-    number : int
-        Of the device, as CUDA counts in this process.
-    copies : Copies
-        Makes the copies of all libraries.
-
+    ``number`` is as CUDA counts in this process; ``reserve_bytes`` are for those that allocate by the driver.
     """
 
     number: int
     copies: Copies
+    reserve_bytes: int
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""
-
-    def give_back(self) -> None:
-        """Free the memory that each library keeps."""

@@ -154,6 +154,13 @@ class TorchCopies:
         self._number = number
         self.memory_bytes = int(torch.cuda.get_device_properties(number).total_memory)
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+        import torch
+
+        return int(torch.cuda.mem_get_info(self._number)[0])
+
     def trim(self) -> int:
         """Do nothing: there is no pool."""
         return 0

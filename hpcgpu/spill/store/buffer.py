@@ -157,7 +157,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return tuple(self._executor.trouble.values())
 
     def trim(self) -> int:
-        """Give host memory that waits to be used again, page-locked too, back to the system; return its bytes."""
+        """Give memory that waits to be used again back; return the bytes of the host's, page-locked too."""
+        self._executor.give_back()
         return self._spill_thread.trim()
 
     @property

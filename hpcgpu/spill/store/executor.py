@@ -103,6 +103,11 @@ class Executor:
         """Return what makes the copies from and to the devices; a simulated device has no page-locked memory."""
         return [device.copies for device in self._devices if hasattr(device, "copies")]
 
+    def give_back(self, *, if_short: bool = False) -> None:
+        """Free the device memory that libraries keep to use it again; ``if_short``: where little else is left."""
+        for device in tuple(self._devices):
+            device.give_back(if_short=if_short)
+
     def detach_devices(self) -> None:
         """Cease to make room for allocations."""
         for device in self._devices:
