@@ -177,7 +177,8 @@ class TorchCopies:
 
         root = empty(nbytes)
         torch.cuda.synchronize(self._number)
-        torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
+        if nbytes:
+            torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
         return root
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
