@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -68,6 +69,9 @@ class DriverCopies:
         self.call("cuInit", 0)
         self.handle = self.call("cuDeviceGet", number)
         self.memory_bytes = int(self.call("cuDeviceTotalMem", self.handle))
+        # a vGPU without unified memory has none
+        pools = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        self.has_pools = bool(self.call("cuDeviceGetAttribute", pools, self.handle))
         # CuPy and cuda.core use the primary context, too
         self._context = self.call("cuDevicePrimaryCtxRetain", self.handle)
         non_blocking = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -106,6 +110,10 @@ class DriverCopies:
         """Page-locked memory that waits for the next copy."""
         return self._host.free_bytes + self._stages.free_bytes
 
+    def lock_at_most(self, nbytes: int) -> None:
+        """Lock no more pages for whole buffers than the host tier of a store may have."""
+        self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
+
     def trim(self) -> int:
         """Give that memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
@@ -125,6 +133,8 @@ class DriverCopies:
             # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
             # stream does not wait for streams that are non-blocking.
             self.call("cuCtxSynchronize")
+            if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
+                return self._down_together(extents, empty)
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
 
     def _copied_down(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -165,6 +175,29 @@ class DriverCopies:
             np.copyto(root[part], stage.memory[: part.stop - part.start])
 
         self._by_stages(root.nbytes, self._down, start, finish)
+
+    def _down_together(
+        self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]
+    ) -> list[np.ndarray]:
+        """Copy allocations that fit into one stage: a thread that waits for each wakes up for each."""
+        starts = [0, *accumulate(nbytes for _, nbytes in extents)]
+        roots = [empty(nbytes) for _, nbytes in extents]
+
+        def start(stage: _Stage, part: slice) -> None:
+            del part
+            for (pointer, nbytes), at in zip(extents, starts, strict=False):
+                if nbytes:
+                    self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, pointer, nbytes, self._down)
+            self.call("cuEventRecord", stage.done, self._down)
+
+        def finish(stage: _Stage, part: slice) -> None:
+            del part
+            self.call("cuEventSynchronize", stage.done)
+            for root, at in zip(roots, starts, strict=False):
+                np.copyto(root, stage.memory[at : at + root.nbytes])
+
+        self._by_stages(starts[-1], self._down, start, finish)
+        return roots
 
     def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
         def start(stage: _Stage, part: slice) -> None:

@@ -137,21 +137,26 @@ class BufferView(NamedTuple):
 
 
 class _Memory:
-    """Memory of a Buffer that came back up, from the device's current pool."""
+    """Memory of a Buffer that came back up, from the device's current pool if it has one."""
 
     def __init__(self, copies: DriverCopies, nbytes: int) -> None:
-        self._copies, self.nbytes = copies, nbytes
-        with copies.context():
-            self.pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream)) if nbytes else 0
+        self._copies, self.nbytes, self.pointer = copies, nbytes, 0
+        if nbytes:
+            ways = ("cuMemAllocAsync", nbytes, copies.up_stream) if copies.has_pools else ("cuMemAlloc", nbytes)
+            with copies.context():
+                self.pointer = int(copies.call(*ways))
 
     def __del__(self) -> None:
-        if not getattr(self, "pointer", 0):
+        if not self.pointer:
             return
         try:
             with self._copies.context():
                 # users' kernels run on other streams than that of the allocation
                 self._copies.call("cuCtxSynchronize")
-                self._copies.call("cuMemFreeAsync", self.pointer, self._copies.up_stream)
+                if self._copies.has_pools:
+                    self._copies.call("cuMemFreeAsync", self.pointer, self._copies.up_stream)
+                else:
+                    self._copies.call("cuMemFree", self.pointer)
         except SpillError:  # the process ends, and the driver has ended before
             return
 
@@ -198,6 +203,8 @@ class CoreBuffers:
         """Return the bytes in use of the device's current memory pool: cuda.core allocates from it by default."""
         del device
         copies = self._copies
+        if not copies.has_pools:
+            return 0
         attribute = copies.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         with copies.context():
             return int(

@@ -90,6 +90,9 @@ class Executor:
             if self._device_limit:
                 self.record(self.state.limit(tier, self._device_limit.of_device(device.memory_bytes)), todo)
         self.carry_out(todo)
+        for made in self.page_locked():
+            if isinstance(made, copies.DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
+                made.lock_at_most(most)
         if self._device_limit:
             allocation_failure.attach(device, self)
         return tier
