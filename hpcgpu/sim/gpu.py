@@ -145,6 +145,15 @@ class SimGpu:
         buffer = buffer_of(array)
         return id(buffer), buffer.nbytes
 
+    def synchronize(self) -> None:
+        """Do nothing: the work of a simulated GPU is done when its call returns."""
+
+    def give_back(self, *, if_short: bool = False) -> bool:
+        """Free the memory that is kept to be used again; return False, since it counts as free in any case."""
+        if not if_short:
+            self._blocks.shrink(0)
+        return False
+
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
         """Copy the one buffer of all the arrays to the host, once; return it and each array's layout in it."""
         root = _root(host_of(arrays[0]))
@@ -196,10 +205,6 @@ class SimGpu:
             # room was made, though another thread may have taken it
         self._blocks.shrink(self.memory_bytes - used - nbytes)
         return allocation
-
-    def give_back(self) -> bool:
-        """Return False: freed memory counts no more."""
-        return False
 
     def _register(self, root: np.ndarray, allocation: Allocation) -> Allocation:
         # No lock: an array drops its allocation before its memory, so an id leaves the dict before it is used again.

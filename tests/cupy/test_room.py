@@ -1,151 +1,88 @@
-"""Allocations of one library that fail while another one keeps the memory: of CuPy's pool, RMM, numba."""
+"""Who else needs memory of the GPU gets it: CuPy's pool leaves some, and gives back what nobody uses."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cudf_parts
-import fake_cuda
-import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
+from waiting import until
 
-from hpcgpu.deploy.processes.devices import evicting
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
 
 MIB = 1 << 20
-Room = Callable[[int], None]
+NewStore = Callable[..., GpuSpillBuffer]
 
 
-@pytest.fixture
-def room(driver: fake_cuda.Standin, monkeypatch: pytest.MonkeyPatch) -> Room:
-    """Give the device so much memory beside what it has allocated."""
-    CudaDevice.current(0)
-    return lambda nbytes: monkeypatch.setenv("FAKE_CUDA_BYTES", str(driver.count("device") + nbytes))
-
-
-@pytest.fixture
-def rmm_resource() -> Iterator[Any]:
-    """RMM's own adaptor as a worker has it, over the driver's allocations."""
-    import rmm
-
-    copies: Any = CudaDevice.current(0).copies
-    held: list[int] = []
-
-    def allocate(nbytes: int, stream: object) -> int:
-        with copies.context():
-            held.append(int(copies.call("cuMemAlloc", nbytes)))
-            return held[-1]
-
-    def free(pointer: int, nbytes: int, stream: object) -> None:
-        held.remove(pointer)
-        with copies.context():
-            copies.call("cuMemFree", pointer)
-
-    yield evicting(rmm.mr.CallbackMemoryResource(allocate, free))
-    for pointer in tuple(held):
-        free(pointer, 0, None)
-
-
-def stored(store: GpuSpillBuffer, count: int) -> None:
-    for i in range(count):
-        store[i] = filled(4 * MIB, i)
-
-
-def test_rmm_gets_the_memory_that_left_cupys_pool(
-    new_store: Callable[..., GpuSpillBuffer], room: Room, rmm_resource: Any
-) -> None:
-    room(64 * MIB)
-    store = new_store(1.0)
-    stored(store, 15)
-    assert rmm_resource.allocate(20 * MIB)
-    assert 24 * MIB <= store.tiers["device"] <= 40 * MIB  # no more left than had to
-    assert store.rescues == 1
-    assert [int(on_host(store[i])[-1]) for i in range(15)] == list(range(15))
-
-
-def test_rmm_gets_blocks_that_cupys_pool_only_keeps(
-    new_store: Callable[..., GpuSpillBuffer], room: Room, rmm_resource: Any
-) -> None:
-    room(64 * MIB)
-    store = new_store(1.0)
-    stored(store, 1)
-    kept = [filled(4 * MIB, i) for i in range(13)]
-    kept.clear()
-    gc.collect()
-    assert rmm_resource.allocate(40 * MIB)
-    assert store.tiers["device"] == 4 * MIB  # what was kept is enough
-    with pytest.raises(MemoryError):
-        rmm_resource.allocate(80 * MIB)  # more than there is: an end
-    assert store.tiers["device"] == 0
-
-
-def test_numba_gives_back_arrays_that_it_has_only_put_off() -> None:
-    from numba import cuda
-
-    driver = fake_cuda.Standin()
-    device = CudaDevice.current(0)
-    device.kind("numba")
-    before = driver.count("device")
-    arrays = [cuda.to_device(np.zeros(MIB, "u1")) for _ in range(9)]  # it frees ten at once
-    del arrays
-    gc.collect()
-    assert driver.count("device") == before + 9 * MIB
-    assert device.give_back()
-    assert driver.count("device") == before
-    assert not device.give_back()
-
-
-def test_an_allocator_that_a_task_sets_later_makes_room_too(
-    new_store: Callable[..., GpuSpillBuffer], room: Room
-) -> None:
+@pytest.fixture(autouse=True)
+def pool() -> Iterator[Any]:
+    """CuPy's pool without a limit, as each process has it at first."""
     import cupy
 
-    before = cupy.cuda.get_allocator()
-    try:
-        store = new_store(1.0)
-        stored(store, 1)
-        room(48 * MIB)
-        pool = cupy.cuda.MemoryPool()
-        cupy.cuda.set_allocator(pool.malloc)
-        for i in range(1, 30):
-            store[i] = filled(4 * MIB, i)  # 120 MiB of 48
-        assert store.rescues > 0
-        assert pool.used_bytes() > 0  # the task's own pool is still the one
-        assert [int(on_host(store[i])[-1]) for i in range(30)] == list(range(30))
-        store.clear()
-        pool.free_all_blocks()
-    finally:
-        cupy.cuda.set_allocator(before)
+    made = cupy.get_default_memory_pool()
+    made.set_limit(0)
+    cupy.cuda.set_allocator(made.malloc)
+    CudaDevice.current(0).kinds.clear()
+    yield made
+    made.set_limit(0)
 
 
-def test_cudf_that_spills_itself_is_called_by_our_callback(
-    rmm_resource: Any, room: Room, monkeypatch: pytest.MonkeyPatch
+def take(nbytes: int) -> None:
+    """Allocate as cuBLAS, NCCL and UCX do: by the driver, and nobody makes room."""
+    copies = CudaDevice.current(0).copies
+    with copies.context():
+        copies.call("cuMemFree", int(copies.call("cuMemAlloc", nbytes)))
+
+
+def test_cupys_pool_leaves_room_for_libraries(
+    new_store: NewStore, pool: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cuDF's own options and manager: it refuses to put a callback beside ours."""
-    import rmm
+    device_bytes = CudaDevice.current(0).memory_bytes
+    store = new_store(1.0)
+    for i in range(device_bytes // (8 * MIB) + 4):
+        store[i] = filled(8 * MIB, i)
+    assert store.counters["device_to_host"].number >= 4
+    take(device_bytes // 10)
+    assert int(on_host(store[0])[5]) == 0
 
-    cudf = cudf_parts.package(monkeypatch)
-    resource = evicting(rmm_resource)
-    monkeypatch.setattr(rmm.mr, "get_current_device_resource", lambda: resource)
-    cudf.set_option("spill", True)  # as user code may, long after its import
-    manager = cudf.core.buffer.spill_manager.get_global_manager()
-    mine = [resource.allocate(4 * MIB)]
-    room(2 * MIB)
-    asked: list[int] = []
 
-    def spill_device_memory(nbytes: int) -> int:
-        asked.append(nbytes)
-        if not mine:
-            return 0
-        resource.deallocate(mine.pop(), 4 * MIB)
-        return 4 * MIB
+def test_a_limit_of_the_user_is_kept(new_store: NewStore, pool: Any) -> None:
+    pool.set_limit(77 * MIB)
+    new_store(MIB)["a"] = filled(MIB, 1)
+    assert pool.get_limit() == 77 * MIB
 
-    monkeypatch.setattr(manager, "spill_device_memory", spill_device_memory)
-    assert resource.allocate(5 * MIB)
-    assert asked == [5 * MIB]
-    with pytest.raises(MemoryError):
-        resource.allocate(5 * MIB)
+
+def test_spilled_memory_goes_back_to_the_driver(new_store: NewStore, pool: Any) -> None:
+    store = new_store(4 * MIB)
+    for i in range(24):
+        store[i] = filled(MIB, i)
+    assert store.settle(30)
+    until(lambda: pool.total_bytes() <= 4 * MIB, "CuPy's pool gives back what it does not use", limit_s=30)
+
+
+def test_memory_goes_back_at_once_where_little_is_left(
+    new_store: NewStore, pool: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(4 * MIB)
+    store["first"] = filled(MIB, 0)  # the pool has its limit
+    assert store.settle(30)
+    more = [filled(MIB, i) for i in range(24)]
+    monkeypatch.setenv("FAKE_CUDA_BYTES", str(driver.count("device") + MIB))
+    for i, x in enumerate(more):
+        store[i] = x
+    more.clear()
+    del x
+    assert store.settle(30)
+    assert pool.total_bytes() <= 6 * MIB
+
+
+def test_trim_gives_cupys_free_memory_back(new_store: NewStore, pool: Any) -> None:
+    store = new_store(None)
+    store["a"] = filled(MIB, 1)
+    held = filled(40 * MIB, 1)
+    del held
+    assert pool.free_bytes() >= 40 * MIB
+    store.trim()
+    assert pool.free_bytes() == 0

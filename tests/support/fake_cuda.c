@@ -8,6 +8,7 @@
  * What a driver would answer with an illegal address is said on stderr, and from then on every call fails with 700.
  *   FAKE_CUDA_BYTES   memory of the device (256 MiB)
  *   FAKE_CUDA_FAIL    "name=code": what calls of that name answer
+ *   FAKE_CUDA_NO_POOLS   if set, the device has no memory pools
  * fake_cuda_count(what): "events", "streams", "pushed" (contexts of this thread), "device" and "pinned" (bytes),
  *   "waiting" (what streams were given and nobody has waited for)
  * fake_cuda_mend(): calls are answered again
@@ -82,6 +83,8 @@ static int planned(const char *name) {
     size_t length = strlen(name);
     return given && strncmp(given, name, length) == 0 && given[length] == '=' ? atoi(given + length + 1) : OK;
 }
+
+static int pools(void) { return !getenv("FAKE_CUDA_NO_POOLS"); }
 
 static int illegal(const char *what, Address at, size_t size) {
     fprintf(stderr, "fake libcuda: %s: %zu bytes at %#llx\n", what, size, (unsigned long long)at);
@@ -369,9 +372,11 @@ int cuDeviceGetAttribute(int *out, int attribute, int device) {
     case 75: /* compute capability 9.0 */
         *out = 9;
         break;
-    case 41:  /* unified addressing */
-    case 115: /* memory pools */
+    case 41: /* unified addressing */
         *out = 1;
+        break;
+    case 115: /* memory pools */
+        *out = pools();
         break;
     default:
         *out = 0;
@@ -611,7 +616,7 @@ int cuMemAllocFromPoolAsync(Address *out, size_t size, void *from, Stream *given
 int cuMemAllocAsync(Address *out, size_t size, Stream *given) {
     ENTER(1);
     Stream *stream = stream_of(given);
-    return leave(stream ? allocate(out, size, stream) : INVALID_HANDLE);
+    return leave(!pools() ? NOT_SUPPORTED : stream ? allocate(out, size, stream) : INVALID_HANDLE);
 }
 
 int cuMemFreeAsync(Address at, Stream *given) {
@@ -706,7 +711,7 @@ int cuDeviceGetMemPool(void **out, int device) {
     (void)device;
     ENTER(0);
     *out = &pool;
-    return leave(OK);
+    return leave(pools() ? OK : NOT_SUPPORTED);
 }
 
 int cuDeviceGetDefaultMemPool(void **out, int device) { return cuDeviceGetMemPool(out, device); }

@@ -32,8 +32,15 @@ class Gpu:
         self.put_off = PutOff(self)
         self.kept_bytes = 0  # of torch's cache, of which no tensor is stored
 
+    @property
+    def free_bytes(self) -> int:
+        return self.memory_bytes - self.used_bytes
+
     def trim(self) -> int:
         return 0
+
+    def synchronize(self) -> None:
+        """All is done at once."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         root = empty(nbytes)

@@ -39,7 +39,7 @@ def test_an_error_that_the_doctor_can_explain_ends_with_its_command(kind: type[e
     assert str(outer) == "nothing works: gone"
     for shown in (errors.whole(outer), "".join(traceback.format_exception_only(outer)), outer._render_traceback_()[0]):
         assert shown.strip().splitlines()[-1] == errors.DOCTOR
-        assert shown.count(DOCTOR) == 1
+        assert shown.count(errors.DOCTOR) == 1
 
 
 @pytest.mark.parametrize("kind", [errors.ConfigError, errors.ParseError, errors.BindingError, errors.SpillError])

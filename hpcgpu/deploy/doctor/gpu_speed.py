@@ -38,14 +38,14 @@ def _to_device(copies: DriverCopies) -> float:
     """Return bytes/s of the fastest of a few copies, which wait for nothing else."""
     with copies.context():
         host = int(copies.call("cuMemHostAlloc", _BYTES, copies.driver.CU_MEMHOSTALLOC_PORTABLE))
-        device = copies.call("cuMemAllocAsync", _BYTES, copies.up_stream)
+        device = copies.call("cuMemAlloc", _BYTES)
         took_s = []
         for _ in range(_TIMES):
             began_s = time.perf_counter()
             copies.call("cuMemcpyHtoDAsync", device, host, _BYTES, copies.up_stream)
             copies.call("cuStreamSynchronize", copies.up_stream)
             took_s.append(time.perf_counter() - began_s)
-        copies.call("cuMemFreeAsync", device, copies.up_stream)
+        copies.call("cuMemFree", device)
         copies.call("cuMemFreeHost", host)
     return _BYTES / min(took_s)
 

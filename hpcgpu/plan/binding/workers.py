@@ -19,7 +19,7 @@ from hpcgpu.plan.jobs.worker_names import member_worker_name
 from hpcgpu.units import format_bytes
 
 # No launcher and no batch system sets these variables: if they are set, the user has set them.
-_USERS = ("UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
+_USERS = ("CUPY_GPU_MEMORY_LIMIT", "UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,15 @@ def _spec(
     gpu, asked = binding.gpus[0] if binding.gpus else None, settings.device_memory_limit
     size = gpu.memory_bytes // settings.workers_per_gpu if gpu else 0
     cudf = cudf_env(settings) if gpu else ()
-    planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ()), *cudf])
+    planned = dict(
+        [
+            *_cuda_env(binding.gpus),
+            *_cupy_env(binding.gpus, settings.workers_per_gpu),
+            *ucx_env(binding),
+            *(common if binding.nics else ()),
+            *cudf,
+        ]
+    )
     kept = {name for name in planned if name in settings.env or (name in _USERS and name in node.environ)}
     if "UCX_NET_DEVICES" in kept:
         planned.pop("UCX_MAX_RNDV_RAILS", None)
@@ -245,6 +253,12 @@ def _resources(settings: Settings, gpu: Gpu | None) -> tuple[tuple[str, float], 
     if settings.resources or not settings.cpu_workers:
         return tuple(settings.resources.items())
     return (("GPU" if gpu else "CPU", 1.0),)
+
+
+def _cupy_env(gpus: Sequence[Gpu], each: int) -> tuple[tuple[str, str], ...]:
+    """Return the part of a shared GPU that CuPy's pool may hold: it gives nothing back to another process."""
+    shared = gpus and gpus[0].vendor != "simulated" and each > 1
+    return (("CUPY_GPU_MEMORY_LIMIT", f"{97 // each}%"),) if shared else ()
 
 
 def _cuda_env(gpus: Sequence[Gpu]) -> tuple[tuple[str, str], ...]:

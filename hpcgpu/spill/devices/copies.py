@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,8 +19,27 @@ from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipe
 PINNED_BYTES = 4 * 2**30
 # Copies from and to ordinary memory go through page-locked stages: one is filled while the one before it is emptied.
 _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
+# After these a process can do nothing more on its GPU (NVIDIA: "leaves the process in an inconsistent state", "the
+# context cannot be used anymore"; cuda-bindings 13.5). The driver's numbers are the runtime's, too.
+_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+# The attribute with that number, by library.
+_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
 # Smaller buffers are not worth locked pages.
 _PINNED_FROM_BYTES = 2**20
+
+
+class DriverError(SpillError):
+    """A call of the driver fails; ``status`` is CUDA's number for it."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
+    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
+    return number is not None and getattr(error, number, 0) in _LASTING
 
 
 class DriverCopies:
@@ -49,6 +69,9 @@ class DriverCopies:
         self.call("cuInit", 0)
         self.handle = self.call("cuDeviceGet", number)
         self.memory_bytes = int(self.call("cuDeviceTotalMem", self.handle))
+        # a vGPU without unified memory has none
+        pools = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        self.has_pools = bool(self.call("cuDeviceGetAttribute", pools, self.handle))
         # CuPy and cuda.core use the primary context, too
         self._context = self.call("cuDevicePrimaryCtxRetain", self.handle)
         non_blocking = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -64,7 +87,7 @@ class DriverCopies:
         if status != self.driver.CUresult.CUDA_SUCCESS:
             if status == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise MemoryError(f"{name}: {status.name}")
-            raise SpillError(f"{name} of the CUDA driver fails: {status.name}")
+            raise DriverError(f"{name} of the CUDA driver fails: {status.name}", int(status))
         return values[0] if values else None
 
     @contextmanager
@@ -77,13 +100,28 @@ class DriverCopies:
             self.call("cuCtxPopCurrent")
 
     @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+        with self.context():
+            return int(self.call("cuMemGetInfo"))
+
+    @property
     def idle_bytes(self) -> int:
         """Page-locked memory that waits for the next copy."""
         return self._host.free_bytes + self._stages.free_bytes
 
+    def lock_at_most(self, nbytes: int) -> None:
+        """Lock no more pages for whole buffers than the host tier of a store may have."""
+        self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
+
     def trim(self) -> int:
         """Give that memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
+
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        with self.context():
+            self.call("cuCtxSynchronize")
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory: in page-locked memory if there is some, else in an array by ``empty``."""
@@ -95,6 +133,8 @@ class DriverCopies:
             # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
             # stream does not wait for streams that are non-blocking.
             self.call("cuCtxSynchronize")
+            if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
+                return self._down_together(extents, empty)
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
 
     def _copied_down(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -135,6 +175,29 @@ class DriverCopies:
             np.copyto(root[part], stage.memory[: part.stop - part.start])
 
         self._by_stages(root.nbytes, self._down, start, finish)
+
+    def _down_together(
+        self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]
+    ) -> list[np.ndarray]:
+        """Copy allocations that fit into one stage: a thread that waits for each wakes up for each."""
+        starts = [0, *accumulate(nbytes for _, nbytes in extents)]
+        roots = [empty(nbytes) for _, nbytes in extents]
+
+        def start(stage: _Stage, part: slice) -> None:
+            del part
+            for (pointer, nbytes), at in zip(extents, starts, strict=False):
+                if nbytes:
+                    self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, pointer, nbytes, self._down)
+            self.call("cuEventRecord", stage.done, self._down)
+
+        def finish(stage: _Stage, part: slice) -> None:
+            del part
+            self.call("cuEventSynchronize", stage.done)
+            for root, at in zip(roots, starts, strict=False):
+                np.copyto(root, stage.memory[at : at + root.nbytes])
+
+        self._by_stages(starts[-1], self._down, start, finish)
+        return roots
 
     def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
         def start(stage: _Stage, part: slice) -> None:
@@ -234,7 +297,7 @@ class NoCopies:
     """
 
     # Nobody knows. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = 1
+    memory_bytes = free_bytes = 1
     idle_bytes = 0
 
     def __init__(self, why: str) -> None:
@@ -243,6 +306,9 @@ class NoCopies:
     def trim(self) -> int:
         """Return 0: there is no pool."""
         return 0
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing comes up, so that no copy is kept."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
         """Raise SpillError."""

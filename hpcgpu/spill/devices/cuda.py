@@ -32,6 +32,9 @@ class CudaDevice:
     def __init__(self, number: int, copies: Copies) -> None:
         self.number, self.copies = number, copies
         self.memory_bytes = copies.memory_bytes
+        # cuBLAS, cuFFT, NCCL, UCX, kernels: a process that fills the device with arrays first gets none of them
+        # (cupy #3935, "CUBLAS_STATUS_NOT_INITIALIZED")
+        self.reserve_bytes = min(max(2**30, self.memory_bytes * 3 // 100), self.memory_bytes // 8)
         self.name = f"CUDA device {number}"
         self.on_alloc_failure: Callable[[int], bool] | None = None
         self.kinds: dict[str, Kind] = {}
@@ -78,12 +81,18 @@ class CudaDevice:
         except IndexError:  # it is empty
             return
 
-    def give_back(self) -> bool:
+    def give_back(self, *, if_short: bool = False) -> bool:
         """Free the memory that each library keeps, of a model in torch too: the others cannot use it."""
         self.empty_bin()
+        if if_short and self.copies.free_bytes >= self.reserve_bytes:
+            return False
         if "torch" in sys.modules:
             self.kind("torch")
         return any([kind.give_back() for kind in tuple(self.kinds.values())])
+
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        self.copies.synchronize()
 
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
@@ -142,15 +151,17 @@ class BufferView(NamedTuple):
 
 
 class _Memory:
-    """Memory of a Buffer that came back up, from the device's current pool."""
+    """Memory of a Buffer that came back up, from the device's current pool if it has one."""
 
     def __init__(self, copies: DriverCopies, nbytes: int, waste: deque[int]) -> None:
-        self._copies, self._waste = copies, waste
-        with copies.context():
-            self.pointer = int(copies.call("cuMemAllocAsync", nbytes, copies.up_stream)) if nbytes else 0
+        self._copies, self._waste, self.nbytes, self.pointer = copies, waste, nbytes, 0
+        if nbytes:
+            ways = ("cuMemAllocAsync", nbytes, copies.up_stream) if copies.has_pools else ("cuMemAlloc", nbytes)
+            with copies.context():
+                self.pointer = int(copies.call(*ways))
 
     def __del__(self) -> None:
-        if not getattr(self, "pointer", 0):
+        if not self.pointer:
             return
         if on_event_loop():
             self._waste.append(self.pointer)
@@ -163,7 +174,10 @@ def _free(copies: Any, pointer: int) -> None:  # noqa: ANN401 - DriverCopies: ot
         with copies.context():
             # users' kernels run on other streams than that of the allocation
             copies.call("cuCtxSynchronize")
-            copies.call("cuMemFreeAsync", pointer, copies.up_stream)
+            if copies.has_pools:
+                copies.call("cuMemFreeAsync", pointer, copies.up_stream)
+            else:
+                copies.call("cuMemFree", pointer)
     except SpillError:  # the process ends, and the driver has ended before
         return
 
@@ -210,6 +224,8 @@ class CoreBuffers:
         """Return the bytes in use of the device's current memory pool: cuda.core allocates from it by default."""
         del device
         copies = self._copies
+        if not copies.has_pools:
+            return 0
         attribute = copies.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         with copies.context():
             return int(
@@ -217,9 +233,8 @@ class CoreBuffers:
             )
 
     def give_back(self) -> bool:
-        """Wait for the device: memory that was freed on other streams is free then. Its pools keep nothing."""
-        with self._copies.context():
-            self._copies.call("cuCtxSynchronize")
+        """Wait until what was freed on other streams is free: the driver then takes it from its pools itself."""
+        self._copies.synchronize()
         return False
 
 

@@ -30,8 +30,14 @@ class CupyArrays:
     """
 
     def __init__(self, device: Gpu) -> None:
+        import cupy
+
         self._device = device
         self._hook_allocator()
+        with cupy.cuda.Device(device.number):
+            pool = cupy.get_default_memory_pool()
+            if not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
+                pool.set_limit(size=device.memory_bytes - device.reserve_bytes)
 
     def _hook_allocator(self) -> None:
         """Let the present allocator's failures evict: user code may have set one of its own, and cuDF sets RMM's."""
@@ -87,10 +93,13 @@ class CupyArrays:
 
 
 class CupyCopies:
-    """Copies by CuPy and its page-locked pool, without cuda.bindings; each waits for the whole device.
+    """Copies by CuPy, without cuda.bindings, from and to ordinary memory; each waits for the whole device.
 
-    Thread-safe: it has no state.
+    Thread-safe: it has no state. CuPy's page-locked pool is not used: it rounds up to a power of two, so that it could
+    lock twice the host tier, and it has no limit (CuPy 14.2, pinned_memory.pyx).
     """
+
+    idle_bytes = 0
 
     def __init__(self, number: int) -> None:
         import cupy
@@ -100,28 +109,32 @@ class CupyCopies:
             self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
 
     @property
-    def idle_bytes(self) -> int:
-        """1 if page-locked memory waits in CuPy's pool, else 0: the pool tells only the number of its blocks."""
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
         import cupy
 
-        return int(cupy.get_default_pinned_memory_pool().n_free_blocks() > 0)
+        with cupy.cuda.Device(self._number):
+            return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def trim(self) -> int:
-        """Give that memory back to the system; return 0, since its size is not known."""
-        import cupy
-
-        cupy.get_default_pinned_memory_pool().free_all_blocks()
+        """Do nothing: there is no pool."""
         return 0
 
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Return a copy of device memory, in page-locked memory."""
-        del empty
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
         import cupy
 
-        root = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+        cupy.cuda.Device(self._number).synchronize()
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Return a copy of device memory."""
+        import cupy
+
+        root = empty(nbytes)
         with cupy.cuda.Device(self._number) as device:
             device.synchronize()  # the copy waits for no kernel on a non-blocking stream
-            cupy.cuda.runtime.memcpy(root.ctypes.data, pointer, nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
+            if nbytes:
+                cupy.cuda.runtime.memcpy(root.ctypes.data, pointer, nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
         return root
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:

@@ -45,6 +45,15 @@ class Device(Protocol):
     def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes; views share both."""
 
+    def synchronize(self) -> None:
+        """Wait for all work that the device has got so far, on all streams."""
+
+    def give_back(self, *, if_short: bool = False) -> bool:
+        """Free the memory that libraries keep to use it again, and return whether there was any.
+
+        ``if_short``: only if the driver has little left.
+        """
+
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the buffer that the arrays share to the host, once.
 
@@ -85,9 +94,6 @@ class Device(Protocol):
 
         """
 
-    def give_back(self) -> bool:
-        """Free the memory of freed arrays that each library keeps; return whether there was any."""
-
 
 class Copies(Protocol):
     """Copies between a device and host memory; a copy is finished when its call returns.
@@ -104,11 +110,18 @@ class Copies(Protocol):
     memory_bytes: int
 
     @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+
+    @property
     def idle_bytes(self) -> int:
         """Page-locked host memory that waits for the next copy."""
 
     def trim(self) -> int:
         """Give that memory back to the system; return its bytes."""
+
+    def synchronize(self) -> None:
+        """Wait for all work that the device has got so far, on all streams."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, made after all work that the device has got so far."""
@@ -149,20 +162,14 @@ class Kind(Protocol):
 class Gpu(Device, Protocol):
     """A CUDA device, as the adapters for libraries see it; thread-safe, as :class:`Device`.
 
-    Attributes
-    ----------
-    number : int
-        Of the device, as CUDA counts in this process.
-    copies : Copies
-        Makes the copies of all libraries.
-    waste : deque of int
-        Addresses of memory that the spill thread is to free.
-
+    ``number`` is as CUDA counts in this process; ``reserve_bytes`` are for those that allocate by the driver; ``waste``
+    are addresses of memory that the spill thread is to free.
     """
 
     number: int
     copies: Copies
     waste: deque[int]
+    reserve_bytes: int
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""

@@ -152,9 +152,22 @@ class TorchCopies:
         self._number = number
         self.memory_bytes = int(torch.cuda.get_device_properties(number).total_memory)
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the device that the driver can give."""
+        import torch
+
+        return int(torch.cuda.mem_get_info(self._number)[0])
+
     def trim(self) -> int:
         """Do nothing: there is no pool."""
         return 0
+
+    def synchronize(self) -> None:
+        """Wait for the work of all streams."""
+        import torch
+
+        torch.cuda.synchronize(self._number)
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory."""
@@ -162,7 +175,8 @@ class TorchCopies:
 
         root = empty(nbytes)
         torch.cuda.synchronize(self._number)
-        torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
+        if nbytes:
+            torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
         return root
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:

@@ -131,13 +131,13 @@ class Accounting:
                 self.stuck -= {tier, HOST}  # it may go, and on disk that makes room for units in host memory
                 self.copy_bytes[tier] += unit.size(tier)
 
-    def drop(self, unit: Unit, tiers: int, out: list[Instruction]) -> None:
+    def drop(self, unit: Unit, tiers: int, out: list[Instruction], may_be_read: bool = False) -> None:
         """Give up what these tiers, as bits, hold of a unit."""
         gone = unit.valid & tiers
         self.set_valid(unit, unit.valid & ~tiers)
         for tier in tiers_in(gone):
             self.freed[tier] = self.freed.get(tier, 0) + unit.size(tier)
-            out.append(Drop(unit, tier))
+            out.append(Drop(unit, tier, may_be_read))
             if tier <= HOST:
                 self.unblock()  # there is room below again
 
@@ -302,7 +302,7 @@ class Accounting:
     def _go(self, unit: Unit, by: Waiter | None, out: list[Instruction]) -> int:
         tier, to = unit.tier, below(unit.tier)
         if unit.is_clean:
-            self.drop(unit, 1 << tier, out)
+            self.drop(unit, 1 << tier, out, may_be_read=tier > HOST)
             return unit.nbytes
         if not self._may_take(to, unit.size(to)):  # the units before it have filled the disk
             return 0

@@ -168,10 +168,11 @@ class Copy(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Give up what a tier holds of a unit."""
+    """Give up what a tier holds of a unit; ``may_be_read``: kernels of tasks that are over may still read it there."""
 
     unit: Unit
     tier: int
+    may_be_read: bool = False
 
 
 class Trim(NamedTuple):
@@ -203,9 +204,9 @@ class Say(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Leave the cluster: a unit is lost, and others would wait for its key for ever."""
+    """Leave the cluster: a unit is lost, and others would wait for its key for ever; None: the GPU is lost."""
 
-    unit: Unit
+    unit: Unit | None
     error: Exception
 
 

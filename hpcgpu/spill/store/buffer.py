@@ -132,7 +132,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def on_fault(self) -> Callable[[SpillError], None] | None:
-        """Called with the error when a value cannot be read back, by a reader or the spill thread."""
+        """Called with the error when a value cannot be read back, or the GPU is lost; in any thread."""
         return self._executor.on_fault
 
     @on_fault.setter
@@ -158,7 +158,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return tuple(self._executor.trouble.values())
 
     def trim(self) -> int:
-        """Give host memory that waits to be used again, page-locked too, back to the system; return its bytes."""
+        """Give memory that waits to be used again back; return the bytes of the host's, page-locked too."""
+        self._executor.give_back()
         return self._spill_thread.trim()
 
     @property
@@ -274,7 +275,11 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         """Keep the values of these keys in their tiers, and give readers real values, while a task runs on them."""
         units = {unit: None for key in keys if (entry := self._entries.get(key)) for unit in entry.used_units}
         with reading(None), self._executor.pinning(units):
-            yield
+            try:
+                yield
+            except Exception as e:
+                self._executor.tell_of_lost_gpu(e)
+                raise
 
     def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
         identity_map, executor = self._reader.identity_map, self._executor

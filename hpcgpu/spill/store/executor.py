@@ -23,7 +23,7 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
-from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.devices import allocation_failure, copies
 from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
@@ -53,39 +53,7 @@ class Executor:
 
     Thread-safe; GpuSpillBuffer makes it. ``lock`` is a leaf: under it the machine is called and references change, and
     nothing else happens. A thread with an event makes a Todo, fills it by :meth:`record` under the lock, and carries it
-    out without the lock.
-
-    Parameters
-    ----------
-    device_limit : Limit
-        The limit of a device.
-    host_limit_bytes, disk_limit_bytes : int
-        The limits of the host tier and of the disk tier; 0: none.
-    disk : Disk
-        The disk tier, and its pool of host memory.
-
-    Attributes
-    ----------
-    known : dict
-        Units by the names of the allocations that they lie in now.
-    values : dict of int to Entry
-        Entries by the ids of their values, if these are whole and have a name.
-    on_fault : callable or None
-        Called with the SpillError when a value cannot be read back, once; in the thread that tried to copy it up.
-    counters : dict of str to Count
-        The moves so far, by direction.
-    trouble : dict of int to str
-        By tier, why it stays above its limit, in one line.
-    immovable : dict of int to int
-        Bytes of the units that cannot be pickled, by their names.
-    orphans : deque
-        Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone; the garbage collector
-        may add to it at any time.
-    inbox, bins : SimpleQueue, list
-        The spill thread's; in bins is what it is to free: of the disk, and of devices.
-    rescues : int
-        The number of allocations that succeeded after room was made.
-
+    out without the lock. A limit of 0 bytes is none.
     """
 
     def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
@@ -93,17 +61,21 @@ class Executor:
         self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices = device_limit, list[Device]()
-        self.known: dict[Any, ObjectContent] = {}
-        self.values: dict[int, Entry] = {}
-        self.on_fault: Callable[[SpillError], None] | None = None
+        self.known: dict[Any, ObjectContent] = {}  # units by the names of the allocations that they lie in now
+        self.values: dict[int, Entry] = {}  # by the ids of values that are whole and have a name
+        self.on_fault: Callable[[SpillError], None] | None = None  # called once, in the thread that copied up
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
         self._reports = Reports(self.state.stays)
-        self.trouble = self._reports.trouble
-        self.immovable: dict[int, int] = {}
+        self.trouble = self._reports.trouble  # by tier, why it stays above its limit
+        self.immovable: dict[int, int] = {}  # bytes of units that cannot be pickled, by their names
+        # Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone: the garbage
+        # collector may add to it at any time. Inbox and bins are the spill thread's; in bins is what it is to free.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
-        self.closed = self.is_watched = self.wants_trim = False
+        self.closed = self.is_watched = self.wants_trim = self._has_lost_gpu = False
+        # what devices gave up without a copy: kernels of tasks that are over may read it
+        self._unread: list[tuple[int, list[Any]]] = []
 
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
@@ -119,6 +91,9 @@ class Executor:
             if self._device_limit:
                 self.record(self.state.limit(tier, self._device_limit.of_device(device.memory_bytes)), todo)
         self.carry_out(todo)
+        for made in self.page_locked():
+            if isinstance(made, copies.DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
+                made.lock_at_most(most)
         if self._device_limit:
             allocation_failure.attach(device, self)
         return tier
@@ -131,6 +106,11 @@ class Executor:
     def page_locked(self) -> list[Any]:
         """Return what makes the copies from and to the devices; a simulated device has no page-locked memory."""
         return [device.copies for device in self._devices if hasattr(device, "copies")]
+
+    def give_back(self, *, if_short: bool = False) -> None:
+        """Free the device memory that libraries keep to use it again; ``if_short``: where little else is left."""
+        for device in tuple(self._devices):
+            device.give_back(if_short=if_short)
 
     def detach_devices(self) -> None:
         """Cease to make room for allocations."""
@@ -180,7 +160,7 @@ class Executor:
         if not entry.names:
             for unit in entry.units:
                 unit.leave(entry)
-            self._forget_value(entry, todo)
+            self._forget_value(entry, todo.garbage)
             for content in entry.small:
                 self._release_member(content, todo)
             if out := self.state.delete(entry):
@@ -204,7 +184,10 @@ class Executor:
         for each in instructions:
             kind = type(each)
             if kind is Drop:
-                self._detach(each.unit, each.tier, todo)  # type: ignore[union-attr, arg-type]
+                gone = [] if each.may_be_read else todo.garbage  # type: ignore[union-attr]
+                self._detach(each.unit, each.tier, todo, gone)  # type: ignore[union-attr, arg-type]
+                if each.may_be_read:  # type: ignore[union-attr]
+                    self._unread.append((each.tier, gone))  # type: ignore[union-attr]
             else:
                 if kind is Copy:
                     self.under_way += 1
@@ -222,7 +205,7 @@ class Executor:
                 break
             with self.lock:
                 self._bury(todo)
-        if any([each.waste for each in self.bins]):  # a list: each event asks
+        if any([each.waste for each in self.bins]) or self._unread:  # a list: each event asks
             self._wake()
 
     def _make_steps(self, todo: Todo) -> None:
@@ -313,13 +296,27 @@ class Executor:
         """Tell whether no move waits for this thread: it is no spill thread, copies nothing down, and has no lock."""
         return not (this_thread.spills or this_thread.copies_down or is_inside())
 
+    def free_unread(self) -> bool:
+        """Free what devices gave up without a copy, once their kernels are over; return whether there was any."""
+        unread = tuple(self._unread)
+        for tier in {tier for tier, _ in unread}:
+            self._devices[tier - DEVICE].synchronize()
+        for _, gone in unread:
+            gone.clear()  # memory is freed here, even if another thread is about to do the same
+        if unread:
+            with self.lock:
+                self._unread = [each for each in self._unread if each[1]]
+        return bool(unread)
+
     def evict(self, device: Device, nbytes: int) -> bool:
         """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
 
-        Nothing goes in a thread that others wait for, see :meth:`may_evict`.
+        Nothing is copied in a thread that others wait for, see :meth:`may_evict`.
         """
-        if not self.may_evict():
+        if is_inside():
             return False
+        if (was_freed := self.free_unread()) or not self.may_evict():
+            return was_freed
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
             self.tell(self.state.alloc_failed, allocation)
@@ -329,7 +326,7 @@ class Executor:
                 self.tell(self.state.alloc_given_up, allocation)
             for copy in not_made(allocation):  # another thread has freed enough, or it was interrupted
                 self._send_to_spill_thread(copy)
-        return allocation.has_room
+        return self.free_unread() or allocation.has_room
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
@@ -370,8 +367,9 @@ class Executor:
     def _failed(self, copy: Copy, error: BaseException) -> None:
         unit: Content = copy.unit  # type: ignore[assignment]
         is_down = copy.to < copy.source
-        for_good = isinstance(error, ImmovableError if is_down else OSError | SpillError)
-        for_good &= not isinstance(error, ReenteredError)
+        # what cannot come up from host memory is whole there: the reader has the error, and may try again
+        is_lost = copy.source == DISK and isinstance(error, OSError | SpillError)
+        for_good = isinstance(error, ImmovableError) if is_down else is_lost and not isinstance(error, ReenteredError)
         if isinstance(error, Exception):
             forget_frames(error)  # they keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
@@ -386,7 +384,15 @@ class Executor:
                 error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
             )
             self.record(self.state.failed(copy, told, for_good), todo)
+        self.tell_of_lost_gpu(told)
         self._ended(todo)
+
+    def tell_of_lost_gpu(self, error: BaseException) -> None:
+        """Tell the owner of an error after which this process cannot use its GPU, once; a task's error, too."""
+        if copies.is_lasting(error) and not self._has_lost_gpu:
+            self._has_lost_gpu = True
+            why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
+            self._perform(Leave(None, why))
 
     def give_up(self, *copies: Copy) -> None:
         """Fail these copies, since the store is closed."""
@@ -413,9 +419,9 @@ class Executor:
         if tier == unit.top:
             self.known |= {name: content for content in unit.contents for name in content.names}
 
-    def _detach(self, unit: Content, tier: int, todo: Todo) -> None:
+    def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:
         """Take what a tier holds of a unit. From now on nobody gets it; threads that have it may go on."""
-        todo.garbage.append(unit.take(tier))
+        garbage.append(unit.take(tier))
         if tier == unit.top:
             for content in unit.contents:
                 if content.names:
@@ -424,7 +430,7 @@ class Executor:
                     todo.released = [*todo.released, *content.living_objects()]
             for entry in unit.entries:
                 if not entry.lazy or unit is entry.skeleton:
-                    self._forget_value(entry, todo)
+                    self._forget_value(entry, garbage)
             if self.immovable:
                 self.immovable.pop(unit.name, None)
 
@@ -434,9 +440,9 @@ class Executor:
                 del self.known[name]
         content.names = ()
 
-    def _forget_value(self, entry: Whole, todo: Todo) -> None:
+    def _forget_value(self, entry: Whole, garbage: list[Any]) -> None:
         if (value := entry.value) is not ABSENT:
-            todo.garbage.append(value)
+            garbage.append(value)
             if self.values.get(id(value)) is entry:
                 del self.values[id(value)]
             entry.value = ABSENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -53,6 +54,7 @@ class SpillThread:
         self._shrink_requested, self._ticked_s = False, time.monotonic()
         self._above_target: Callable[[], int] | None = None
         self._excess_s: float | None = None  # the time since when there is an excess
+        self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
         self._loop = threads.keep(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
     def wake(self) -> None:
@@ -126,7 +128,8 @@ class SpillThread:
 
     def _wait_s(self) -> float | None:
         wait_s = self._log.wait_s(time.monotonic())
-        if self.host_is_short or self._executor.state.is_stuck or self._executor.disk.has_excess:
+        goes_on = self.host_is_short or self._executor.state.is_stuck or self._executor.disk.has_excess
+        if goes_on or self._moved_s < math.inf:
             wait_s = min(_LOOK_S if wait_s is None else wait_s, _LOOK_S)
         return wait_s
 
@@ -136,6 +139,7 @@ class SpillThread:
         for each in executor.bins:
             each.empty_bin()
         self._shrink_free()
+        self._give_back()
         if self._shrink_requested:
             self._shrink_requested = False  # before the work: it may be asked again meanwhile
             if self._shrink_host():
@@ -146,6 +150,21 @@ class SpillThread:
         if executor.state.is_stuck and time.monotonic() - self._ticked_s >= _LOOK_S:
             self._ticked_s = time.monotonic()
             executor.tell(executor.state.tick)
+        try:
+            executor.free_unread()
+        except Exception as e:
+            executor.tell_of_lost_gpu(e)
+            raise
+
+    def _give_back(self) -> None:
+        """Free device memory that libraries keep: at once where little is left, else a while after the last move."""
+        moved, now_s = self._executor.counters["device_to_host"].number, time.monotonic()
+        if moved != self._moved:
+            self._moved, self._moved_s = moved, now_s
+            self._executor.give_back(if_short=True)
+        elif now_s - self._moved_s >= _FREE_S:
+            self._moved_s = math.inf
+            self._executor.give_back()
 
     def _shrink_host(self) -> bool:
         """Free host memory, idle memory first; return whether to measure again when the units have gone."""

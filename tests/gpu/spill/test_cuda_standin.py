@@ -7,6 +7,7 @@ A real driver mostly comes in time, and shows no copy that is not waited for: th
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fake_cuda import Standin
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.lookup import device_of
 
@@ -189,14 +190,57 @@ def test_an_upload_that_finds_no_memory_makes_room(
         store.close()
 
 
+def test_a_store_locks_no_more_pages_than_its_host_tier_has(
+    device: Any, driver: Standin, copies: DriverCopies, tmp_path: Path
+) -> None:
+    stream = device.create_stream()
+    mine = CudaDevice.current(0).copies
+    assert isinstance(mine, DriverCopies)
+    mine.trim()
+    before, store = driver.count("pinned"), GpuSpillBuffer(2 * MIB, 10 * MIB, str(tmp_path))  # 6 MiB: Dask's target
+    try:
+        for i in range(12):
+            store[i] = buffer = device.allocate(MIB, stream=stream)
+            buffer.fill(i + 1, stream=stream)
+        del buffer
+        assert store.settle(60)
+        stages = mine._stages.held_bytes
+        assert driver.count("pinned") - before <= 6 * MIB + stages
+        cuda = CudaDevice.current(0)
+        assert [cuda.pack([store[i]], empty)[0][3] for i in range(12)] == list(range(1, 13))
+    finally:
+        store.close()
+        mine._host.limit_bytes = PINNED_BYTES
+
+
+def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
+    device: Any, driver: Standin, copies: DriverCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = device.create_stream()
+    buffer = device.allocate(MIB, stream=stream)
+    buffer.fill(5, stream=stream)
+    monkeypatch.setenv("FAKE_CUDA_NO_POOLS", "1")  # a vGPU without unified memory
+    plain = CudaDevice(0, DriverCopies(0))
+    root, views = plain.pack([buffer], empty)
+    (up,) = plain.unpack(root, views)
+    assert set(plain.pack([up], empty)[0].tolist()) == {5}
+    assert plain.used_bytes == 0
+    monkeypatch.delenv("FAKE_CUDA_NO_POOLS")
+    buffer.close(stream)
+    del up
+    with copies.context():
+        for made in (plain.copies._down, plain.copies.up_stream):
+            copies.call("cuStreamDestroy", made)
+    del plain
+
+
 def test_small_buffers_go_down_after_one_wait_for_the_device(
     device: Any, copies: DriverCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, waits, call = device.create_stream(), list[str](), DriverCopies.call
+    stream, waits, call = device.create_stream(), Counter[str](), DriverCopies.call
 
     def counted(self: DriverCopies, name: str, *arguments: object) -> Any:
-        if name == "cuCtxSynchronize":
-            waits.append(name)
+        waits[name] += 1
         return call(self, name, *arguments)
 
     store = GpuSpillBuffer(64 * 800, None, str(tmp_path))
@@ -208,7 +252,8 @@ def test_small_buffers_go_down_after_one_wait_for_the_device(
         store["next"] = device.allocate(64 * 800, stream=stream)
         del buffer
         assert store.settle(60)
-        assert (store.tiers["host"], len(waits)) == (64 * 800, 1)
+        assert (store.tiers["host"], waits["cuCtxSynchronize"]) == (64 * 800, 1)
+        assert (waits["cuMemcpyDtoHAsync"], waits["cuEventSynchronize"], waits["cuEventCreate"]) == (64, 1, 1)
         cuda = device_of(store[0])
         assert cuda is not None
         for i in range(64):

@@ -273,3 +273,6 @@ def test_several_workers_of_a_gpu_share_its_memory() -> None:
         (2, "n-2", "GPU-1"),
     ]
     assert {(s.device_memory_bytes, s.device_memory_limit_bytes) for _, s in specs} == {(50 << 30, 25 << 30)}
+    assert {dict(s.env)["CUPY_GPU_MEMORY_LIMIT"] for _, s in specs} == {"48%"}
+    kept = plan_workers(Settings(workers_per_gpu=2), node(environ={"CUPY_GPU_MEMORY_LIMIT": "40%"}), shares)
+    assert all("CUPY_GPU_MEMORY_LIMIT" not in dict(s.env) for _, s in kept)

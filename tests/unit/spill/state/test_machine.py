@@ -112,7 +112,7 @@ def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
     state.moved(copy_of(state.set("a", (a,))))
     reader = Ticket((a,))
     assert state.moved(copy_of(state.need(reader))) == (Resume(reader),)
-    assert state.release(reader) == (Drop(a, DEVICE),)
+    assert state.release(reader) == (Drop(a, DEVICE, may_be_read=True),)
 
 
 def test_a_peer_gets_host_bytes_and_nothing_goes_through_the_device() -> None:
@@ -269,7 +269,7 @@ def test_a_reader_that_gives_up_is_not_told() -> None:
     reader = Ticket((a,))
     up = copy_of(state.need(reader))
     assert state.release(reader) == ()
-    assert state.moved(up) == (Drop(a, DEVICE),)
+    assert state.moved(up) == (Drop(a, DEVICE, may_be_read=True),)
 
 
 def test_what_no_key_names_cannot_be_needed_and_no_copy_ends_twice() -> None:

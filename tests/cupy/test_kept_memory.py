@@ -1,0 +1,151 @@
+"""Allocations of one library that fail while another one keeps the memory: of CuPy's pool, RMM, numba."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cudf_parts
+import fake_cuda
+import numpy as np
+import pytest
+from cupy_arrays import filled, on_host
+
+from hpcgpu.deploy.processes.devices import evicting
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.cuda import CudaDevice
+
+MIB = 1 << 20
+Room = Callable[[int], None]
+
+
+@pytest.fixture
+def room(driver: fake_cuda.Standin, monkeypatch: pytest.MonkeyPatch) -> Room:
+    """Give the device so much memory beside what it has allocated."""
+    CudaDevice.current(0)
+    return lambda nbytes: monkeypatch.setenv("FAKE_CUDA_BYTES", str(driver.count("device") + nbytes))
+
+
+@pytest.fixture
+def rmm_resource() -> Iterator[Any]:
+    """RMM's own adaptor as a worker has it, over the driver's allocations."""
+    import rmm
+
+    copies: Any = CudaDevice.current(0).copies
+    held: list[int] = []
+
+    def allocate(nbytes: int, stream: object) -> int:
+        with copies.context():
+            held.append(int(copies.call("cuMemAlloc", nbytes)))
+            return held[-1]
+
+    def free(pointer: int, nbytes: int, stream: object) -> None:
+        held.remove(pointer)
+        with copies.context():
+            copies.call("cuMemFree", pointer)
+
+    yield evicting(rmm.mr.CallbackMemoryResource(allocate, free))
+    for pointer in tuple(held):
+        free(pointer, 0, None)
+
+
+def stored(store: GpuSpillBuffer, count: int) -> None:
+    for i in range(count):
+        store[i] = filled(4 * MIB, i)
+
+
+def test_rmm_gets_the_memory_that_left_cupys_pool(
+    new_store: Callable[..., GpuSpillBuffer], room: Room, rmm_resource: Any
+) -> None:
+    room(64 * MIB)
+    store = new_store(1.0)
+    stored(store, 15)
+    assert rmm_resource.allocate(20 * MIB)
+    assert 24 * MIB <= store.tiers["device"] <= 40 * MIB  # no more left than had to
+    assert store.rescues == 1
+    assert [int(on_host(store[i])[-1]) for i in range(15)] == list(range(15))
+
+
+def test_rmm_gets_blocks_that_cupys_pool_only_keeps(
+    new_store: Callable[..., GpuSpillBuffer], room: Room, rmm_resource: Any
+) -> None:
+    room(64 * MIB)
+    store = new_store(1.0)
+    stored(store, 1)
+    kept = [filled(4 * MIB, i) for i in range(13)]
+    kept.clear()
+    gc.collect()
+    assert rmm_resource.allocate(40 * MIB)
+    assert store.tiers["device"] == 4 * MIB  # what was kept is enough
+    with pytest.raises(MemoryError):
+        rmm_resource.allocate(80 * MIB)  # more than there is: an end
+    assert store.tiers["device"] == 0
+
+
+def test_numba_gives_back_arrays_that_it_has_only_put_off() -> None:
+    from numba import cuda
+
+    driver = fake_cuda.Standin()
+    device = CudaDevice.current(0)
+    device.kind("numba")
+    before = driver.count("device")
+    arrays = [cuda.to_device(np.zeros(MIB, "u1")) for _ in range(9)]  # it frees ten at once
+    del arrays
+    gc.collect()
+    assert driver.count("device") == before + 9 * MIB
+    assert device.give_back()
+    assert driver.count("device") == before
+    assert not device.give_back()
+
+
+def test_an_allocator_that_a_task_sets_later_makes_room_too(
+    new_store: Callable[..., GpuSpillBuffer], room: Room
+) -> None:
+    import cupy
+
+    before = cupy.cuda.get_allocator()
+    try:
+        store = new_store(1.0)
+        stored(store, 1)
+        room(48 * MIB)
+        pool = cupy.cuda.MemoryPool()
+        cupy.cuda.set_allocator(pool.malloc)
+        for i in range(1, 30):
+            store[i] = filled(4 * MIB, i)  # 120 MiB of 48
+        assert store.rescues > 0
+        assert pool.used_bytes() > 0  # the task's own pool is still the one
+        assert [int(on_host(store[i])[-1]) for i in range(30)] == list(range(30))
+        store.clear()
+        pool.free_all_blocks()
+    finally:
+        cupy.cuda.set_allocator(before)
+
+
+def test_cudf_that_spills_itself_is_called_by_our_callback(
+    rmm_resource: Any, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDF's own options and manager: it refuses to put a callback beside ours."""
+    import rmm
+
+    cudf = cudf_parts.package(monkeypatch)
+    resource = evicting(rmm_resource)
+    monkeypatch.setattr(rmm.mr, "get_current_device_resource", lambda: resource)
+    cudf.set_option("spill", True)  # as user code may, long after its import
+    manager = cudf.core.buffer.spill_manager.get_global_manager()
+    mine = [resource.allocate(4 * MIB)]
+    room(2 * MIB)
+    asked: list[int] = []
+
+    def spill_device_memory(nbytes: int) -> int:
+        asked.append(nbytes)
+        if not mine:
+            return 0
+        resource.deallocate(mine.pop(), 4 * MIB)
+        return 4 * MIB
+
+    monkeypatch.setattr(manager, "spill_device_memory", spill_device_memory)
+    assert resource.allocate(5 * MIB)
+    assert asked == [5 * MIB]
+    with pytest.raises(MemoryError):
+        resource.allocate(5 * MIB)
