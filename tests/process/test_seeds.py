@@ -24,6 +24,7 @@ from hpcgpu import LocalGPUCluster
 
 SEEDS = DATA / "seeds"
 CALLS = [ast.unparse(node) for node in ast.parse((SEEDS / "calls.py.txt").read_text()).body]
+CALLS.remove("cluster = LocalCUDACluster(protocol='ucx')")  # tests/ucx
 COMMANDS = (SEEDS / "commands.txt").read_text().splitlines()
 # The same command under three names.
 NAMES = {
@@ -88,18 +89,21 @@ def scheduler() -> Iterator[LocalCluster]:
 )
 def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, tmp_path: Path) -> None:
     """``dask-scheduler`` runs at its usual address there; here Dask's configuration has the address."""
-    variables = dict(word.split("=") for word in shlex.split(line) if re.match("[A-Z_]+=", word))
-    argv = [word for word in shlex.split(line) if word not in (f"{n}={v}" for n, v in variables.items())]
+    words = shlex.split(
+        line.replace("tcp://scheduler:port", scheduler.scheduler_address).replace("/scratch", str(tmp_path))
+    )
+    variables = dict(word.split("=") for word in words if re.match("[A-Z_]+=", word))
+    argv = [word for word in words[len(variables) :] if word not in ("dask-cuda-worker", "dask", "worker")]
     variables |= {"DASK_SCHEDULER_ADDRESS": scheduler.scheduler_address, "HPCGPU_GPUS": "sim:2x64MiB"}
     env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin", **variables)
-    with subprocess.Popen([*NAMES[name], *argv[1:]], env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*NAMES[name], *argv], env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             with Client(scheduler) as client:
                 client.wait_for_workers(2, timeout=scaled(90))
                 memory = hpcgpu.memory(client).workers
                 jit = "jit" in line.lower()
                 assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
-                expected = {"50000": 50000, "5GB": 2**26, "0.3": int(0.3 * 2**26)}.get(argv[-1])
+                expected = {"50000": 50000, "5GB": 2**26, "0.3": int(0.3 * 2**26)}.get(argv[-1] if argv else "")
                 assert expected is None or {w.device_limit_bytes for w in memory} <= {expected, 5 * 10**9}
         finally:
             process.terminate()
@@ -108,10 +112,8 @@ def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, t
 
 def check_seeds(folder: Path) -> None:
     text = "\n".join(path.read_text() for path in folder.glob("*.txt"))
-    lines = {
-        line.strip().removeprefix("$ ") for line in text.splitlines() if re.match(r"\s+\$ .*dask-cuda-worker", line)
-    }
-    assert lines == set(COMMANDS)
+    lines = re.findall(r"^ +\$ (.*dask-cuda-worker.*?|dask worker tcp://.*?) *(?:#.*)?$", text, re.MULTILINE)
+    assert set(lines) == set(COMMANDS)
     plain = re.sub(r"\s", "", text)
     for call in re.findall(r"LocalCUDACluster\([^=]+=[^)]*\)", (SEEDS / "calls.py.txt").read_text()):
         assert re.sub(r"\s", "", call) in plain
