@@ -16,7 +16,8 @@ import psutil
 import pytest
 import ranks
 from distributed import Client, Worker, wait
-from waiting import until
+from paths import DATA
+from waiting import scaled, until
 
 from hpcgpu import LocalGPUCluster
 
@@ -28,6 +29,15 @@ def client(own_folders: Path) -> Iterator[Client]:
     given = {"gpus": "sim:2x64MiB", "env": {"UCX_NET_DEVICES": "lo"}}
     with LocalGPUCluster(protocol="ucx", **given) as cluster, Client(cluster) as client:
         yield client
+
+
+def test_call_of_a_seed_runs(monkeypatch: pytest.MonkeyPatch, own_folders: Path) -> None:
+    (call,) = [line for line in (DATA / "seeds/calls.py.txt").read_text().splitlines() if "'ucx'" in line]
+    monkeypatch.setenv("HPCGPU_GPUS", "sim:1x64MiB")
+    names = {"LocalCUDACluster": LocalGPUCluster}
+    exec(call, names)
+    with names["cluster"] as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result(scaled(60)) == 3
 
 
 def two(client: Client) -> tuple[str, str]:
