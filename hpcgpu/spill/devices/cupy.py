@@ -35,7 +35,7 @@ class CupyArrays:
         cupy.cuda.set_allocator(self._allocate_or_evict)
         with cupy.cuda.Device(device.number):
             pool = cupy.get_default_memory_pool()
-            if not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
+            if device.reserve_bytes and not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
                 pool.set_limit(size=device.memory_bytes - device.reserve_bytes)
 
     def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401

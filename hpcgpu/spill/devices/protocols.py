@@ -162,8 +162,11 @@ class Gpu(Device, Protocol):
     """
 
     number: int
-    copies: Copies
     reserve_bytes: int
+
+    @property
+    def copies(self) -> Copies:
+        """Makes the copies of all libraries."""
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""

@@ -89,21 +89,9 @@ _OWNER = Slot(0)
 
 
 class IdentityMap:
-    """Makes entries of values. Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
+    """Makes entries of values; Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
 
-    Parameters
-    ----------
-    known : dict
-        Units by the names of their allocations; Executor removes those that move.
-    values : dict of int to Entry
-        Entries by the ids of their values; likewise.
-    tier_of : callable
-        Returns the tier of a device.
-    reader : object
-        The store's: it tells proxies of this store from others.
-    lazily : bool
-        Parts of values come up one by one (jit_unspill).
-
+    With ``lazily`` parts of values come up one by one (jit_unspill); ``reader`` tells which proxies are of this store.
     """
 
     def __init__(

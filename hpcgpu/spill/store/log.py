@@ -16,14 +16,8 @@ _DOWN = ("device_to_host", "host_to_disk")
 class SpillLog:
     """Hysteresis over the counters of a store.
 
-    Not thread-safe: SpillThread makes it, and only the spill thread calls it.
-
-    Parameters
-    ----------
-    quiet_s : float
-        Spilling has ended when nothing has moved down for so long: a working set above a limit comes and goes with
-        every task.
-
+    Not thread-safe: SpillThread makes it, and only the spill thread calls it. Spilling has ended when nothing has moved
+    down for ``quiet_s``: a working set above a limit comes and goes with every task.
     """
 
     def __init__(self, quiet_s: float = 10.0) -> None:
@@ -34,18 +28,7 @@ class SpillLog:
         self._spilling = False
 
     def note(self, tiers: Mapping[str, int], counters: Mapping[str, Count], now_s: float) -> str | None:
-        """Take the store's numbers after a move, or after :meth:`wait_s`; return a line for the log, or None.
-
-        Parameters
-        ----------
-        tiers : mapping of str to int
-            Bytes in each tier now.
-        counters : mapping of str to Count
-            The moves so far, by direction.
-        now_s : float
-            The time, by a clock that does not go back.
-
-        """
+        """Take the store's numbers after a move, or after :meth:`wait_s`; return a line for the log, or None."""
         now = {way: (counters[way].nbytes, counters[way].number) for way in _DOWN}
         moved, before, self._seen = now != self._seen, self._seen, now
         if moved:

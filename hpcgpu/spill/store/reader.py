@@ -26,13 +26,6 @@ class Reader:
     Thread-safe; GpuSpillBuffer makes it. :meth:`handle` is called under the store's lock, the other methods without it,
     in threads that may wait for copies: those of tasks and clients.
 
-    Parameters
-    ----------
-    executor : Executor
-        The store's.
-    lazily : bool
-        Parts of values come up one by one (jit_unspill).
-
     Attributes
     ----------
     lock : Lock
@@ -88,14 +81,7 @@ class Reader:
 
     @contextmanager
     def keeping_up(self, unit: ObjectContent) -> Iterator[None]:
-        """Keep a part of a value up, for its proxy.
-
-        Raises
-        ------
-        SpillError
-            It cannot be read back.
-
-        """
+        """Keep a part of a value up, for its proxy."""
         with self._executor.needing((unit.unit,)):
             yield
 

@@ -28,11 +28,6 @@ class Reports:
     Thread-safe: Executor makes it, and calls it without the store's lock in the thread that carries the instruction
     out. Two threads may come in another order than the machine has told them: ``stays`` has the present state.
 
-    Parameters
-    ----------
-    stays : collection of int
-        The machine's tiers that stay above their limits.
-
     Attributes
     ----------
     trouble : dict of int to str
