@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcgpu.model.simulated import DEFAULT_BYTES
 from hpcgpu.sim.array import SimArray, buffer_of, host_of
-from hpcgpu.sim.memory import NUMBERS, Blocks
+from hpcgpu.sim.memory import NUMBERS, Blocks, bytes_of, root_of
 from hpcgpu.sim.usage import Usage
 
 # Freed memory up to this fraction (1/4) is kept for reuse.
@@ -132,7 +132,7 @@ class SimGpu:
 
     def allocation_of(self, result: np.ndarray) -> Allocation:
         """Return the buffer of an array's memory; a new one is counted."""
-        root = _root(result)
+        root = root_of(result)
         known = self._allocations.get(id(root))
         allocation = known() if known else None
         if allocation is None:
@@ -156,12 +156,12 @@ class SimGpu:
 
     def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
         """Copy the one buffer of all the arrays to the host, once; return it and each array's layout in it."""
-        root = _root(host_of(arrays[0]))
+        root = root_of(host_of(arrays[0]))
         start = _address(root)
         hosts = map(host_of, arrays)
         views = [View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0) for a in hosts]
         copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
-        np.copyto(copy, _bytes_of(root))
+        np.copyto(copy, bytes_of(root))
         self._count("d2h", root.nbytes)
         return copy, views
 
@@ -261,25 +261,8 @@ def _check(dtype: np.dtype) -> None:
         raise ValueError(f"Unsupported dtype {dtype}: a GPU holds numbers only")
 
 
-def _root(array: np.ndarray) -> np.ndarray:
-    """Return the array that owns an array's memory."""
-    base = array.base
-    while base is not None:
-        if isinstance(base, np.ndarray):
-            array = base
-        # np.lib.stride_tricks puts an object of its own between a view and its array (numpy 2.4)
-        base = getattr(base, "base", None)
-    return array
-
-
 def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _bytes_of(root: np.ndarray) -> np.ndarray:
-    """Return an owner's memory as bytes; it is contiguous in some order of axes."""
-    order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
-    return root.transpose(order).reshape(-1).view(np.uint8)
 
 
 _current: SimGpu | None = None

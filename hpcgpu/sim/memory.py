@@ -120,3 +120,20 @@ def _mapped(nbytes: int) -> mmap.mmap:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
+
+
+def root_of(array: np.ndarray) -> np.ndarray:
+    """Return the array that owns an array's memory."""
+    base = array.base
+    while base is not None:
+        if isinstance(base, np.ndarray):
+            array = base
+        # np.lib.stride_tricks puts an object of its own between a view and its array (numpy 2.4)
+        base = getattr(base, "base", None)
+    return array
+
+
+def bytes_of(root: np.ndarray) -> np.ndarray:
+    """Return the memory of an owner as bytes; it is contiguous in some order of axes."""
+    order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
+    return root.transpose(order).reshape(-1).view(np.uint8)

@@ -11,20 +11,7 @@ from hpcgpu.spill.state.units import HOST, Copy, Ticket, Unit, below
 def broken(
     state: SpillState, units: Collection[Unit], tickets: Collection[Ticket], under_way: Collection[Copy]
 ) -> Iterator[str]:
-    """Yield the laws that a state breaks.
-
-    Parameters
-    ----------
-    state : SpillState
-        Between two events.
-    units : collection of Unit
-        All that ever had a name.
-    tickets : collection of Ticket
-        All that are not released.
-    under_way : collection of Copy
-        The copies instructed and not yet reported.
-
-    """
+    """Yield the laws that a state between two events breaks; ``units`` are all that ever had a name."""
     yield from _bytes(state, units, under_way)
     for unit in units:
         yield from _unit(unit, [copy for copy in under_way if copy.unit is unit], tickets)

@@ -82,7 +82,8 @@ def test_the_documentation_has_every_public_name() -> None:
 
 
 _HOOKS = {"batch", "entry_point", "waits_in_queue", "patience", "sync"}  # of the cluster classes among themselves
-_FOR_STORES = {"give_back", "synchronize", "adopt", "allocation_of", "buffer_of", "empty_as", "pack", "pack_each", "unpack", "to_host"}
+_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "give_back", "pack", "pack_each"}
+_FOR_STORES |= {"synchronize", "to_host", "unpack"}
 
 
 @pytest.mark.parametrize(

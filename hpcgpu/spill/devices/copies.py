@@ -13,33 +13,15 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from hpcgpu.errors import SpillError
+from hpcgpu.spill.devices.driver_error import DriverError
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
 PINNED_BYTES = 4 * 2**30
 # Copies from and to ordinary memory go through page-locked stages: one is filled while the one before it is emptied.
 _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
-# After these a process can do nothing more on its GPU (NVIDIA: "leaves the process in an inconsistent state", "the
-# context cannot be used anymore"; cuda-bindings 13.5). The driver's numbers are the runtime's, too.
-_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
-# The attribute with that number, by library.
-_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
 # Smaller buffers are not worth locked pages.
 _PINNED_FROM_BYTES = 2**20
-
-
-class DriverError(SpillError):
-    """A call of the driver fails; ``status`` is CUDA's number for it."""
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def is_lasting(error: BaseException | None) -> bool:
-    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
-    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
-    return number is not None and getattr(error, number, 0) in _LASTING
 
 
 class DriverCopies:
@@ -47,19 +29,6 @@ class DriverCopies:
 
     Thread-safe, as all :class:`~hpcgpu.spill.devices.protocols.Copies`: copies in one direction follow each other on
     one stream, and each thread waits for an event of its own.
-
-    Parameters
-    ----------
-    number : int
-        The device, as CUDA counts.
-
-    Raises
-    ------
-    ImportError
-        cuda.bindings is not installed.
-    SpillError
-        The driver fails; the text has the driver's name for the error.
-
     """
 
     def __init__(self, number: int) -> None:
@@ -288,20 +257,14 @@ class NoCopies:
     """Stands in where no library can copy: cuda.bindings is there without a driver, or nothing is.
 
     Objects that show device memory count, and stay. Thread-safe: it does not change.
-
-    Parameters
-    ----------
-    why : str
-        What each library said.
-
     """
 
     # Nobody knows. So each object is above the limit, is tried at once, and is named.
     memory_bytes = free_bytes = 1
     idle_bytes = 0
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, why: str, may_pass: bool = False) -> None:
+        self._why, self.may_pass = why, may_pass
 
     def trim(self) -> int:
         """Return 0: there is no pool."""

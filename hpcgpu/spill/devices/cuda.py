@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,11 +31,8 @@ class CudaDevice:
     """
 
     def __init__(self, number: int, copies: Copies) -> None:
-        self.number, self.copies = number, copies
-        self.memory_bytes = copies.memory_bytes
-        # cuBLAS, cuFFT, NCCL, UCX, kernels: a process that fills the device with arrays first gets none of them
-        # (cupy #3935, "CUBLAS_STATUS_NOT_INITIALIZED")
-        self.reserve_bytes = min(max(2**30, self.memory_bytes * 3 // 100), self.memory_bytes // 8)
+        self.number = number
+        self._use(copies)
         self.name = f"CUDA device {number}"
         self.on_alloc_failure: Callable[[int], bool] | None = None
         self.kinds: dict[str, Kind] = {}
@@ -45,6 +43,21 @@ class CudaDevice:
         """Return the object for a device."""
         with _MAKING:
             return _made(number)
+
+    def _use(self, copies: Copies) -> None:
+        self._copies, self._looked_s = copies, time.monotonic()
+        self.memory_bytes = copies.memory_bytes
+        # cuBLAS, cuFFT, NCCL, UCX, kernels: a process that fills the device with arrays first gets none of them
+        # (cupy #3935, "CUBLAS_STATUS_NOT_INITIALIZED")
+        self.reserve_bytes = min(max(2**30, self.memory_bytes * 3 // 100), self.memory_bytes // 8)
+
+    @property
+    def copies(self) -> Copies:
+        """Makes the copies; what a driver refuses is asked for again: a killed worker may still be on the GPU."""
+        made = self._copies
+        if isinstance(made, NoCopies) and made.may_pass and time.monotonic() - self._looked_s >= _LOOK_S:
+            self._use(_copies(self.number))
+        return self._copies
 
     @property
     def used_bytes(self) -> int:
@@ -186,12 +199,6 @@ class CoreBuffers:
     """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None.
 
     Thread-safe: it has no state.
-
-    Raises
-    ------
-    SpillError
-        cuda.bindings is not installed.
-
     """
 
     def __init__(self, copies: Copies) -> None:
@@ -239,20 +246,26 @@ class CoreBuffers:
 
 
 _MAKING = threading.RLock()
+_LOOK_S = 1.0
 
 
 @functools.cache
 def _made(number: int) -> CudaDevice:
-    why = []
+    return CudaDevice(number, _copies(number))
+
+
+def _copies(number: int) -> Copies:
+    why, may_pass = [], False
     for make in (DriverCopies, _cupy_copies, _torch_copies):
         try:
-            return CudaDevice(number, make(number))
+            return make(number)
         except MemoryError:  # later there may be some
             raise
         # CuPy does not install cuda.bindings, nor does torch before 2.10; without a driver each has an error of its own
         except Exception as e:
             why.append(f"{type(e).__name__}: {e}")
-    return CudaDevice(number, NoCopies("; ".join(why)))
+            may_pass |= isinstance(e, SpillError)  # the driver's
+    return NoCopies("; ".join(why), may_pass)
 
 
 def _cupy_copies(number: int) -> Copies:

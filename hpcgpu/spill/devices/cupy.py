@@ -36,7 +36,7 @@ class CupyArrays:
         self._hook_allocator()
         with cupy.cuda.Device(device.number):
             pool = cupy.get_default_memory_pool()
-            if not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
+            if device.reserve_bytes and not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
                 pool.set_limit(size=device.memory_bytes - device.reserve_bytes)
 
     def _hook_allocator(self) -> None:

@@ -167,9 +167,12 @@ class Gpu(Device, Protocol):
     """
 
     number: int
-    copies: Copies
     waste: deque[int]
     reserve_bytes: int
+
+    @property
+    def copies(self) -> Copies:
+        """Makes the copies of all libraries."""
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""

@@ -19,15 +19,8 @@ class Accounting:
     """All units by tier. OrderedDict, since to remove the oldest items of a dict again and again takes quadratic time.
 
     Pure: SpillState makes it, for itself and its parts. Single numbers are read without the store's lock.
-
-    Parameters
-    ----------
-    limits : mapping of int to int
-        Bytes by tier; a tier without one has no limit.
-    low : float
-        Moves down begin above a limit and go on down to this part of it.
-    choose : callable
-        Takes candidates, longest untouched first, and bytes; returns what goes.
+    Moves down begin above a limit and go on down to the part ``low`` of it; ``choose`` takes candidates, longest
+    untouched first, and bytes, and returns what goes. Without a limit in ``limits`` a tier has none.
 
     Attributes
     ----------

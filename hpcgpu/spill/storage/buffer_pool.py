@@ -64,17 +64,8 @@ class Loan:
 class Pool:
     """A bounded pool of host buffers: it lends arrays of shape (nbytes,) and dtype uint8, contiguous.
 
-    Any thread may call it; its lock is a leaf: memory is allocated and freed without it.
-
-    Parameters
-    ----------
-    limit_bytes : int
-        The most that the pool holds, lent or free. When ``allocate`` raises MemoryError it falls to what the pool
-        holds.
-    allocate : callable
-        Returns so many bytes, uint8 of shape (bytes,), which are freed with their last reference; MemoryError if there
-        are none. Called in the thread that takes.
-
+    Any thread may call it; its lock is a leaf: memory is allocated and freed without it. ``allocate``
+    returns so many bytes, in the thread that takes; when it raises MemoryError, ``limit_bytes`` falls to what is held.
     """
 
     loan: type[Loan] = Loan

@@ -63,19 +63,7 @@ class Disk:
 
     Thread-safe; GpuSpillBuffer makes it. Threads that copy call it without the store's lock; only the spill thread
     shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape (nbytes,) and dtype uint8,
-    not page-locked.
-
-    Parameters
-    ----------
-    parent : str or None
-        Where to make the folder.
-    slabs : Slabs, optional
-        The pool for buffers that are read back.
-    limit_bytes : int
-        The most that the files may take; 0: no limit but the disk's.
-    trusted : bool
-        Accept ``parent`` even if others can change a folder above it.
-
+    not page-locked. Without ``trusted`` others may change no folder above ``parent``. 0: no limit but the disk's.
     """
 
     def __init__(

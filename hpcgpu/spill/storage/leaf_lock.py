@@ -29,12 +29,6 @@ class LeafLock(_thread.RLock):  # type: ignore[misc] # final for type checkers o
     in a thread that has the lock. If that touched a proxy, it would wait for its own thread for ever.
 
     Any thread may take it. It is one of Python's own locks, since an ``__exit__`` in Python would take as long again.
-
-    Raises
-    ------
-    ReenteredError
-        The thread has it.
-
     """
 
     _is_owned: Callable[[], bool]  # threading.Condition asks it, too

@@ -57,23 +57,7 @@ def mount_of(path: str, mountinfo: str) -> Mount | None:
 
 
 def notes(folder: str | None, wanted_bytes: int = 0, mountinfo: str | None = None) -> tuple[str, ...]:
-    """Return the warnings about a spill folder, one sentence each; nothing is written.
-
-    Parameters
-    ----------
-    folder : str or None
-        ``local_directory``; None for TMPDIR. The folder may not exist yet.
-    wanted_bytes : int, optional
-        The most that may be spilled there.
-    mountinfo : str, optional
-        Text of /proc/self/mountinfo; by default this process's own.
-
-    Raises
-    ------
-    ConfigError
-        The folder cannot be written, or its name has a variable that is not set.
-
-    """
+    """Return the warnings about a spill folder, one sentence each; nothing is written."""
     given, home = said(folder), home_of(folder)
     there = _existing(home.resolve())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

@@ -48,20 +48,7 @@ class Scratch:
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
         """Make a folder below ``parent`` (default: TMPDIR); first remove those of dead processes.
 
-        Parameters
-        ----------
-        parent : str or None
-            May have ``~`` and ``$VARIABLES``; made if it is missing.
-        name : str
-            Its purpose, one of ``KINDS``.
-        trusted : bool
-            Accept ``parent`` even if others can change a folder above it.
-
-        Raises
-        ------
-        ConfigError
-            No folder can be made there, its name has a variable that is not set, or others can change a folder above.
-
+        ``trusted``: even if others can change a folder above it; else that is a ConfigError.
         """
         home = home_of(parent)
         try:
@@ -110,14 +97,7 @@ def trust_note(parent: str | None) -> tuple[str, ...]:
 
 
 def expanded(path: str) -> str:
-    """Return a path with ``~`` and ``$VARIABLES`` replaced: sites name the scratch folders of jobs so.
-
-    Raises
-    ------
-    ConfigError
-        A variable is not set, or a user is unknown.
-
-    """
+    """Return a path with ``~`` and ``$VARIABLES`` replaced: sites name the scratch folders of jobs so."""
     if unset := next((name for name in _VARIABLE.findall(path) if name not in os.environ), None):
         raise ConfigError(
             f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; take one that each job has, or "

@@ -50,16 +50,7 @@ class Segments:
     Free room is used again, however small its pieces are. If more is free than an eighth of the room in use,
     :meth:`trim` gives it back to the file system, as holes in the files. A file system that makes no holes gets room
     back from the ends of the files, at once. An empty file is removed. An object larger than half a segment has a file
-    of its own.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the files.
-    reserve : callable
-        Makes a file longer: called with its descriptor, the first byte and the size; OSError if the disk is full.
-    most_bytes : int
-        The most that the files may take together; 0: no limit but the disk's.
+    of its own. Files take ``most_bytes`` at most together; 0: no limit but the disk's.
 
     Attributes
     ----------

@@ -23,7 +23,9 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
-from hpcgpu.spill.devices import allocation_failure, copies
+from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.driver_error import is_lasting
 from hpcgpu.spill.devices.protocols import Device, ImmovableError
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
@@ -60,7 +62,7 @@ class Executor:
         limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk_limit_bytes)) if n}
         self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
-        self._device_limit, self._devices = device_limit, list[Device]()
+        self._device_limit, self._devices, self._sizes = device_limit, list[Device](), dict[Device, int]()
         self.known: dict[Any, ObjectContent] = {}  # units by the names of the allocations that they lie in now
         self.values: dict[int, Entry] = {}  # by the ids of values that are whole and have a name
         self.on_fault: Callable[[SpillError], None] | None = None  # called once, in the thread that copied up
@@ -80,19 +82,20 @@ class Executor:
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
         """Return the tier of a device; the first call sets its limit, and hooks into its failing allocations."""
-        if device in self._devices:  # none ever leaves
+        if self._sizes.get(device) == device.memory_bytes:  # none ever leaves; a driver may tell the size later
             return DEVICE + self._devices.index(device)
         with self.lock:
             if device not in self._devices:
                 self._devices.append(device)
                 self.bins += [device] if hasattr(device, "waste") else []
+            self._sizes[device] = device.memory_bytes
             tier = DEVICE + self._devices.index(device)
             todo = Todo()
             if self._device_limit:
                 self.record(self.state.limit(tier, self._device_limit.of_device(device.memory_bytes)), todo)
         self.carry_out(todo)
         for made in self.page_locked():
-            if isinstance(made, copies.DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
+            if isinstance(made, DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
                 made.lock_at_most(most)
         if self._device_limit:
             allocation_failure.attach(device, self)
@@ -231,20 +234,7 @@ class Executor:
     ) -> Iterator[None]:
         """Keep units up while inside; this thread brings up those that are below.
 
-        Parameters
-        ----------
-        units : iterable of Content
-            Each is named, or pinned by another ticket.
-        writes, for_peer, stays : bool
-            As of a :class:`hpcgpu.spill.state.units.Ticket`.
-
-        Raises
-        ------
-        SpillError
-            A unit cannot be read back, ever.
-        Exception
-            Whatever a device raised; the next try may succeed.
-
+        A SpillError of the disk is for good; after any other error, the next try may succeed.
         """
         ticket = self.ticket(units, writes=writes, for_peer=for_peer, stays=stays)
         todo = Todo()
@@ -389,7 +379,7 @@ class Executor:
 
     def tell_of_lost_gpu(self, error: BaseException) -> None:
         """Tell the owner of an error after which this process cannot use its GPU, once; a task's error, too."""
-        if copies.is_lasting(error) and not self._has_lost_gpu:
+        if is_lasting(error) and not self._has_lost_gpu:
             self._has_lost_gpu = True
             why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
             self._perform(Leave(None, why))

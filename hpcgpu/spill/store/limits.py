@@ -13,23 +13,8 @@ _WHERE = "keyword {} of GpuSpillBuffer"
 def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
     """Return the device's limit, the bytes of the host tier and those of the disk tier; 0 is no limit.
 
-    Parameters
-    ----------
-    device : object
-        ``device_memory_limit``, as users write it.
-    host : object
-        ``memory_limit``. A store does not know how much of the node its process may use, nor how many processes share
-        it: ``"auto"`` is no limit (distributed watches the process), and a fraction is an error.
-    target : object
-        ``target``, the host tier's part of ``memory_limit``.
-    disk : object
-        ``max_spill``.
-
-    Raises
-    ------
-    ConfigError
-        Its text has the given value, and the allowed ones.
-
+    A store does not know how much of the node its process may use, nor how many processes share it: ``"auto"`` is no
+    limit (distributed watches the process), and a fraction is an error.
     """
     name = "memory_limit"
     limit = read_option("device_memory_limit", device, _WHERE.format("device_memory_limit"), read_device_limit)
@@ -41,26 +26,12 @@ def read_limits(device: object, host: object, target: object, disk: object) -> t
 
 
 def read_flags(**given: object) -> tuple[bool, ...]:
-    """Return the flags, in the given order; None is off.
-
-    Raises
-    ------
-    ConfigError
-        Its text has the given value, and the allowed ones.
-
-    """
+    """Return the flags, in the given order; None is off."""
     said = {name: False if value is None else value for name, value in given.items()}
     return tuple(read_option(name, value, _WHERE.format(name), read_flag) for name, value in said.items())
 
 
 def read_folder(given: str | os.PathLike[str] | None) -> str | None:
-    """Return ``local_directory``; None if nothing is given.
-
-    Raises
-    ------
-    ConfigError
-        It is not a text of one line.
-
-    """
+    """Return ``local_directory``; None if nothing is given."""
     name = "local_directory"
     return None if given is None else read_option(name, given, _WHERE.format(name), read_text)

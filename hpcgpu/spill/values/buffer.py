@@ -26,16 +26,6 @@ class Buffer(ObjectContent):
 
     IdentityMap makes it, under the store's lock; threads as of :class:`hpcgpu.spill.values.unit.Content`.
 
-    Parameters
-    ----------
-    device : Device
-    nbytes : int
-        Of the allocation.
-    top : int
-        The tier of the device.
-    name : hashable
-        The allocation's, while it is there.
-
     Attributes
     ----------
     arrays : list of object

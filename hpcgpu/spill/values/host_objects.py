@@ -34,16 +34,6 @@ class HostObjects(ObjectContent):
 
     IdentityMap makes it, under the store's lock; threads as of :class:`hpcgpu.spill.values.unit.Content`. Arrays are of
     any shapes, strides and dtypes but object; their bytes are those of their allocations, not those that they show.
-
-    Parameters
-    ----------
-    x : ndarray, DataFrame, Series or Table
-        The first of them.
-    name : hashable
-        Of its allocations (:func:`hpcgpu.spill.values.aliasing.name_of`).
-    nbytes : int
-        Of its allocations.
-
     """
 
     usual_kind = np.ndarray

@@ -36,14 +36,7 @@ class Pickled(NamedTuple):
 
 
 def write(disk: Disk, value: Any) -> Pickled:  # noqa: ANN401
-    """Pickle a value to disk: all of it or, with OSError, nothing.
-
-    Raises
-    ------
-    ImmovableError
-        It cannot be pickled.
-
-    """
+    """Pickle a value to disk: all of it or, with OSError, nothing."""
     try:
         data, buffers = _dumps(value)
         raw = [b.raw() for b in buffers]  # BufferError for what is not contiguous

@@ -80,14 +80,7 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
 
 
 def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:  # noqa: ANN401
-    """Return the value that :func:`take_apart` took apart: a new one each time, with the arrays that are given.
-
-    Raises
-    ------
-    SpillError
-        A class differs in this process.
-
-    """
+    """Return the value that :func:`take_apart` took apart: a new one each time, with the arrays that are given."""
     if type(skeleton) is Slot:
         return arrays[skeleton.number]
     if type(skeleton) is not Skeleton:

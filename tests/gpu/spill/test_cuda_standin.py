@@ -6,6 +6,7 @@ A real driver mostly comes in time, and shows no copy that is not waited for: th
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cuda import Standin
+from waiting import until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies
+from hpcgpu.spill.devices import cuda
+from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies, NoCopies
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.lookup import device_of
 
@@ -232,6 +235,25 @@ def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
         for made in (plain.copies._down, plain.copies.up_stream):
             copies.call("cuStreamDestroy", made)
     del plain
+
+
+def test_a_gpu_that_was_in_use_is_asked_for_again(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = device.create_stream()
+    monkeypatch.setattr(cuda, "_made", functools.cache(cuda._made.__wrapped__))
+    monkeypatch.setenv("FAKE_CUDA_FAIL", "cuDevicePrimaryCtxRetain=46")  # the context of a killed worker goes
+    assert isinstance(CudaDevice.current(0).copies, NoCopies)
+    monkeypatch.delenv("FAKE_CUDA_FAIL")
+    until(lambda: isinstance(CudaDevice.current(0).copies, DriverCopies), "copies are there", limit_s=30)
+    store = GpuSpillBuffer(2 * MIB, None, str(tmp_path))
+    try:
+        for i in range(4):
+            store[i] = buffer = device.allocate(MIB, stream=stream)
+            buffer.fill(i + 1, stream=stream)
+        del buffer
+        assert store.settle(60)
+        assert store.tiers == {"device": 2 * MIB, "host": 2 * MIB, "disk": 0}
+    finally:
+        store.close()
 
 
 def test_small_buffers_go_down_after_one_wait_for_the_device(

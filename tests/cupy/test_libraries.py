@@ -1,0 +1,77 @@
+"""Arrays of the other libraries beside CuPy's: as they come, on the stand-in for a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from cupy_arrays import filled
+
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices.lookup import device_of
+
+MIB = 1 << 20
+
+
+def test_an_array_of_numba_comes_back(new_store: Callable[..., GpuSpillBuffer]) -> None:
+    from numba import cuda
+
+    expected = np.arange(120_000.0).reshape(300, 400)
+    store = new_store(MIB)
+    store["x"] = cuda.to_device(np.asfortranarray(expected))
+    for i in range(3):
+        store[i] = filled(MIB // 2, i)
+    assert store.settle(30)
+    assert store.counters["device_to_host"].number >= 1
+    back = store["x"]
+    assert type(back).__name__ == "DeviceNDArray"
+    np.testing.assert_array_equal(back.copy_to_host(), expected)
+
+
+def test_a_buffer_of_cuda_core_comes_back(new_store: Callable[..., GpuSpillBuffer]) -> None:
+    from cuda import core
+
+    device = core.Device(0)
+    device.set_current()
+    stream, store = device.create_stream(), new_store(MIB)
+    buffer = device.allocate(MIB // 2, stream=stream)
+    buffer.fill(7, stream=stream)
+    store["x"] = buffer
+    del buffer
+    for i in range(3):
+        store[i] = filled(MIB // 2, i)
+    assert store.settle(30)
+    assert store.counters["device_to_host"].number >= 1
+    back = store["x"]
+    gpu = device_of(back)
+    assert gpu is not None
+    assert set(gpu.pack([back], lambda nbytes: np.empty(nbytes, np.uint8))[0].tolist()) == {7}
+
+
+def test_rmms_adaptor_takes_memory_of_the_driver() -> None:
+    import rmm
+
+    from hpcgpu.spill.devices.copies import DriverCopies
+
+    copies = DriverCopies(0)
+
+    def allocate(nbytes: int, stream: object) -> int:
+        del stream
+        with copies.context():
+            return int(copies.call("cuMemAlloc", nbytes))
+
+    def free(pointer: int, nbytes: int, stream: object) -> None:
+        del nbytes, stream
+        with copies.context():
+            copies.call("cuMemFree", pointer)
+
+    failed: list[int] = []
+    upstream = rmm.mr.CallbackMemoryResource(allocate, free)
+    resource = rmm.mr.FailureCallbackResourceAdaptor(upstream, lambda nbytes: bool(failed.append(nbytes)))
+    pointer = resource.allocate(MIB)
+    assert copies.to_host(pointer, 16, lambda nbytes: np.empty(nbytes, np.uint8)).tobytes() == b"\xa5" * 16
+    resource.deallocate(pointer, MIB)
+    assert failed == []
+    with copies.context():
+        for made in (copies._down, copies.up_stream):
+            copies.call("cuStreamDestroy", made)
