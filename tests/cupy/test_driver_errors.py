@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cupy_arrays import filled, on_host
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import GpuSpillBuffer
@@ -28,7 +28,7 @@ def store(new_store: Callable[..., GpuSpillBuffer], faults: Faults[SpillError]) 
     store.on_fault = faults.put
     for i in range(8):
         store[i] = filled(MIB, i)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     return store
 
 
@@ -53,7 +53,7 @@ def test_copies_down_go_on_when_an_error_has_passed(
     assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in store.trouble[0]
     monkeypatch.delenv("FAKE_CUDA_FAIL")
     until(lambda: not store.trouble, "what waited has moved", limit_s=30)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.tiers["device"] <= 4 * MIB
     assert faults.empty()
 
@@ -65,7 +65,7 @@ def test_a_lost_gpu_is_said_in_cudas_words(
     new = filled(MIB, 8)
     monkeypatch.setenv("FAKE_CUDA_FAIL", f"cuCtxSynchronize={code}")
     store[8] = new
-    said = str(faults.get(timeout=30))
+    said = str(faults.get(timeout=scaled(30)))
     assert said.startswith(
         "the GPU cannot be used any more by this process: cuCtxSynchronize of the CUDA driver fails: "
     )
@@ -84,4 +84,4 @@ def test_a_task_that_loses_the_gpu_is_noticed(
 
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
         task()
-    assert "cannot be used any more by this process: cudaError700" in str(faults.get(timeout=30))
+    assert "cannot be used any more by this process: cudaError700" in str(faults.get(timeout=scaled(30)))

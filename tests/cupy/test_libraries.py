@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from cupy_arrays import filled
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.lookup import device_of
@@ -21,7 +22,7 @@ def test_an_array_of_numba_comes_back(new_store: Callable[..., GpuSpillBuffer]) 
     store["x"] = cuda.to_device(np.asfortranarray(expected))
     for i in range(3):
         store[i] = filled(MIB // 2, i)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.counters["device_to_host"].number >= 1
     back = store["x"]
     assert type(back).__name__ == "DeviceNDArray"
@@ -40,7 +41,7 @@ def test_a_buffer_of_cuda_core_comes_back(new_store: Callable[..., GpuSpillBuffe
     del buffer
     for i in range(3):
         store[i] = filled(MIB // 2, i)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.counters["device_to_host"].number >= 1
     back = store["x"]
     gpu = device_of(back)

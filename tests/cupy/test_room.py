@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cupy_arrays import filled, on_host
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
@@ -58,7 +58,7 @@ def test_spilled_memory_goes_back_to_the_driver(new_store: NewStore, pool: Any) 
     store = new_store(4 * MIB)
     for i in range(24):
         store[i] = filled(MIB, i)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     until(lambda: pool.total_bytes() <= 4 * MIB, "CuPy's pool gives back what it does not use", limit_s=30)
 
 
@@ -67,14 +67,14 @@ def test_memory_goes_back_at_once_where_little_is_left(
 ) -> None:
     store = new_store(4 * MIB)
     store["first"] = filled(MIB, 0)  # the pool has its limit
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     more = [filled(MIB, i) for i in range(24)]
     monkeypatch.setenv("FAKE_CUDA_BYTES", str(driver.count("device") + MIB))
     for i, x in enumerate(more):
         store[i] = x
     more.clear()
     del x
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert pool.total_bytes() <= 6 * MIB
 
 

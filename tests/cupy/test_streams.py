@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cupy_arrays import filled
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 
@@ -21,7 +22,7 @@ def store(new_store: Callable[..., GpuSpillBuffer]) -> GpuSpillBuffer:
     store = new_store(4 * MIB)
     for key in ("a", *range(5)):
         store[key] = filled(MIB, 7)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     for i in range(5):
         del store[i]
     with store.handing_out_handles(to_worker=False):
@@ -62,7 +63,7 @@ def test_a_clean_value_goes_when_kernels_have_read_it(store: GpuSpillBuffer) -> 
     for key in keys:
         store[key] = filled(MIB, key)
         touch(store, *range(10, key + 1))
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.counters["device_to_host"].number == moved
     assert store.copy_bytes == 0  # it went without a copy
     new = [filled(MIB, 99) for _ in range(6)]

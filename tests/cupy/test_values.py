@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.store.cupy_messages import deserialize, serialize
@@ -39,7 +40,7 @@ def test_arrays_written_on_a_stream_come_back(new_store: NewStore, non_blocking:
         x.data.copy_from_device_async(source.data, MIB, stream)
         store[i] = x
         del x
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.counters["device_to_host"].number >= 8
     assert all((on_host(store[i]) == i).all() for i in range(12))
 
@@ -54,7 +55,7 @@ def test_an_array_of_each_layout_comes_back(new_store: NewStore, layout: str) ->
     del x
     for i in range(4):
         store[i] = filled(MIB, i)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.counters["device_to_host"].number >= 1
     back = store["x"]
     assert type(back) is cupy.ndarray
@@ -73,7 +74,7 @@ def test_names_of_one_array_come_back_as_one(new_store: NewStore) -> None:
     del x
     for i in range(4):
         store[i] = filled(MIB // 2, i)
-    assert store.settle(60)
+    assert store.settle(scaled(60))
     assert store.counters["device_to_host"].number >= 1
     before = store.counters["host_to_device"].number
     a, b, (c, d) = store["a"], store["b"], store["c"]

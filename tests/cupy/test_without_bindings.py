@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
@@ -38,7 +39,7 @@ def test_spilled_arrays_lock_no_pages(
     before, store = driver.count("pinned"), new_store(6 * MIB)
     while arrays:
         store[len(arrays)] = arrays.pop()
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.tiers["host"] >= 60 * MIB
     assert driver.count("pinned") == before
     assert copies.idle_bytes == 0

@@ -7,18 +7,19 @@ import shlex
 import pytest
 from lab import Lab
 from pages import after, blocks
+from waiting import scaled
 
 
 @pytest.mark.parametrize("diff", [0, 1], ids=["its cluster", "our cluster"])
 def test_dask_jobqueue(slurm_lab: Lab, diff: int) -> None:
     slurm_lab.write("coming.py", after(blocks("dask-jobqueue", "diff")[diff]))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "coming.py"], timeout=150)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "coming.py"], timeout=scaled(150))
     assert done.stdout.splitlines()[-1:] == ["6"], done.stderr
 
 
 def test_slurm_runner(slurm_lab: Lab) -> None:
     slurm_lab.write("script.py", after(blocks("dask-jobqueue", "diff")[2]))
-    done = slurm_lab.exec(slurm_lab.login, shlex.split(blocks("dask-jobqueue", "bash")[0]), timeout=150)
+    done = slurm_lab.exec(slurm_lab.login, shlex.split(blocks("dask-jobqueue", "bash")[0]), timeout=scaled(150))
     assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
 
 
@@ -28,7 +29,7 @@ def test_a_job_script(slurm_lab: Lab, page: str) -> None:
     slurm_lab.write("job.sh", text)
     slurm_lab.write("my_script.py", "from distributed import Client\nwith Client() as c: print(len(c.nthreads()))\n")
     argv = ["sbatch", "--wait", "--time=5", "--output=coming.out", "job.sh"]
-    done = slurm_lab.exec(slurm_lab.login, argv, timeout=150)
+    done = slurm_lab.exec(slurm_lab.login, argv, timeout=scaled(150))
     said = slurm_lab.exec(slurm_lab.login, ["cat", "coming.out"]).stdout
     printed = [line for line in said.splitlines() if not line.startswith("hpcgpu: ")]
     assert (done.returncode, printed) == (0, ["8"]), done.stderr + said

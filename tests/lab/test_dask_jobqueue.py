@@ -6,6 +6,7 @@ import json
 import textwrap
 
 from lab import Lab
+from waiting import scaled
 
 JOBQUEUE = """
     import json, os, time
@@ -48,7 +49,7 @@ JOBQUEUE = """
 
 def test_dask_jobqueue_counts_scales_and_adapts_jobs_of_our_workers(slurm_lab: Lab) -> None:
     slurm_lab.write("jobqueue.py", textwrap.dedent(JOBQUEUE))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "jobqueue.py"], timeout=300)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "jobqueue.py"], timeout=scaled(300))
     assert "FACTS" in done.stdout, done.stderr
     facts = json.loads(done.stdout.partition("FACTS")[2])
     assert facts["names"] == ["mine-0-0", "mine-0-1", "mine-1-0", "mine-1-1"]

@@ -11,7 +11,7 @@ import ailing
 import pytest
 from ailing import Found, check
 from lab import NETWORK, Lab
-from waiting import until
+from waiting import scaled, until
 
 AILING = "/home/hpc/ailing"
 SHARED_MEMORY = "/dev/shm"
@@ -109,7 +109,7 @@ def test_a_doctor_that_is_killed_leaves_no_pending_job(slurm_lab: Lab) -> None:
     folders = ["ls", ".hpcgpu/doctor"]
     until(lambda: not slurm_lab.exec(slurm_lab.login, folders, check=True).stdout, "nothing is left", every_s=0.5)
     for process in started:
-        process.communicate(timeout=60)
+        process.communicate(timeout=scaled(60))
 
 
 def test_a_wrong_account_is_named(accounting_lab: Lab) -> None:

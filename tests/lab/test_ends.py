@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from lab import CHECKOUT, Lab
-from waiting import until
+from waiting import scaled, until
 
 SCRIPT = """
 import os, signal, sys, time
@@ -63,11 +63,11 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
         return set(listing.stdout.split())
 
     before = folders()  # of launches that other tests have killed
-    launch = slurm_lab.start(slurm_lab.login, [*job, *command, "wait"], timeout=150)
+    launch = slurm_lab.start(slurm_lab.login, [*job, *command, "wait"], timeout=scaled(150))
     running = ["test", "-e", "ends/up"]
     until(lambda: slurm_lab.exec(slurm_lab.login, running).returncode == 0, "the script runs", limit_s=120, every_s=0.5)
     slurm_lab.exec("node1", ["pkill", "-KILL", "slurmstepd"], user="root", check=True)
-    _, err = launch.communicate(timeout=150)
+    _, err = launch.communicate(timeout=scaled(150))
     assert launch.returncode not in (0, 124), err
     # salloc does not wait for what it has started
     until(lambda: folders() <= before, f"its folder is gone, as it was before: {before}", limit_s=60)
@@ -75,11 +75,11 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
 
 def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
     slurm_lab.write("ends/clusters.py", CLUSTERS)
-    client = slurm_lab.start(slurm_lab.login, ["python", "ends/clusters.py"], timeout=150)
+    client = slurm_lab.start(slurm_lab.login, ["python", "ends/clusters.py"], timeout=scaled(150))
     assert client.stdout
     places = json.loads(client.stdout.readline())
     for node, pid in places.values():
         slurm_lab.exec(node, ["kill", "-KILL", str(pid)], check=True)
     found = {job: slurm_lab.wait_job(job)["ExitCode"] for job in places}
-    client.communicate("close\n", timeout=120)
+    client.communicate("close\n", timeout=scaled(120))
     assert found == dict.fromkeys(places, "70:0")

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from lab import PATIENCE_S, Lab
+from waiting import scaled
 
 RUNNING = """
 import time
@@ -56,7 +57,7 @@ def wait_for_no_folder(lab: Lab) -> None:
 def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, until: str, sig: str) -> None:
     process, pid, job = client(slurm_lab, code, until)
     slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", pid], check=True)
-    process.communicate(timeout=60)
+    process.communicate(timeout=scaled(60))
     facts = slurm_lab.wait_job(job)
     if code is PENDING:
         assert facts["JobState"] == "CANCELLED"

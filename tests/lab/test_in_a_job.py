@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lab import CHECKOUT, Lab, LabUnavailable
-from waiting import until
+from waiting import scaled, until
 
 CELL = """
 from distributed import Client
@@ -65,6 +65,6 @@ def test_a_notebook_of_the_template_has_its_jobs_cluster_and_may_submit_another(
 
     until(lambda: bool(address()), "Jupyter listens", limit_s=240, every_s=0.5)
     argv = ["/home/hpc/jupyter/bin/python", "notebook.py", address()]
-    done = lab.exec(lab.job(job)["BatchHost"], argv, stdin=CELL, timeout=150)
+    done = lab.exec(lab.job(job)["BatchHost"], argv, stdin=CELL, timeout=scaled(150))
     assert done.stdout.splitlines()[-1:] == ["1 2 3 7"], done.stdout + done.stderr
     assert lab.wait_job(job)["ExitCode"] == "0:0"

@@ -9,6 +9,7 @@ import doc_blocks
 from lab import Lab
 from pages import README, line
 from paths import ROOT
+from waiting import scaled
 
 RESULT = "largest relative difference"
 
@@ -31,13 +32,13 @@ def test_more_and_fewer(slurm_lab: Lab) -> None:
     imports = [text for text in first.splitlines() if "import" in text]
     code = "\n".join([*imports, more, '    print(len(client.scheduler_info()["workers"]))', ""])
     slurm_lab.write("more.py", code)
-    done = slurm_lab.exec(slurm_lab.login, ["python", "more.py"], timeout=150)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "more.py"], timeout=scaled(150))
     assert done.stdout.splitlines()[-1] == "12", done.stderr
 
 
 def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
     slurm_lab.write("life.py", of_the_lab("docs/explanation/clusters.md"))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "life.py"], timeout=150)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "life.py"], timeout=scaled(150))
     assert done.stdout.splitlines()[-1] == "6", done.stderr
     assert re.search(r"^\d+_1  UP 2/2 +workers +1 ", done.stdout, re.M), done.stdout
     assert "hpcgpu: READY 6 workers" in done.stderr
@@ -46,7 +47,7 @@ def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
 def as_a_newcomer(lab: Lab, *typed: str) -> str:
     """Type lines on the login node that ``make slurm-shell`` opens; return what they print."""
     lines = "".join(f"{words} < /dev/null\n" for words in typed)  # what comes after is the shell's
-    done = lab.lab_sh("shell", timeout=170, typed=lines)
+    done = lab.lab_sh("shell", timeout=scaled(170), typed=lines)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -65,5 +66,5 @@ def test_launch(slurm_lab: Lab) -> None:
 
 def test_the_tutorials_cluster_of_two_nodes(slurm_lab: Lab) -> None:
     slurm_lab.write("two_nodes.py", of_the_lab("docs/tutorial/slurm-lab.md"))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "two_nodes.py"], timeout=150)
+    done = slurm_lab.exec(slurm_lab.login, ["python", "two_nodes.py"], timeout=scaled(150))
     assert done.stdout.splitlines()[-1:] == ["285"], done.stderr

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from lab import CHECKOUT, NETWORK, Lab
-from waiting import until
+from waiting import scaled, until
 
 WORLD = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('rank', c.rank, 'of', c.size, MPI.Get_processor_name())"
 WHEEL = "/opt/venv-wheel/bin"
@@ -85,7 +85,7 @@ def test_a_firewall_leaves_slurm_but_no_other_port(slurm_lab: Lab) -> None:
         assert "TimeoutError" in slurm_lab.exec("slurmctld", ["python", "-c", connect]).stderr
         assert slurm_lab.exec("slurmctld", ["srun", "-w", "node1", "hostname"], check=True).stdout == "node1\n"
     slurm_lab.exec("slurmctld", ["python", "-c", connect], check=True)
-    assert server.wait(timeout=30) == 0
+    assert server.wait(timeout=scaled(30)) == 0
 
 
 def test_what_a_test_leaves_behind_is_seen(slurm_lab: Lab) -> None:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from lab import CHECKOUT, PATIENCE_S, Lab
+from waiting import scaled
 
 WHEEL = "/opt/venv-wheel/bin"
 # Two GPUs of each node, at half the CPU of four: the README's own lines have all of them.
@@ -273,7 +274,7 @@ def test_a_killed_client_leaves_no_job(slurm_lab: Lab) -> None:
     assert running.stdout
     job, pid = next(line.split()[1:] for line in running.stdout if line.startswith("JOB"))
     slurm_lab.exec(slurm_lab.login, ["kill", "-9", pid], check=True)
-    running.communicate(timeout=30)
+    running.communicate(timeout=scaled(30))
     facts = slurm_lab.wait_job(job)
     assert facts["ExitCode"] == "0:0"
 

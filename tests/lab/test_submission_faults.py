@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lab import NETWORK, PATIENCE_S, Lab
+from waiting import scaled
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -259,4 +260,4 @@ def test_a_dead_clients_pending_jobs_are_cancelled_also_those_it_was_not_told_of
     hangs = '[ $(wc -l < ~/front/sbatch.calls) -lt 2 ] || { /usr/bin/sbatch "$@" > /dev/null; exec sleep 20; }'
     facts, _ = client(slurm_lab, code, returncode=137, sbatch=hangs)
     assert len(facts["there"]) == 1
-    assert slurm_lab.wait_idle(timeout=60) == []
+    assert slurm_lab.wait_idle(timeout=scaled(60)) == []

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from lab import CHECKOUT, NETWORK, Lab, LabUnavailable
+from waiting import scaled
 
 PYTHON = "/home/hpc/ucx/bin/python"
 SEEN = """
@@ -41,7 +42,7 @@ def ucx(slurm_lab: Lab) -> Lab:
 
 def run(lab: Lab, code: str) -> dict:
     lab.write("with-ucx.py", textwrap.dedent(SEEN) + textwrap.dedent(code))
-    done = lab.exec(lab.login, [PYTHON, "with-ucx.py"], timeout=200)
+    done = lab.exec(lab.login, [PYTHON, "with-ucx.py"], timeout=scaled(200))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import ailing
 from ailing import Found, check
 from pbs_lab import HOME, PYTHON, PbsLab
+from waiting import scaled
 
 AILING = "/home/labuser/ailing"
 FULL = "/dev/shm"
@@ -67,7 +68,7 @@ def test_a_job_that_does_well(lab: PbsLab) -> None:
 def test_ten_faults_of_one_job_are_named(lab: PbsLab, tmp_path: Path) -> None:
     """The clock, the network card and the mask are stand-ins: this PBS has one machine's clock and no cgroups."""
     unpack = ["runuser", "-u", "labuser", "--", "sh", "-c", f"mkdir {AILING}; base64 -d | tar xz -C {AILING}"]
-    subprocess.run(unpack, input=ailing.tarball(tmp_path), text=True, check=True, timeout=60)
+    subprocess.run(unpack, input=ailing.tarball(tmp_path), text=True, check=True, timeout=scaled(60))
     prologue = f"taskset -cp 0 $$; {ailing.prologue(AILING, late='node2')}"
     words = ("--local-directory", FULL, "--launcher", "/opt/pbs/bin/pbsdsh --")
     fill = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {FULL} && cat /dev/zero > {FULL}/fills-it || :"

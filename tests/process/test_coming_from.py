@@ -11,7 +11,7 @@ import pytest
 import ranks
 from distributed import Client, LocalCluster
 from pages import after, blocks
-from waiting import until
+from waiting import scaled, until
 
 import hpcgpu
 
@@ -19,7 +19,7 @@ import hpcgpu
 def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
     pipes = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    return subprocess.run(argv, cwd=folder, env=env, timeout=150, **pipes)
+    return subprocess.run(argv, cwd=folder, env=env, timeout=scaled(150), **pipes)
 
 
 @pytest.mark.parametrize(("diff", "line"), [(0, 0), (1, 2)], ids=["its ranks", "our ranks"])
@@ -37,12 +37,12 @@ def test_dask_mpis_command(tmp_path: Path) -> None:
         try:
             until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
             assert process.poll() is None
-            with Client(scheduler_file=str(file), timeout=60) as client:
-                client.wait_for_workers(2, timeout=90)
+            with Client(scheduler_file=str(file), timeout=scaled(60)) as client:
+                client.wait_for_workers(2, timeout=scaled(90))
                 assert not hpcgpu.bindings(client).differences
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(scaled(30))
 
 
 def test_local_cuda_cluster(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_scheduler_file_of_dasks_own_scheduler(tmp_path: Path) -> None:
         client.write_scheduler_file(str(file))
         env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
         with subprocess.Popen([*argv, "--gpus", "sim:1"], env=env, stderr=subprocess.DEVNULL) as process:
-            client.wait_for_workers(1, timeout=60)
+            client.wait_for_workers(1, timeout=scaled(60))
             assert len(hpcgpu.bindings(client).workers) == 1
             process.terminate()
 
@@ -70,6 +70,6 @@ def test_dask_cuda_worker(tmp_path: Path) -> None:
         argv = [cluster.scheduler_address if word.startswith("tcp://") else word for word in argv]
         env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
         with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process:
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=scaled(60))
             assert len(hpcgpu.bindings(client).workers) == 2
             process.terminate()

@@ -13,6 +13,7 @@ import pytest
 import ranks
 from doc_blocks import Block
 from paths import ROOT
+from waiting import scaled
 
 LESSONS = runpy.run_path(str(ROOT / "scripts/notebooks.py"))["LESSONS"]  # test_lessons.py runs them
 
@@ -46,6 +47,12 @@ def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path
                 pytest.skip("lstopo of hwloc is not installed")
             argv = program(block, tmp_path)
             done = subprocess.run(
-                argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL
+                argv,
+                cwd=tmp_path,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=scaled(150),
+                stdin=subprocess.DEVNULL,
             )
             assert done.returncode == 0, f"{block.text}{done.stdout[-2000:]}{done.stderr[-2000:]}"

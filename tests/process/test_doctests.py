@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ranks
 from docstrings import example
+from waiting import scaled
 
 import hpcgpu
 
@@ -22,5 +23,5 @@ def test_local_cluster() -> None:
 def test_runner(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(example("GPURunner"))
     argv, pipes = [sys.executable, "script.py"], {"capture_output": True, "text": True}
-    done = subprocess.run(argv, cwd=tmp_path, env=ranks.environment(), timeout=120, **pipes)
+    done = subprocess.run(argv, cwd=tmp_path, env=ranks.environment(), timeout=scaled(120), **pipes)
     assert done.stdout == "3\n", done.stderr

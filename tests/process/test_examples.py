@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ranks
 from paths import ROOT
+from waiting import scaled
 
 EXAMPLES = ROOT / "examples"
 ENTRY_POINTS = pytest.mark.parametrize("entry_point", ["python", "hpcgpu run"])
@@ -23,7 +24,7 @@ def run(tmp_path: Path, entry_point: str, gpus: str, name: str, *arguments: str)
         [*program, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=scaled(150),
         env=ranks.environment(HOME=str(tmp_path)),
         stdin=subprocess.DEVNULL,
     )
@@ -90,5 +91,5 @@ def test_svd_is_right(tmp_path: Path) -> None:
 def test_every_example_is_described_and_prints_its_help() -> None:
     for path in EXAMPLES.glob("*.py"):
         assert f"[{path.name}]({path.name})" in README
-        done = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True, timeout=scaled(60))
         assert (done.returncode, "--cupy" in done.stdout) == (0, True), done.stderr

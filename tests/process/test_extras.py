@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from paths import ROOT
+from waiting import scaled
 
 UNREACHABLE = ("client error (Connect)", "dns error", "timed out")
 
@@ -24,7 +25,7 @@ def test_the_extras_of_a_cuda_resolve_together(cuda: str) -> None:
     argv = [sys.executable, "-m", "uv", *words, "--extra", "jobqueue", *extras, "pyproject.toml"]
     certificates = {"SSL_CERT_FILE": bundle} if (bundle := os.environ.get("PIP_CERT")) else {}  # uv does not ask pip
     env = {**certificates, **os.environ}
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=100, env=env)
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=scaled(100), env=env)
     if any(words in done.stderr for words in UNREACHABLE):
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr

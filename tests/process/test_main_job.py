@@ -20,6 +20,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _cases
 import _sizes
+from waiting import scaled
 
 KEYS = {"bench", "case", "who", "measure", "value", "unit", "runs"}
 TIERS = {"host_to_disk_mib", "disk_to_host_mib"}
@@ -28,7 +29,7 @@ SMALLEST = _sizes.SIZES["smallest"]
 
 def main_job(*options: str) -> list[dict[str, Any]]:
     argv = [sys.executable, str(ROOT / "benchmarks/main_job.py"), "--size", "smallest", "--runs", "1", *options]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=170, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(170), env=ranks.environment())
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import websocket
 from paths import ROOT
-from waiting import until
+from waiting import scaled, until
 
 HPCGPU = Path(sys.executable).with_name("hpcgpu")
 CELL = """
@@ -34,7 +34,7 @@ def listens(base: str) -> bool:
 
 def request(base: str, token: str, path: str, data: bytes | None = None) -> bytes:
     asked = urllib.request.Request(f"{base}{path}", data=data, headers={"Authorization": f"token {token}"})
-    with urllib.request.urlopen(asked, timeout=30) as answer:
+    with urllib.request.urlopen(asked, timeout=scaled(30)) as answer:
         body: bytes = answer.read()
     return body
 
@@ -45,7 +45,7 @@ def run_cell(base: str, token: str, code: str) -> str:
     channels = f"{base.replace('http', 'ws', 1)}api/kernels/{kernel}/channels"
     header = {"msg_id": "1", "msg_type": "execute_request", "username": "", "session": "1", "version": "5.3"}
     message = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell", "content": {"code": code}}
-    channel = websocket.create_connection(channels, timeout=60, header=[f"Authorization: token {token}"])
+    channel = websocket.create_connection(channels, timeout=scaled(60), header=[f"Authorization: token {token}"])
     try:
         channel.send(json.dumps(message))
         while True:
@@ -86,7 +86,7 @@ def test_a_notebook_is_a_client_of_the_cluster(end: str, server: subprocess.Pope
         server.send_signal(signal.SIGTERM)
     else:
         request(base, token, "api/shutdown", b"")
-    _, rest = server.communicate(timeout=60)
+    _, rest = server.communicate(timeout=scaled(60))
     assert server.returncode == (0 if end == "shut down" else 143), rest
     assert token not in said + rest
     assert not address.exists()
@@ -96,6 +96,6 @@ def test_a_python_without_jupyter_says_what_to_install() -> None:
     program = ROOT / "jobscripts" / "notebook_server.py"
     code = f"import sys, runpy; sys.path = [p for p in sys.path if 'site-packages' not in p] + [{str(ROOT)!r}]; "
     code += f"sys.argv[1:] = []; runpy.run_path({str(program)!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60))
     assert done.returncode == 2, done.stderr
     assert "pip install jupyterlab" in done.stderr

@@ -41,7 +41,7 @@ def test_call_of_a_seed_runs(monkeypatch: pytest.MonkeyPatch, own_folders: Path)
 
 
 def two(client: Client) -> tuple[str, str]:
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=scaled(60))
     first, second = sorted(client.scheduler_info()["workers"])
     return first, second
 
@@ -69,12 +69,12 @@ def test_spilled_values_go_to_a_peer(client: Client) -> None:
         return sim.asarray(np.full(8 * MIB, i, dtype="u1"))
 
     def tiers(dask_worker: Worker) -> dict[str, int]:
-        assert dask_worker.data.settle(60)
+        assert dask_worker.data.settle(scaled(60))
         return dict(dask_worker.data.tiers)
 
     first, second = two(client)
     here = client.map(make, range(16), workers=[first], pure=False)  # 128 MiB on a device of 64
-    wait(here, timeout=60)
+    wait(here, timeout=scaled(60))
     assert client.run(tiers, workers=[first])[first]["host"] >= 64 * MIB
     sums = client.map(lambda a: int(a.sum()), here, workers=[second], pure=False)
     assert client.gather(sums) == [i * 8 * MIB for i in range(16)]
@@ -99,19 +99,19 @@ def test_a_worker_that_is_killed_and_all_that_are_restarted_come_back(client: Cl
     first, _ = two(client)
     before = client.run(os.getpid)
     held = client.submit(lambda: np.arange(MIB), workers=[first], allow_other_workers=True, pure=False)
-    wait(held, timeout=60)
+    wait(held, timeout=scaled(60))
     os.kill(before[first], signal.SIGKILL)
-    assert client.submit(lambda a: int(a[-1]), held, pure=False).result(timeout=60) == MIB - 1
+    assert client.submit(lambda a: int(a[-1]), held, pure=False).result(timeout=scaled(60)) == MIB - 1
     until(
         lambda: len(client.scheduler_info()["workers"]) == 2 and first not in client.scheduler_info()["workers"],
         "a new worker",
     )
     middle = client.run(os.getpid)
-    client.restart(timeout=60)
+    client.restart(timeout=scaled(60))
     after = client.run(os.getpid)
     assert len(after) == 2
     assert not set(after.values()) & {*before.values(), *middle.values()}
-    assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+    assert client.submit(sum, [1, 2]).result(timeout=scaled(60)) == 3
 
 
 def family(cluster: LocalGPUCluster) -> list[psutil.Process]:
@@ -130,7 +130,7 @@ def test_nothing_lives_on_after_close(own_folders: Path) -> None:
     processes = family(cluster)
     assert len(processes) == 5
     cluster.close()
-    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert psutil.wait_procs(processes, timeout=scaled(10))[1] == []
     assert there.status in ("pending", "finished", "cancelled", "lost", "error")
     with contextlib.suppress(RuntimeError):  # distributed 2026.7.1, where a new connection's time is up just then
         client.close()
@@ -153,4 +153,4 @@ def test_nothing_lives_on_after_the_clients_end(tmp_path: Path) -> None:
         processes = [here, *here.children(recursive=True)]
         process.kill()
     assert result == "3"
-    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert psutil.wait_procs(processes, timeout=scaled(60))[1] == []

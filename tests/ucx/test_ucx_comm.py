@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from waiting import until
+from waiting import scaled, until
 
 # Each in a process of its own: UCX stays in one, with its sockets, to its end.
 BOTH = """
@@ -167,7 +167,7 @@ def test_a_connection_closes_whose_peer_is_stopped_or_killed(tmp_path: Path) -> 
                 client.stdin.flush()
                 assert client.stdout.readline() == "closed True\n"
                 os.kill(server.pid, signal.SIGKILL)
-                said, _ = client.communicate("\n", timeout=60)
+                said, _ = client.communicate("\n", timeout=scaled(60))
                 assert said.split() == ["end"] * 3
         finally:
             server.kill()

@@ -15,7 +15,7 @@ import ranks
 from distributed import Client, Worker
 from fake_nvml import FakeGpu, compiled
 from paths import ROOT, TOPOLOGIES
-from waiting import until
+from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu.deploy.network import protocols
@@ -99,7 +99,7 @@ def test_plain_python_of_a_user_ends_with_a_client_that_is_left_open(tmp_path: P
         print(client.submit(sum, [1, 2]).result())
     """
     argv = [sys.executable, str(ranks.script(tmp_path, code))]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
@@ -120,7 +120,7 @@ def started(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
             process.terminate()
-            process.wait(60)
+            process.wait(scaled(60))
         except BaseException:
             print(log.read_text())
             raise
@@ -150,17 +150,17 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
         with (
             started([*joined, *named], tmp_path / "joined.log") as process,
             started(ranked, tmp_path / "ranked.log"),
-            Client(address, timeout=60) as client,
+            Client(address, timeout=scaled(60)) as client,
         ):
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=scaled(60))
             names = {w["name"]: a for a, w in client.scheduler_info()["workers"].items()}
             held = client.submit(bytes, 3_000_000, workers=[names["joined"]])
-            assert client.submit(len, held, workers=[names["ranked"]]).result(timeout=60) == 3_000_000
+            assert client.submit(len, held, workers=[names["ranked"]]).result(timeout=scaled(60)) == 3_000_000
             assert {tuple(found) for found in client.run(seen).values()} == {("lo", "lo", "GpuSpillBuffer")}
             assert hpcgpu.bindings(client).differences == {}
             only = client.scatter(list(range(8)), workers=[names["joined"]])
             process.terminate()
-            assert process.wait(60) == 128 + 15
+            assert process.wait(scaled(60)) == 128 + 15
             assert client.gather(only) == list(range(8))
     assert "handed over the data of 1 of 1 workers" in (tmp_path / "joined.log").read_text()
     assert set(names) == {"joined", "ranked"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from paths import SUPPORT
+from waiting import scaled
 
 # In a process of its own: UCX stays in one, with its sockets, to its end.
 PATHS = """
@@ -41,7 +42,7 @@ asyncio.run(asyncio.wait_for(main(), 120))
 def test_all_paths_by_ucx_give_user_code_values(tmp_path: Path, mode: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     argv = [sys.executable, "-c", PATHS, str(tmp_path / "tmp"), mode]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=150, env=environ)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(150), env=environ)
     assert done.returncode == 0, done.stderr
     paths, met, moves = json.loads(done.stdout.splitlines()[-1])
     assert paths > 10

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from paths import ROOT
 from readme_renderer import markdown
+from waiting import scaled
 
 import hpcgpu
 
@@ -31,7 +32,7 @@ def build(kind: str, source: Path, into: Path, **env: str) -> Path:
     """Build with hatchling, in a process of its own: it imports hatch_build.py of the source."""
     words = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(into)]
     env = {"PATH": os.environ["PATH"], "SOURCE_DATE_EPOCH": "1700000000", **env}
-    subprocess.run(words, cwd=source, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run(words, cwd=source, env=env, check=True, capture_output=True, timeout=scaled(60))
     (built,) = into.iterdir()
     return built
 
@@ -132,7 +133,7 @@ def test_the_apptainer_definition_installs_as_the_image_of_the_demo_does() -> No
         found = [{*map("".join, re.findall(pattern, text, re.M))} for text in (definition, image)]
         assert found[0] <= found[1], pattern
         assert found[0], pattern
-    done = subprocess.run(["bash", "-n"], input=sections["post"], text=True, capture_output=True, timeout=30)
+    done = subprocess.run(["bash", "-n"], input=sections["post"], text=True, capture_output=True, timeout=scaled(30))
     assert done.returncode == 0, done.stderr
     for line in sections["test"].split("\n"):
         if line.strip():
@@ -151,6 +152,6 @@ def test_the_apptainer_definition_takes_the_newest_of_several_wheels(wheels: lis
     said = tmp_path / "said"
     pip = f'pip() {{ printf "%s\\n" "$@" > {said}; }}\n'
     script = pip + "\n".join(install).replace("/opt/venv/bin/pip", "pip").replace("/opt/dist", str(tmp_path))
-    subprocess.run(["sh", "-eu"], input=script, text=True, check=True, timeout=30)
+    subprocess.run(["sh", "-eu"], input=script, text=True, check=True, timeout=scaled(30))
     newest = tmp_path / f"hpcgpu-{wheels[-1]}-py3-none-any.whl"
     assert said.read_text().splitlines()[-1] == f"{newest}[mpi-runtime,dashboard]"

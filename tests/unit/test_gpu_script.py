@@ -15,7 +15,7 @@ from types import ModuleType
 import psutil
 import pytest
 from paths import ROOT
-from waiting import until
+from waiting import scaled, until
 
 
 def loaded(path: str) -> ModuleType:
@@ -132,7 +132,10 @@ def test_all_ends_within_nine_minutes_the_most_valuable_first(gpu: ModuleType) -
     assert [p.name for p in gpu.PARTS[: len(files)]] == files
     assert files[0].endswith("test_spill_gpu.py")
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/gpu_first_hour.py", "nothing"], capture_output=True, text=True, timeout=60
+        [sys.executable, ROOT / "benchmarks/gpu_first_hour.py", "nothing"],
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert done.returncode == 1
     there = set(done.stderr.strip().partition("there are ")[2].split(", "))
@@ -142,7 +145,9 @@ def test_all_ends_within_nine_minutes_the_most_valuable_first(gpu: ModuleType) -
 @pytest.mark.parametrize("name", ["order", "memcheck"])
 def test_a_measurement_without_a_gpu_says_what_is_missing(name: str) -> None:
     argv = [sys.executable, ROOT / "benchmarks/gpu_first_hour.py", name]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, "LD_LIBRARY_PATH": ""})
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=scaled(60), env={**os.environ, "LD_LIBRARY_PATH": ""}
+    )
     figures = [json.loads(line) for line in done.stdout.splitlines()]
     if any(figure["value"] is not None for figure in figures):
         pytest.skip("a GPU is here")
@@ -154,7 +159,9 @@ def test_the_report_goes_where_out_says(tmp_path: Path) -> None:
     source = "import sys; sys.path.insert(0, 'scripts'); import gpu; print(gpu.OUT)"
     argv = [sys.executable, "-c", source]
     for env, where in [({"OUT": str(tmp_path)}, tmp_path), ({"OUT": ""}, ROOT / "build/gpu")]:
-        done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=60)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=scaled(60)
+        )
         assert (done.stdout.strip(), done.stderr) == (str(where), "")
 
 

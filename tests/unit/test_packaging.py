@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from paths import PACKAGE, ROOT
+from waiting import scaled
 
 import hpcgpu
 
@@ -49,7 +50,9 @@ builder = WheelBuilder(sys.argv[1])
 forced = builder.config.get_force_include().values()
 print(builder.metadata.version, *sorted(f.distribution_path for f in builder.recurse_included_files()), *forced)
 """
-    done = subprocess.run([sys.executable, "-c", code, ROOT], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, ROOT], capture_output=True, text=True, timeout=scaled(60), check=True
+    )
     version, *files = done.stdout.split()
     assert version == hpcgpu.__version__
     here = {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}

@@ -51,11 +51,10 @@ logger = logging.getLogger("distributed.worker.memory")
 
 
 class Executor:
-    """Changes units, and nobody else does: every event goes to the machine through it.
+    """The only object that changes units: every event goes to the machine through it. Thread-safe.
 
-    Thread-safe; GpuSpillBuffer makes it. ``lock`` is a leaf: under it the machine is called and references change, and
-    nothing else happens. A thread with an event makes a Todo, fills it by :meth:`record` under the lock, and carries it
-    out without the lock. A limit of 0 bytes is none.
+    ``lock`` is a leaf: under it the machine is called and references change. A thread with an event makes a Todo, fills
+    it by :meth:`record` under the lock, and carries it out without the lock. A limit of 0 bytes is none.
     """
 
     def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:

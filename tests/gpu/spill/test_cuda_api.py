@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from distributed.protocol import deserialize, serialize
 from distributed.protocol.serialize import dask_loads
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.copies import DriverCopies
@@ -66,7 +67,7 @@ def test_buffers_go_through_every_tier(core: Any, store: GpuSpillBuffer) -> None
         buffer.fill(i, stream=stream)  # not waited for: the store does
         store[i] = [buffer]
     del buffer
-    assert store.settle(60)
+    assert store.settle(scaled(60))
     assert 0 < store.tiers["device"] <= 8 * MIB
     assert store.tiers["disk"] > 0
     for i in range(40):
@@ -86,7 +87,7 @@ def test_memory_of_buffers_is_given_back(core: Any, store: GpuSpillBuffer) -> No
     before = used(cuda)
     for i in range(30):
         store[i] = device.allocate(MIB, stream=stream)
-    assert store.settle(60)
+    assert store.settle(scaled(60))
     for i in range(30):
         assert store[i].size == MIB
     store.clear()
@@ -110,10 +111,10 @@ def test_memory_that_goes_on_an_event_loop_is_freed_by_a_thread(
     before = used(cuda)
     for i in range(30):
         store[i] = device.allocate(MIB, stream=stream)
-    assert store.settle(60)
+    assert store.settle(scaled(60))
     for i in range(30):
         assert store[i].size == MIB
-    assert store.settle(60)
+    assert store.settle(scaled(60))
     monkeypatch.setattr(DriverCopies, "call", noting)
 
     async def forget_all() -> None:
@@ -121,7 +122,7 @@ def test_memory_that_goes_on_an_event_loop_is_freed_by_a_thread(
 
     asyncio.run(forget_all())
     assert on_loop == []
-    assert store.settle(60)
+    assert store.settle(scaled(60))
     assert used(cuda) == before
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cuda import Standin
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import GpuSpillBuffer
@@ -184,7 +184,7 @@ def test_an_upload_that_finds_no_memory_makes_room(
             cuda = device_of(buffer)
             assert cuda is not None
             del buffer
-            assert store.settle(60)
+            assert store.settle(scaled(60))
         users = device.allocate(4 * MIB, stream=stream)  # 2 MiB are left, and one buffer of 4 can go down
         for i in (0, 1, 0):
             assert set(cuda.pack([store[i]], empty)[0].tolist()) == {i + 1}
@@ -206,7 +206,7 @@ def test_a_store_locks_no_more_pages_than_its_host_tier_has(
             store[i] = buffer = device.allocate(MIB, stream=stream)
             buffer.fill(i + 1, stream=stream)
         del buffer
-        assert store.settle(60)
+        assert store.settle(scaled(60))
         stages = mine._stages.held_bytes
         assert driver.count("pinned") - before <= 6 * MIB + stages
         cuda = CudaDevice.current(0)
@@ -250,7 +250,7 @@ def test_a_gpu_that_was_in_use_is_asked_for_again(device: Any, tmp_path: Path, m
             store[i] = buffer = device.allocate(MIB, stream=stream)
             buffer.fill(i + 1, stream=stream)
         del buffer
-        assert store.settle(60)
+        assert store.settle(scaled(60))
         assert store.tiers == {"device": 2 * MIB, "host": 2 * MIB, "disk": 0}
     finally:
         store.close()
@@ -273,7 +273,7 @@ def test_small_buffers_go_down_after_one_wait_for_the_device(
         monkeypatch.setattr(DriverCopies, "call", counted)
         store["next"] = device.allocate(64 * 800, stream=stream)
         del buffer
-        assert store.settle(60)
+        assert store.settle(scaled(60))
         assert (store.tiers["host"], waits["cuCtxSynchronize"]) == (64 * 800, 1)
         assert (waits["cuMemcpyDtoHAsync"], waits["cuEventSynchronize"], waits["cuEventCreate"]) == (64, 1, 1)
         cuda = device_of(store[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
@@ -57,7 +58,7 @@ def test_every_tier_is_used_and_values_are_right(store: GpuSpillBuffer, name: st
     for n in range(40):
         store[n] = {"x": [MAKE[name](module, n)], "n": n}
     kind = type(store[0]["x"][0])
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert 0 < store.tiers["device"] <= 8 * MIB
     assert store.tiers["disk"] > 0
     for n in range(40):
@@ -97,7 +98,7 @@ def test_a_model_moves_and_learns_on(store: GpuSpillBuffer) -> None:
     del model
     for n in range(20):
         store[n] = MAKE["torch"](torch, n)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store.counters["device_to_host"].nbytes > MIB
     model = store["model"]
     assert torch.equal(model(given).cpu(), expected)
@@ -113,7 +114,7 @@ def test_what_has_a_gradient_stays_and_counts(store: GpuSpillBuffer, caplog: pyt
     store["weight"] = weight
     for n in range(20):
         store[n] = MAKE["torch"](torch, n)
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert store["weight"] is weight
     assert store.immovable == (1, MIB)
     assert "torch.nn.parameter.Parameter" in caplog.text

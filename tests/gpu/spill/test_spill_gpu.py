@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ranks
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.store.transfer import Handle
@@ -46,7 +47,7 @@ def test_every_tier_is_used_and_values_are_right(cupy: Any, store: GpuSpillBuffe
     before = used(cupy)
     for i in range(40):
         store[i] = {"x": [cupy.full((512, 256), i), np.full(10, i)]}
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     assert 0 < store.tiers["device"] <= 8 * MIB
     assert used(cupy) - before == store.tiers["device"]
     assert store.tiers["disk"] > 0
@@ -67,7 +68,7 @@ def test_names_of_one_buffer_come_back_as_one(cupy: Any, store: GpuSpillBuffer) 
     del x
     for i in range(20):
         store[i] = cupy.zeros(MIB, "u1")
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     copies = store.counters["host_to_device"].number
     a, b, (c, d) = store["a"], store["b"], store["c"]
     assert store.counters["host_to_device"].number == copies + 1
@@ -96,7 +97,7 @@ def test_an_allocation_that_fails_makes_room(cupy: Any, tmp_path: Path) -> None:
 def test_a_peer_gets_the_bytes(cupy: Any, store: GpuSpillBuffer) -> None:
     for i in range(20):
         store[i] = [cupy.full(MIB, i, "u1"), cupy.empty(0)]
-    assert store.settle(30)
+    assert store.settle(scaled(30))
     with store.handing_out_handles():
         handle = store[0]
     assert isinstance(handle, Handle)
@@ -137,7 +138,7 @@ if __name__ == "__main__":
 def test_a_script_that_knows_nothing_of_hpcgpu(tmp_path: Path, unspill: str) -> None:
     (path := tmp_path / "script.py").write_text(SCRIPT)
     argv = [sys.executable, "-m", "hpcgpu", "run", "--device-memory-limit", "32MiB", unspill, str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment())
     assert done.returncode == 0, done.stderr
     total = str(sum(range(24)))
     assert done.stdout.split("\n")[-6:-1] == [total, total, "[5, 6]", "7", "True"]

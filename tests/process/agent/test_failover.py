@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 from leaders import BEGIN
+from waiting import scaled
 
 
 class World:
@@ -41,7 +42,7 @@ class World:
     def end(self) -> list[str]:
         """Wait for all ranks; return what each has written to its stdout."""
         try:
-            return [p.communicate(timeout=120)[0] for p in self.processes]
+            return [p.communicate(timeout=scaled(120))[0] for p in self.processes]
         except subprocess.TimeoutExpired:
             pytest.fail(f"the ranks do not end:\n{self.story}")
 

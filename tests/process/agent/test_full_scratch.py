@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+from waiting import scaled
 
 # It waits for none of its futures, so that it does not end by their errors.
 SCRIPT = """
@@ -25,7 +26,7 @@ def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> N
     options = ["--gpus", "sim:1", "--memory-limit", "450MB", "--death-timeout", "12"]
     options += ["--local-directory", f"{tmp_path}/small"]
     argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, SCRIPT), options=options)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment())
     assert done.returncode == 1, done.stderr
     assert "all workers have paused for 12 s, for their memory is full" in done.stderr
     assert "No space left on device" in done.stderr

@@ -23,7 +23,7 @@ import ranks
 from distributed import Client, Scheduler
 from distributed.security import Security
 from signals import signal_all
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.config import document
 from hpcgpu.deploy.network import lease, scheduler_file
@@ -167,7 +167,7 @@ def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too
         assert len(family) == 3  # fork_server, two workers
         launcher.kill()
         assert leaving.wait(DEADLINE_S) == 0
-        assert psutil.wait_procs(family, timeout=30)[1] == []
+        assert psutil.wait_procs(family, timeout=scaled(30))[1] == []
         wait_workers(client, "2-0", "2-1")
         assert client.gather(data) == [0, 1]
 

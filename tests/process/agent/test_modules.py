@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import ranks
+from waiting import scaled
 
 SCRIPT = """
 from distributed import Client
@@ -19,7 +20,7 @@ with Client() as client:
 
 def run(folder: Path, script: Path) -> subprocess.CompletedProcess[str]:
     argv = [f"{ranks.BIN}/hpcgpu", "run", "--gpus", "sim:1", "--no-dashboard", str(script)]
-    return subprocess.run(argv, cwd=folder, env=ranks.environment(), capture_output=True, text=True, timeout=90)
+    return subprocess.run(argv, cwd=folder, env=ranks.environment(), capture_output=True, text=True, timeout=scaled(90))
 
 
 def test_what_anybody_may_have_put_there_is_not_imported(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ranks
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.host.addresses import local_address, usable_interfaces
 
@@ -112,7 +112,7 @@ def test_a_signal_to_mpirun_leaves_nothing(tmp_path: Path, sig: signal.Signals) 
         assert mpirun.stdout
         assert mpirun.stdout.readline() == "up\n"
         mpirun.send_signal(sig)
-        assert mpirun.wait(30) != 0
+        assert mpirun.wait(scaled(30)) != 0
     until(lambda: not left_of(path), "its ranks have ended", limit_s=15)  # with mpirun, which does not wait for them
 
 
@@ -124,7 +124,7 @@ def test_a_killed_mpirun_leaves_nothing(tmp_path: Path) -> None:
         assert mpirun.stdout.readline() == "up\n"
         family = psutil.Process(mpirun.pid).children(recursive=True)
         mpirun.kill()
-        gone, alive = psutil.wait_procs(family, timeout=15)
+        gone, alive = psutil.wait_procs(family, timeout=scaled(15))
     assert len(gone) > 5
     assert alive == []
 
@@ -149,7 +149,7 @@ def test_each_rank_prints_what_its_worker_prints(tmp_path: Path) -> None:
     argv = ranks.command(ranks.script(tmp_path, code), options=("--gpus", "sim:2"), ranks=3)
     argv.insert(1, "--output")
     argv.insert(2, "tag")
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
     speakers = re.findall(r"\[\d+,(\d+)\].*: hello from a worker", done.stdout)
     assert sorted(speakers) == ["1", "2"], done.stdout + done.stderr
 
@@ -179,7 +179,7 @@ def start_by_files(path: Path, home: Path, *arguments: str) -> list[subprocess.P
 
 def test_ranks_meet_by_files_and_leave_none(tmp_path: Path) -> None:
     world = start_by_files(ranks.script(tmp_path, f"c = Client()\n{NAMES}"), tmp_path)
-    said = [p.communicate(timeout=60) for p in world]
+    said = [p.communicate(timeout=scaled(60)) for p in world]
     assert [p.returncode for p in world] == [0, 0, 0], said
     assert said[2][0] == "['0', '1']\n"
     assert list((tmp_path / ".hpcgpu" / "rendezvous").iterdir()) == []
@@ -194,10 +194,10 @@ def test_ranks_that_were_killed_meet_again_under_the_same_name(tmp_path: Path) -
     for process in first:
         process.kill()
     for process in first:
-        process.communicate(timeout=60)
+        process.communicate(timeout=scaled(60))
     assert next((tmp_path / ".hpcgpu/rendezvous").glob("*/world")).exists(), "what it left"
     second = start_by_files(path, tmp_path, str(tmp_path / "second"))
-    said = [p.communicate(timeout=60) for p in second]
+    said = [p.communicate(timeout=scaled(60)) for p in second]
     assert [p.returncode for p in second] == [0, 0, 0], said
     assert (tmp_path / "second").exists()
     assert list((tmp_path / ".hpcgpu/rendezvous").iterdir()) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+from waiting import scaled
 
 # As the kernel refuses under 'ulimit -u', which does not count for root.
 REFUSING = """
@@ -52,7 +53,9 @@ def test_a_loopback_without_ipv4(tmp_path: Path) -> None:
     prepare = 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo; exec "$@"'
     argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, "print('never')"))]
     argv[-1:-1] = ["--gpus", "sim:1"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment(), cwd=tmp_path)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(), cwd=tmp_path
+    )
     assert done.returncode == 1, done.stderr
     assert "this node's loopback has no address 127.0.0.1" in done.stderr
     assert "Traceback" not in done.stderr

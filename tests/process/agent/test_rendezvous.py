@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.host import process
 
@@ -29,7 +29,7 @@ def late(
     keep = f'if [ "$OMPI_COMM_WORLD_RANK" = {who} ]; then echo "$$" > {folder}/pid; {away}; fi; exec "$@"'
     argv = [*ranks.MPIRUN, *flags, "-n", "3", "bash", "-c", keep, "bash", *rank]
     env = ranks.environment(TMPDIR=str(folder / "tmp"), HOME=str(folder))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
     return done, int((folder / "pid").read_text())
 
 

@@ -19,7 +19,7 @@ import pytest
 import ranks
 from dask_jobqueue import SLURMCluster
 from distributed import Client, LocalCluster
-from waiting import until
+from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu.host import cgroup
@@ -44,7 +44,7 @@ def job(argv: tuple[str, ...] | list[str], folder: Path) -> Iterator[tuple[subpr
         try:
             yield process, log
             process.terminate()
-            process.wait(30)
+            process.wait(scaled(30))
         finally:
             process.kill()
 
@@ -70,7 +70,7 @@ def test_the_line_that_dask_jobqueue_writes_starts_bound_spilling_workers(tmp_pa
         line = shlex.split(cluster.job_script().splitlines()[-1])
         assert line[1:3] == ["-m", "hpcgpu.worker"]
         with job(line, tmp_path) as (process, log):
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=scaled(60))
             found = workers(client)
             bindings = hpcgpu.bindings(client)
             stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
@@ -99,7 +99,7 @@ def test_a_limit_below_the_share_is_kept_and_one_worker_has_the_plain_name(tmp_p
     with scheduler() as (address, client):
         argv = [*WORKER, address, "--name", "one", "--gpus", "sim:2x16MiB", "--nworkers", "1", "--memory-limit", "1GB"]
         with job(argv, tmp_path) as (_, log):
-            client.wait_for_workers(1, timeout=60)
+            client.wait_for_workers(1, timeout=scaled(60))
             assert {n: w["memory_limit"] for n, w in workers(client).items()} == {"one": 10**9}
             assert "lowered" not in log.read_text()
             assert "protocol tcp of the scheduler is not encrypted" in log.read_text()
@@ -107,9 +107,9 @@ def test_a_limit_below_the_share_is_kept_and_one_worker_has_the_plain_name(tmp_p
 
 def test_retired_workers_end_the_job(tmp_path: Path) -> None:
     with scheduler() as (address, client), job([*WORKER, address, "--gpus", "sim:1x16MiB"], tmp_path) as (process, _):
-        client.wait_for_workers(1, timeout=60)
+        client.wait_for_workers(1, timeout=scaled(60))
         client.retire_workers()
-        assert process.wait(60) == 0
+        assert process.wait(scaled(60)) == 0
 
 
 def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
         job([*WORKER, address, "--name", "stays", "--gpus", "sim:1x16MiB"], tmp_path / "other"),
         job([*WORKER, address, "--name", "goes", "--gpus", "sim:1x16MiB"], tmp_path) as (process, log),
     ):
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=scaled(60))
         only = client.scatter(list(range(8)), workers=["goes"])
         assert not client.submit(lambda: None, workers=["stays"]).result()
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(scaled(30)) == 128 + signal.SIGTERM
         assert client.gather(only) == list(range(8))
         assert "handed over the data of 1 of 1 workers" in log.read_text()
 
@@ -134,8 +134,8 @@ def test_a_scheduler_file_and_a_lifetime(tmp_path: Path) -> None:
         file.write_text(json.dumps({"address": address}))
         argv = [*WORKER, "--scheduler-file", str(file), "--gpus", "sim:1x16MiB", "--lifetime", "2s"]
         with job(argv, tmp_path) as (process, _):
-            client.wait_for_workers(1, timeout=60)
-            assert process.wait(60) == 0
+            client.wait_for_workers(1, timeout=scaled(60))
+            assert process.wait(scaled(60)) == 0
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_scheduler_file_and_a_lifetime(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_says_what_is_wrong(arguments: list[str], words: str) -> None:
     argv = [*WORKER, "tcp://127.0.0.1:1", *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
     assert done.returncode in (1, 2)
     assert re.search(words, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
@@ -191,7 +191,7 @@ def test_ranks_of_dask_mpi_share_out_gpus_and_cores(tmp_path: Path, launcher: tu
     path = ranks.script(tmp_path, INITIALIZE)
     argv = [*launcher, "-n", "4", sys.executable, str(path), "{}"]
     done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=120, env=ranks.environment(), stdin=subprocess.DEVNULL
+        argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment(), stdin=subprocess.DEVNULL
     )
     assert "FACTS" in done.stdout, done.stderr
     facts = json.loads(done.stdout.partition("FACTS")[2].splitlines()[0])
@@ -216,12 +216,12 @@ def test_a_rank_of_dask_mpi_beyond_the_gpus_says_so_and_the_others_go_on(tmp_pat
             until(lambda: process.poll() is not None or "LaunchError" in log.read_text(), "a rank says what is wrong")
             until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
             assert process.poll() is None, log.read_text()
-            with Client(scheduler_file=str(file), timeout=60) as client:
-                client.wait_for_workers(1, timeout=60)
+            with Client(scheduler_file=str(file), timeout=scaled(60)) as client:
+                client.wait_for_workers(1, timeout=scaled(60))
                 assert len(workers(client)) == 1
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(scaled(30))
     assert re.search(r"LaunchError: each of the 1 GPUs of \S+ .* has its worker already", log.read_text())
 
 
@@ -232,14 +232,14 @@ def test_a_worker_of_dask_worker_is_bound_too(tmp_path: Path) -> None:
         env = ranks.environment(HPCGPU_GPUS="sim:2x16MiB")
         with subprocess.Popen([*argv, address], env=env, stderr=subprocess.DEVNULL) as process:
             try:
-                client.wait_for_workers(2, timeout=90)
+                client.wait_for_workers(2, timeout=scaled(90))
                 first = hpcgpu.bindings(client)
                 client.restart()
-                client.wait_for_workers(2, timeout=90)
+                client.wait_for_workers(2, timeout=scaled(90))
                 second = hpcgpu.bindings(client)
             finally:
                 process.terminate()
-                process.wait(60)
+                process.wait(scaled(60))
     for table in (first, second):
         assert len({w.spec.gpu.pci for w in table.workers}) == 2
         assert not table.differences
@@ -266,7 +266,7 @@ def run_script(argv: list[str], count: int, **more: Any) -> subprocess.Completed
     if "input" not in more:
         more["stdin"] = subprocess.DEVNULL
     argv = [*launcher, sys.executable, *argv]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, env=ranks.environment(), **more)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment(), **more)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

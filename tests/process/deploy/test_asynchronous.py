@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 from pbs_replay import Pbs
-from waiting import when
+from waiting import scaled, when
 
 from hpcgpu import ConfigError, PBSGPUCluster
 
@@ -45,10 +45,10 @@ def test_what_is_not_awaited_is_done(pbs: Pbs) -> None:
     async def use() -> None:
         async with PBSGPUCluster(**ELASTIC, asynchronous=True) as cluster, Client(cluster, asynchronous=True) as client:
             cluster.scale(1)
-            await cluster.wait_for_workers(1, timeout=60)
+            await cluster.wait_for_workers(1, timeout=scaled(60))
             assert await client.submit(sum, [1, 2]) == 3
             cluster.close()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(scaled(60)):
                 await when(lambda: cluster.status.name == "closed")
 
     asyncio.run(use())

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 from distributed.core import Status
 from pbs_replay import Pbs
-from waiting import Said, aside, until
+from waiting import Said, aside, scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.deploy.cluster.cluster import GPUCluster
@@ -86,7 +86,7 @@ def test_a_closed_elastic_cluster_has_no_jobs(pbs: Pbs) -> None:
         assert all(name.startswith(JOB.partition(".")[0]) for name in cluster.plan)
         waiting = aside(lambda: cluster.wait_for_workers(9))
     with pytest.raises(JobError, match="this PBSGPUCluster is clos"):
-        waiting.result(30)
+        waiting.result(scaled(30))
     has_nothing(cluster, "closed")
     assert len(cluster.jobs) == 0
     assert (JOB, "GONE (closed)") in rows(cluster)
@@ -119,7 +119,7 @@ def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str) -> None:
         else:
             os.kill(scheduler_of(cluster), signal.SIGKILL)
         with pytest.raises(JobError, match=f"this PBSGPUCluster is lost: job {JOB} has ended: F"):
-            waiting.result(60)
+            waiting.result(scaled(60))
         lost = f"lost: job {JOB} has ended: F (Job run"
         assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, {lost}")
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
@@ -159,5 +159,5 @@ def test_a_local_cluster_tells_the_same(tmp_path: Path, monkeypatch: pytest.Monk
         waiting = aside(lambda: cluster.wait_for_workers(5))
         os.kill(scheduler_of(cluster), signal.SIGKILL)
         with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
-            waiting.result(60)
+            waiting.result(scaled(60))
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])

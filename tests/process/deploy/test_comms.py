@@ -15,6 +15,7 @@ from lock_guard import guarded_lock
 from spill_stores import KIB, SlowGpu
 from store_clusters import cluster
 from value_paths import by_all_paths, look, make, strange
+from waiting import scaled
 
 from hpcgpu import sim
 from hpcgpu.sim import SimArray
@@ -71,7 +72,7 @@ def test_all_paths_by_every_comm_give_user_code_values(tmp_path: Path, comm: str
             assert min(sum(w.data.counters[way].number for w in (a, b)) for way in a.data.counters) > 0
             return met
 
-    met = asyncio.run(asyncio.wait_for(main(), 120))
+    met = asyncio.run(asyncio.wait_for(main(), scaled(120)))
     assert strange(met) == {}
 
 
@@ -95,7 +96,7 @@ def test_values_that_are_up_leave_without_a_copy_on_the_loop(
             await client.gather(futures, direct=True)
             assert gpu.on_loop["down"] == 0  # the client is in this process: it brings values up on the same loop
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
 def test_the_loop_turns_while_a_peer_waits_for_a_copy(tmp_path: Path, gpu: WatchedGpu) -> None:
@@ -112,4 +113,4 @@ def test_the_loop_turns_while_a_peer_waits_for_a_copy(tmp_path: Path, gpu: Watch
             gpu.go_on.set()
             assert await copy == [3]
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), scaled(60)))

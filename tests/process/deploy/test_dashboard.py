@@ -19,6 +19,7 @@ import pytest
 import sockets
 import websocket
 from distributed import Client
+from waiting import scaled
 
 from hpcgpu import LocalGPUCluster
 
@@ -31,7 +32,7 @@ def cluster() -> Iterator[LocalGPUCluster]:
 
 def fetch(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=60) as page:
+        with urllib.request.urlopen(url, timeout=scaled(60)) as page:
             return page.status, page.read().decode(errors="replace")
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode()
@@ -39,7 +40,7 @@ def fetch(url: str) -> tuple[int, str]:
 
 def raw(link: str, *requests: str) -> bytes:
     """Return what a connection answers to these requests, until it is closed."""
-    with socket.create_connection((urlsplit(link).hostname, urlsplit(link).port), timeout=60) as sock:
+    with socket.create_connection((urlsplit(link).hostname, urlsplit(link).port), timeout=scaled(60)) as sock:
         for request in requests:
             end = "Connection: close\r\n" if request == requests[-1] else ""
             sock.sendall(f"GET {request} HTTP/1.1\r\nHost: x\r\n{end}\r\n".encode())
@@ -75,7 +76,7 @@ def test_the_bokeh_document_comes_by_a_websocket(cluster: LocalGPUCluster) -> No
     token = re.search(r'"token":\s*"([^"]+)"', page)
     assert token
     address = cluster.dashboard_link.replace("http", "ws", 1) + "/ws"
-    there = websocket.create_connection(address, subprotocols=["bokeh", token[1]], timeout=60)
+    there = websocket.create_connection(address, subprotocols=["bokeh", token[1]], timeout=scaled(60))
     try:
         assert message(there)[0] == "ACK"
         for part in ({"msgid": "1", "msgtype": "PULL-DOC-REQ"}, {}, {}):

@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 import ranks
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import exchange, leftovers, login, node, trial
@@ -53,7 +53,7 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
         listening = exchange.read_listening(folder)
         links = [link for to in listening for link in node.knock("login1", to, order, folder)]
         exchange.write(folder, exchange.KNOCKED, True)
-        assert [(p.communicate(timeout=60)[1], p.returncode) for p in there] == [("", 0)] * 2
+        assert [(p.communicate(timeout=scaled(60))[1], p.returncode) for p in there] == [("", 0)] * 2
     finally:
         for process in there:
             process.kill()
@@ -75,7 +75,7 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
 
 def test_a_node_without_the_home_says_so(folder: Path) -> None:
     done = on_node("n1", folder / "not-mounted")
-    _, said = done.communicate(timeout=60)
+    _, said = done.communicate(timeout=scaled(60))
     assert done.returncode == 1
     assert "the home is not shared with the nodes" in said
 
@@ -126,7 +126,7 @@ def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     for sig, (client, _) in started.items():
         client.send_signal(sig)
     for sig, (client, job) in started.items():
-        client.communicate(timeout=60)
+        client.communicate(timeout=scaled(60))
         assert client.returncode != 0
         until(lambda sig=sig: not trials(tmp_path / sig.name), f"what {sig.name} left is removed", limit_s=90)
         assert pids.start_time(job) is None
@@ -148,7 +148,7 @@ def test_the_next_doctor_removes_what_one_has_left_that_was_killed_with_its_guar
     )
     guard.kill()
     client.kill()
-    client.communicate(timeout=60)
+    client.communicate(timeout=scaled(60))
     os.utime(left / "lease", (0, 0))
     leftovers.clean_up(said.append)
     assert trials(tmp_path) == []
@@ -163,7 +163,7 @@ def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))
     argv = [sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)]
-    done = subprocess.run(argv, env=ranks.environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=ranks.environment(), capture_output=True, text=True, timeout=scaled(60))
     assert done.returncode == 1
     assert "has given no sign of life for 30 s" in done.stderr
 
@@ -176,7 +176,7 @@ def test_a_node_with_a_gpu(tmp_path: Path) -> None:
     env = fake_nvml.compiled(tmp_path).environment([fake_nvml.FakeGpu("0000:06:00.0", "GPU-0", name="H100")])
     fake_cuda.compiled(tmp_path)
     argv = [sys.executable, "-c", f"{LOOK}; sys.stdout.buffer.write(msgspec.json.encode(look(Settings())))"]
-    done = subprocess.run(argv, env=env, capture_output=True, timeout=60)
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=scaled(60))
     assert done.returncode == 0, done.stderr
     facts = msgspec.json.decode(done.stdout, type=NodeFacts)
     assert (facts.gpus, facts.driver) == (("H100",), "570.86.15")
@@ -187,7 +187,7 @@ def test_a_node_with_a_gpu(tmp_path: Path) -> None:
 
 def test_cuda_is_started_and_copies_are_timed(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "hpcgpu.deploy.doctor.gpu_speed", "0"]
-    done = subprocess.run(argv, env=fake_cuda.compiled(tmp_path), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=fake_cuda.compiled(tmp_path), capture_output=True, text=True, timeout=scaled(60))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {"init_s", "cuda", "near_bytes_per_s"}
@@ -196,7 +196,7 @@ def test_cuda_is_started_and_copies_are_timed(tmp_path: Path) -> None:
 
 def test_without_a_driver_the_reason_is_said() -> None:
     argv = [sys.executable, "-m", "hpcgpu.deploy.doctor.gpu_speed", "0"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
     if done.returncode == 0:
         pytest.skip("there is a GPU here")
     assert done.stderr

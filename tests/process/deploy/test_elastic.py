@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import ranks
 from distributed import Client
-from waiting import Said, until
+from waiting import Said, scaled, until
 
 from hpcgpu import SLURMGPUCluster
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
@@ -165,7 +165,7 @@ def test_a_detached_cluster_is_scaled_by_who_attaches(home: Path) -> None:
 def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
     """All see so many workers, and want no other number."""
     for cluster in clusters:
-        cluster.wait_for_workers(workers, timeout=60)
+        cluster.wait_for_workers(workers, timeout=scaled(60))
         assert cluster.wanted_workers == workers
 
 
@@ -188,7 +188,7 @@ def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(home: Path) 
         assert first.wanted_workers == second.wanted_workers == 4
         first.close()
         second.scale(6)
-        second.wait_for_workers(6, timeout=60)
+        second.wait_for_workers(6, timeout=scaled(60))
         second.shutdown()
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import scaled
+
 # Python imports this module in each process at its start. It notes each path that is opened, made, listed or removed
 # while an event loop runs in the thread, with the first caller outside the standard library, where that is ours.
 AUDIT = """
@@ -61,7 +63,12 @@ def test_no_file_is_touched_on_an_event_loop(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     environ = {**os.environ, "PYTHONPATH": path, "NOTES": str(notes), "LOGS": str(tmp_path / "logs")}
     done = subprocess.run(
-        (sys.executable, tmp_path / "script.py"), env=environ, capture_output=True, text=True, timeout=120, check=True
+        (sys.executable, tmp_path / "script.py"),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=scaled(120),
+        check=True,
     )
     assert done.stdout == "done\n"
     seen = notes.read_text().splitlines()

@@ -18,6 +18,7 @@ import browser
 import numpy as np
 import pytest
 from distributed import Client
+from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy.dashboard.page import GpuPage
@@ -39,7 +40,9 @@ def base() -> Iterator[str]:
 
 def page(url: str, condition: str) -> dict[str, Any]:
     """What a page holds when the condition holds."""
-    done = subprocess.run([sys.executable, str(LOOK), url, condition], capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, str(LOOK), url, condition], capture_output=True, text=True, timeout=scaled(90)
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

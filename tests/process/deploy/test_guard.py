@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import scaled
 
 from hpcgpu.deploy.jobs import guard
 from hpcgpu.deploy.jobs.record import Process
@@ -43,5 +44,5 @@ def test_a_guard_leaves_what_was_detached_or_removed_alone(tmp_path: Path, name:
         argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
         waiting = subprocess.Popen([*argv, str(pids.start_time(client.pid))], stderr=subprocess.PIPE, text=True)
         client.send_signal(signal.SIGKILL)
-    assert waiting.communicate(timeout=60) == (None, "")
+    assert waiting.communicate(timeout=scaled(60)) == (None, "")
     assert waiting.returncode == 0

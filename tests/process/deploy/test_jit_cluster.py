@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+from waiting import scaled
 
 OPTIONS = ("--gpus", "sim:2x32MiB", "--memory-limit", "300MB", "--jit-unspill")
 HEAD = """
@@ -23,7 +24,7 @@ HEAD = """
 
 
 def run(folder: Path, code: str, options: tuple[str, ...] = OPTIONS, **env: str) -> str:
-    done = ranks.run(ranks.script(folder, HEAD + code), options=options, env=env, timeout=150)
+    done = ranks.run(ranks.script(folder, HEAD + code), options=options, env=env, timeout=scaled(150))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

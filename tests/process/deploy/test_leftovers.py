@@ -16,6 +16,7 @@ import pytest
 import ranks
 from shared_host import Place, shared_host
 from signals import signal_all
+from waiting import scaled
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can give a run a /dev/shm of its own, to compare that, too"
@@ -96,7 +97,7 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
             assert who[kind]
             signal_all(who[kind], sig)
         go_on.touch()
-        process.wait(60)
+        process.wait(scaled(60))
     await_("all processes have ended", lambda: not any(map(psutil.Process.is_running, [*family, *waiting])))
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import ranks
 from distributed import Client, get_worker
-from waiting import until
+from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
@@ -50,7 +50,7 @@ def test_with(own_home: Path) -> None:
         job = psutil.Process(int(cluster.job_id))
         family = [job, *job.children(recursive=True)]
     assert len(family) == 5  # leader, fork server, scheduler, two workers
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert psutil.wait_procs(family, timeout=scaled(30))[1] == []
     assert runs(own_home) == []
 
 
@@ -306,8 +306,8 @@ def test_a_dead_client_leaves_nothing(tmp_path: Path, own_home: Path, sig: signa
         job = psutil.Process(int(client.stdout.readline()))
         family = [job, *job.children(recursive=True)]
         client.send_signal(sig)
-        client.wait(30)
-        assert psutil.wait_procs(family, timeout=30)[1] == []
+        client.wait(scaled(30))
+        assert psutil.wait_procs(family, timeout=scaled(30))[1] == []
     until(lambda: not runs(own_home), "the folder of the run is gone")
 
 
@@ -321,7 +321,7 @@ def test_a_silent_client_ends_the_job_after_its_grace(tmp_path: Path) -> None:
         os.kill(client.pid, signal.SIGSTOP)
         try:
             # the job itself stays a zombie of the stopped client
-            assert psutil.wait_procs(family[1:], timeout=15)[1] == []
+            assert psutil.wait_procs(family[1:], timeout=scaled(15))[1] == []
         finally:
             client.kill()
 

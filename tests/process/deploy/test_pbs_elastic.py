@@ -9,7 +9,7 @@ import pytest
 from distributed import Client
 from pbs_replay import Pbs
 from signals import signal_all
-from waiting import Said, aside, until
+from waiting import Said, aside, scaled, until
 
 from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import JobError
@@ -46,7 +46,7 @@ def test_an_array_is_one_qsub_and_a_dead_element_is_replaced_by_a_job(pbs: Pbs) 
         until(lambda: len(arrays(pbs)) == 2, "a second submission")
         assert arrays(pbs) == ["0-2", ""]
         until(lambda: "1022.login01" in members(cluster), "the new job is known")
-        client.wait_for_workers(6, timeout=60)
+        client.wait_for_workers(6, timeout=scaled(60))
         assert "1021[1].login01" not in members(cluster)
         assert sum(client.gather(client.map(abs, range(20)))) == 190
     assert all(map(pbs.over, pbs.ids()))

@@ -14,7 +14,7 @@ import pytest
 import ranks
 from distributed import Client, Worker, wait
 from paths import SUPPORT
-from waiting import until
+from waiting import scaled, until
 
 DASK = str(Path(sys.executable).with_name("dask"))
 PRELOAD = ("--preload", "hpcgpu.deploy.preload")
@@ -78,7 +78,7 @@ def dask_worker(folder: Path, *options: str) -> Iterator[tuple[Client, Path]]:
         stack.callback(lambda: print(log.read_text()))  # shown if the test fails
         limits = ("--nthreads", "2", "--memory-limit", "0", "--no-dashboard", "--local-directory", str(folder / "tmp"))
         worker = start("worker", "--host", "127.0.0.1", *limits, *options, out=out)
-        client = stack.enter_context(Client(scheduler_file=str(contact), timeout=120))
+        client = stack.enter_context(Client(scheduler_file=str(contact), timeout=scaled(120)))
         # beside other tests that start clusters it takes half a minute
         until(lambda: client.nthreads() or worker.poll() is not None, "the worker is there, or has ended", limit_s=120)
         assert worker.poll() is None
@@ -104,7 +104,7 @@ def look(*values: Any) -> list[tuple[str, int]]:
 
 
 def settled(dask_worker: Worker) -> bool:
-    return bool(dask_worker.data.settle(30))
+    return bool(dask_worker.data.settle(scaled(30)))
 
 
 def on_loop() -> set[str]:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import BATCH
 from recordings import records
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.batch import Local
 from hpcgpu.config import document
@@ -73,7 +73,9 @@ def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path,
     async def main() -> None:
         attached = lease.keep_touched(run.folder, 2)
         guard = asyncio.create_task(runs.abandon(run.folder))
-        done, _ = await asyncio.wait([guard], timeout=12)  # longer than it would wait for a lease that has ended
+        done, _ = await asyncio.wait(
+            [guard], timeout=scaled(12)
+        )  # longer than it would wait for a lease that has ended
         assert not done
         assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
         attached.cancel()
@@ -170,7 +172,7 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "HOME": str(home)}
     return subprocess.run(
-        [sys.executable, "-m", "hpcgpu", *words], capture_output=True, text=True, env=env, timeout=120
+        [sys.executable, "-m", "hpcgpu", *words], capture_output=True, text=True, env=env, timeout=scaled(120)
     )
 
 

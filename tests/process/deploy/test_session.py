@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+from waiting import scaled
 
 from hpcgpu import LocalGPUCluster
 
@@ -34,7 +35,7 @@ def test_a_launch_has_the_pid(left: Path) -> None:
     path = ranks.script(left.parent, "print(Client().submit(sum, [1, 2]).result())")
     argv = [str(ranks.BIN / "hpcgpu"), "launch", "--launcher", "mpirun", "--gpus", "sim:1", str(path)]
     first = ["sh", "-c", f'mv {left} {left.parent}/ompi.$$ && exec "$@"', "sh", *argv]
-    done = subprocess.run(first, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
+    done = subprocess.run(first, capture_output=True, text=True, timeout=scaled(90), stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 

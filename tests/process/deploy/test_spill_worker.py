@@ -21,6 +21,7 @@ from distributed import Worker, get_client, get_worker, wait
 from distributed.utils import DequeHandler
 from lock_guard import guarded_lock
 from store_clusters import KIB, cluster, kinds, make, moved
+from waiting import scaled
 
 from hpcgpu import sim
 from hpcgpu.sim import SimArray, SimGpu
@@ -67,7 +68,7 @@ def test_an_array_graph_bigger_than_all_memory(gpu: SimGpu, tmp_path: Path, plug
                 assert w.data.spilled_total.disk == sum(w.data.tiers.values()) - up(w)
             del x, u, s, v, back, total
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def up(worker: Worker) -> int:
@@ -128,7 +129,7 @@ def test_no_user_code_meets_a_handle(gpu: SimGpu, tmp_path: Path) -> None:
             assert set(kinds(*await client.gather(futures, direct=True))) == arrays
             assert [int(x[0]) for x in await client.gather(futures)] == list(range(20))
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def test_a_peer_gets_spilled_values_without_the_device(gpu: SimGpu, tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_peer_gets_spilled_values_without_the_device(gpu: SimGpu, tmp_path: Pa
             sums = await client.gather([client.submit(lambda x: int(x[0]), f, workers=["b"]) for f in below])
             assert sums == [int(f.key[2:]) for f in below]
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def test_a_thousand_reads_at_once_do_not_take_a_thread_each(gpu: SimGpu, tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_thousand_reads_at_once_do_not_take_a_thread_each(gpu: SimGpu, tmp_pat
             assert await asyncio.gather(*(read(key) for key in values)) == list(range(1000))
             assert max(counts) <= before + 8  # dask's pool for serialization, and that of the event loop
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 class Asked:
@@ -198,7 +199,7 @@ def test_a_closed_worker_still_has_its_keys(gpu: SimGpu, tmp_path: Path) -> None
             await a.handlers["get_data"](asked := Asked(), keys=keys, who="a peer")
             assert (asked.answer["status"], asked.answer["data"]) == ("OK", {})
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
 @pytest.mark.parametrize("jit_unspill", [False, True])
@@ -217,7 +218,7 @@ def test_rechunking_from_worker_to_worker(gpu: SimGpu, tmp_path: Path, side: int
             np.testing.assert_array_equal(back.get(), host)
             assert a.transfer_outgoing_count_total + b.transfer_outgoing_count_total > 0
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def total(x: SimArray) -> int:
@@ -239,7 +240,7 @@ def test_tasks_in_an_executors_processes_get_values(gpu: SimGpu, tmp_path: Path)
                 assert await client.gather(sums) == [i * 100 * KIB for i in range(9)]
                 assert await there == pid != os.getpid()
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def fail(*_: Any) -> None:
@@ -273,7 +274,7 @@ def test_tracebacks_and_profiles_have_the_frames_of_a_plain_worker(gpu: SimGpu, 
         assert plain == [["fail"], ["fail_later"], ["shapes", "__call__"]]
         assert await frames(plugin=True) == plain
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
 @pytest.mark.parametrize(("target", "on_disk"), [(0.7, 1), (0.4, 7), (False, 1)])
@@ -299,7 +300,7 @@ def test_spilling_goes_on_from_the_spill_threshold_to_the_target(
             assert a.data.tiers["disk"] // 10**6 == on_disk
 
     with dask.config.set(config):
-        asyncio.run(asyncio.wait_for(main(), 60))
+        asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
 def test_releasing_copies_nothing(gpu: SimGpu, tmp_path: Path) -> None:
@@ -316,7 +317,7 @@ def test_releasing_copies_nothing(gpu: SimGpu, tmp_path: Path) -> None:
                 await asyncio.wait([asyncio.create_task(gone.wait())], timeout=0.02)
             assert copies == (gpu.h2d_copies, gpu.d2h_copies, moved(a, b))
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def test_a_value_that_is_lost_on_disk_is_computed_again(
@@ -359,7 +360,7 @@ def test_a_value_that_is_lost_on_disk_is_computed_again(
         assert all(looked_at.values())
 
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # so long does a peer try to reach one that left
-        asyncio.run(asyncio.wait_for(main(), 120))
+        asyncio.run(asyncio.wait_for(main(), scaled(120)))
     # Records have tracebacks, whose frames have the file that could not be read; pytest and distributed keep them.
     caplog.clear()
     DequeHandler.clear_all_instances()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ranks
 from distributed import Client
-from waiting import Said, until
+from waiting import Said, scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
@@ -49,7 +49,7 @@ def test_wait_for_workers_says_why_nobody_looks_after_the_jobs(home: Path, said:
         os.killpg(int(job.partition(".")[0]), signal.SIGKILL)
         until(lambda: not cluster.scheduler_info["workers"], "no worker is known")
         with pytest.raises(JobError, match=r"the loop that looks after this cluster's jobs has failed .* IsADirectory"):
-            cluster.wait_for_workers(1, timeout=60)
+            cluster.wait_for_workers(1, timeout=scaled(60))
         written.rmdir()
         until(lambda: cluster.scheduler_info["workers"], "a worker is known")
         cluster.wait_for_workers(1)
@@ -101,7 +101,7 @@ def test_a_search_for_the_scheduler_that_raises_goes_on(home: Path, said: Said) 
         published.write_text(json.dumps({**json.loads(good), "addresses": ["carrier-pigeon://loft:1"]}))
         client.run_on_scheduler(telling([]))
         with pytest.raises(JobError, match=r"the search for this cluster's scheduler has failed .* ValueError"):
-            cluster.wait_for_workers(2, timeout=60)
+            cluster.wait_for_workers(2, timeout=scaled(60))
         published.write_text(good)
         until(lambda: "the cluster is back" in said.text, "the return is said")
         cluster.wait_for_workers(1)

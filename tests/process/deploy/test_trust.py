@@ -16,7 +16,7 @@ import pytest
 import ranks
 import sockets
 from sockets import Listening
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.agent import missing
 from hpcgpu.deploy.network.tunnel import Tunnel
@@ -74,7 +74,7 @@ PRIVATE = ("0o600", "0o700")
 def look(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("look")
     arguments = (str(folder / "facts"), str(Path(sockets.__file__).parent))
-    done = ranks.run(ranks.script(folder, LOOK), *arguments, ranks=3, timeout=150)
+    done = ranks.run(ranks.script(folder, LOOK), *arguments, ranks=3, timeout=scaled(150))
     assert done.returncode == 0, done.stderr
     return {**json.loads((folder / "facts").read_text()), "said": done.stdout + done.stderr}
 
@@ -125,7 +125,7 @@ def test_ranks_that_meet_listen_as_documented(tmp_path: Path) -> None:
             assert set(sockets.of(leader)) <= listening | {Listening("unix", "`leader`")}
         finally:
             mpirun.terminate()
-            mpirun.wait(30)
+            mpirun.wait(scaled(30))
 
 
 def test_a_tunnel_listens_on_loopback() -> None:

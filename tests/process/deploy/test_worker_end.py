@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from distributed import Scheduler
+from waiting import scaled
 
 from hpcgpu.deploy.processes.silent_worker import SilentWorker
 
@@ -36,13 +37,13 @@ def test_a_sign_of_life_under_way_ends_with_the_worker(
             scheduler.hold()
             options = {"host": "127.0.0.1", "local_directory": str(tmp_path), "heartbeat_interval": "20ms"}
             worker = await SilentWorker(scheduler.address, **options)
-            await asyncio.wait_for(scheduler.heard.wait(), 30)
+            await asyncio.wait_for(scheduler.heard.wait(), scaled(30))
             if missing:  # the answer is that the scheduler does not know the worker, which then closes itself
                 await scheduler.remove_worker(worker.address, stimulus_id="test", close=False)
                 scheduler.answering.set()
-                await asyncio.wait_for(worker.finished(), 30)
+                await asyncio.wait_for(worker.finished(), scaled(30))
             else:
-                await asyncio.wait_for(worker.close(nanny=False), 30)
+                await asyncio.wait_for(worker.close(nanny=False), scaled(30))
             scheduler.answering.set()
 
     with caplog.at_level(logging.WARNING):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ranks
 import two_nodes
-from waiting import until
+from waiting import scaled, until
 
 # The daemon of Open MPI on the other node; its parent, of the same name, stands for the ssh that started it.
 LOSE_A_NODE = """
@@ -60,7 +60,7 @@ def argv(folder: Path, does: str) -> list[str]:
 
 def launch(words: list[str], home: Path) -> subprocess.CompletedProcess[str]:
     env = ranks.environment(HOME=str(home))
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)
+    return subprocess.run(words, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
 
 
 def left(home: Path) -> list[Path]:
@@ -72,7 +72,9 @@ def test_a_lost_node_is_no_success(tmp_path: Path) -> None:
     words = [str(ranks.BIN / "hpcgpu"), "launch", "--gpus", "sim:2", str(script)]
     env = two_nodes.environment(tmp_path)
     inside = [*two_nodes.prefix(tmp_path), *words]
-    done = subprocess.run(inside, capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        inside, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL
+    )
     assert "prted" in (tmp_path / "killed").read_text(), done.stderr
     assert "lost communication with a remote daemon" in done.stderr
     # mpirun ends rank 0, which has the time to say so, or not
@@ -104,7 +106,7 @@ def test_where_no_home_can_be_written_a_temporary_folder_takes_the_end(tmp_path:
     env = ranks.environment(HOME="/dev/null", TMPDIR=str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
     words = argv(tmp_path, ENDED.replace('"$HOME"/.hpcgpu/launches/*', '"$TMPDIR"/hpcgpu-end-*'))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 3, done.stderr
     assert list((tmp_path / "t").glob("hpcgpu-end-*")) == []
 
@@ -148,7 +150,7 @@ def test_each_signal_reaches_the_launcher_once(tmp_path: Path) -> None:
             parent.send_signal(signal.Signals[f"SIG{name}"])
             listening.until_heard(count)
         listening.end()
-        assert parent.wait(30) == 3
+        assert parent.wait(scaled(30)) == 3
     assert listening.heard == names
 
 
@@ -161,7 +163,7 @@ def test_what_is_ignored_stays_so_but_warnings_are_passed_on(tmp_path: Path) -> 
         # bash cannot trap what it was started with as ignored, as SIGUSR1 is here: a launcher can
         assert listening.until_heard(1) == ["USR2"]
         listening.end()
-        assert parent.wait(30) == 3
+        assert parent.wait(scaled(30)) == 3
 
 
 def test_ctrl_c_in_a_terminal_is_one_to_the_launcher(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_killed_parent_ends_the_launcher(tmp_path: Path) -> None:
         parent.kill()
         assert listening.until_heard(1) == ["TERM"]
         listening.end()
-        child.wait(30)
+        child.wait(scaled(30))
     until(lambda: left(tmp_path) == [], "its folder is removed")
 
 
@@ -211,5 +213,5 @@ def test_the_parent_is_small(tmp_path: Path) -> None:
         until(lambda: psutil.Process(parent.pid).status() == psutil.STATUS_SLEEPING, "the parent waits")
         used = psutil.Process(parent.pid).memory_full_info().pss
         listening.end()
-        assert parent.wait(30) == 3
+        assert parent.wait(scaled(30)) == 3
     assert used < 12 << 20

@@ -11,6 +11,7 @@ from typing import Any
 from launched import ME, PROBE, check, others
 from paths import ROOT
 from ranks import BIN, environment
+from waiting import scaled
 
 from hpcgpu.launch import mpirun
 from hpcgpu.model.world import World
@@ -18,7 +19,7 @@ from hpcgpu.model.world import World
 
 def here(argv: tuple[str, ...]) -> dict[str, Any]:
     command = [sys.executable, PROBE, "localhost", *argv]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment(), cwd=ROOT)
+    out = subprocess.run(command, capture_output=True, text=True, timeout=scaled(90), env=environment(), cwd=ROOT)
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout)
 
@@ -26,7 +27,7 @@ def here(argv: tuple[str, ...]) -> dict[str, Any]:
 def test_open_mpi_5_here() -> None:
     world = World(per_node=3, as_root=os.getuid() == 0)
     program = str(BIN / "mpirun")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
     seen = here(mpirun.command(ME, world, program, mpirun.read_flavour(version)))
     check(seen, world, [seen["ranks"][0]["host"]])
     assert (seen["alive"], seen["returncode"], seen["err"]) == (others(world), 0, "")
@@ -39,7 +40,7 @@ def test_without_its_flag_open_mpi_5_ends_all() -> None:
 
 
 def test_mpich_here(mpich: str) -> None:
-    version = subprocess.run([mpich, "--version"], capture_output=True, text=True, timeout=20).stdout
+    version = subprocess.run([mpich, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
     assert mpirun.read_flavour(version) == "mpich"
     world = World(per_node=3)
     seen = here(mpirun.command(ME, world, mpich, "mpich"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import ranks
 import streams
+from waiting import scaled
 
 SCRIPT = """
 with Client() as c:
@@ -30,4 +31,4 @@ os.kill(os.getpid(), -end) if end < 0 else sys.exit(end)
 )
 def test_the_exit_code_is_the_scripts(tmp_path: Path, words: str, output: str, end: int, code: int) -> None:
     argv = [str(ranks.BIN / "hpcgpu"), *words.split(), "--gpus", "sim:1", str(ranks.script(tmp_path, SCRIPT)), str(end)]
-    assert streams.run(argv, output, ranks.environment(HOME=str(tmp_path)), timeout=120) == code
+    assert streams.run(argv, output, ranks.environment(HOME=str(tmp_path)), timeout=scaled(120)) == code

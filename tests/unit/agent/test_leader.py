@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 
+from waiting import scaled
+
 CODE = """
 import asyncio, socket, sys
 from hpcgpu.agent.follower import FollowerConnection
@@ -39,7 +41,7 @@ def test_an_end_that_does_not_come_is_forced_and_said() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         argv = [sys.executable, "-c", CODE, str(theirs.fileno())]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, pass_fds=[theirs.fileno()])
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), pass_fds=[theirs.fileno()])
         assert done.returncode == os.EX_SOFTWARE, done.stderr
         assert "has not ended within 0.5 s; it is killed, and its workers" in done.stderr
         assert json.loads(ours.recv(256))["op"] == "end"

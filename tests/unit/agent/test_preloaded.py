@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from waiting import scaled
+
 PRELOAD = """
 import json, os, sys
 from hpcgpu.deploy.processes import preloaded
@@ -43,7 +45,7 @@ print(json.dumps({
 def test_a_fork_finds_what_it_needs_at_its_start() -> None:
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as ranks have it
     argv = [sys.executable, "-c", PRELOAD]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=scaled(60), check=True)
     found = json.loads(done.stdout)
     assert found["new"] == []
     assert not found["arrays"]

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from waiting import aside, until
+from waiting import aside, scaled, until
 
 from hpcgpu.agent.rendezvous import clear_old, meet_by_files
 from hpcgpu.errors import LaunchError
@@ -24,7 +24,7 @@ def come(folder: Path, rank: int, life: str) -> Future:
 
 
 def met(comers: list[Future]) -> list[list[str]]:
-    return [[record["life"] for record in future.result(30)] for future in comers]
+    return [[record["life"] for record in future.result(scaled(30))] for future in comers]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -45,7 +45,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     comers = [aside(lambda f=f: meet_by_files({}, f, tmp_path / "rendezvous", 1)) for f in facts[:2]]
     for future, why in zip(comers, ("missing: rank 2", "no answer of rank 0"), strict=True):
         with pytest.raises(LaunchError, match=rf"not all 3 ranks came .* within 1 s \(--death-timeout\); {why}\."):
-            future.result(30)
+            future.result(scaled(30))
     with pytest.raises(LaunchError, match="missing: rank 0"):
         meet_by_files({}, facts[2], tmp_path / "another", 0.1)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from shared_host import NEIGHBOUR, by_root
-from waiting import aside
+from waiting import aside, scaled
 
 from hpcgpu.agent.rendezvous import wait_for_leader
 from hpcgpu.host import pids
@@ -90,6 +90,6 @@ def test_siblings_are_the_other_children_of_the_parent() -> None:
     """A rank and its leader, as their launcher starts them: nobody else's environment is read."""
     code = "import os; from hpcgpu.host import pids; print(os.getpid(), *[p.pid for p in pids.siblings()])"
     script = f'sleep 60 & first=$!; {sys.executable} -c "{code}"; echo $first; kill $first'
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=scaled(60), check=True)
     (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())
     assert siblings == [first, own]

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paths import BATCH
 from recordings import records
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Local
@@ -49,8 +49,8 @@ NASTY = [
 
 
 def bash(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    assert subprocess.run(["bash", "-n"], input=script.encode(), timeout=20).returncode == 0
-    return subprocess.run(["bash", "-s"], input=script.encode(), capture_output=True, cwd=cwd, timeout=20)
+    assert subprocess.run(["bash", "-n"], input=script.encode(), timeout=scaled(20)).returncode == 0
+    return subprocess.run(["bash", "-s"], input=script.encode(), capture_output=True, cwd=cwd, timeout=scaled(20))
 
 
 @settings(deadline=None, max_examples=25)
@@ -93,7 +93,7 @@ def test_an_exit_code_that_comes_as_a_wait_for_it_ends_is_kept(tmp_path: Path) -
     script = tmp_path / "job.sh"
     script.write_text(batch.get("slurm").script(spec).replace(seldom, often))
     assert often in script.read_text()
-    codes = [subprocess.run(["bash", script, f"0.0{i:03}"], timeout=20).returncode for i in range(100, 400, 7)]
+    codes = [subprocess.run(["bash", script, f"0.0{i:03}"], timeout=scaled(20)).returncode for i in range(100, 400, 7)]
     assert codes == [23] * len(codes)
 
 
@@ -101,7 +101,7 @@ def test_an_exit_code_that_comes_as_a_wait_for_it_ends_is_kept(tmp_path: Path) -
 def test_a_template_hands_its_arguments_on(name: str, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(batch.get(name).script(JobSpec(name="x", argv=("printf", "<%s>"), arguments='"$@"')))
-    done = subprocess.run(["bash", script, "a b", "$(id)", ""], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", script, "a b", "$(id)", ""], capture_output=True, text=True, timeout=scaled(20))
     assert done.stdout == "<a b><$(id)><>"
 
 
@@ -123,7 +123,7 @@ def test_a_job_that_is_cancelled_leaves_its_exit_code(
     job = subprocess.Popen(["bash", "-c", script], start_new_session=True, stderr=subprocess.PIPE)
     fifo.read_text()
     os.killpg(job.pid, 15)
-    job.communicate(timeout=20)
+    job.communicate(timeout=scaled(20))
     assert file.read_text() == f"{exit_code}\n"
     assert job.returncode == exit_code
 
@@ -161,7 +161,7 @@ def test_a_warning_reaches_the_command_whose_exit_code_is_kept(
             while not select.select([said], [], [], 1)[0]:
                 job.send_signal(signal.SIGUSR1)
             assert said.readline() == "SIGUSR1\n"
-    _, wrong = job.communicate(timeout=20)
+    _, wrong = job.communicate(timeout=scaled(20))
     assert (job.returncode, file.read_text(), wrong) == (exit_code, f"{exit_code}\n", b"")
 
 
@@ -176,7 +176,7 @@ def test_a_warning_ends_no_prologue_and_no_command_that_does_not_know_it(tmp_pat
         fifo.read_text()
         job.send_signal(signal.SIGUSR1)
         more.write_text("go on\n")
-    _, wrong = job.communicate(timeout=20)
+    _, wrong = job.communicate(timeout=scaled(20))
     assert (job.returncode, wrong) == (0, b"")
 
 
@@ -195,7 +195,7 @@ def test_a_command_that_ends_just_when_the_warning_comes_keeps_its_exit_code(
         fifo.read_text()
         job.send_signal(signal.SIGUSR1)
         more.write_text("go on\n")
-        _, wrong = job.communicate(timeout=20)
+        _, wrong = job.communicate(timeout=scaled(20))
         assert (job.returncode, wrong) == (3, b"")
 
 
@@ -217,7 +217,7 @@ def test_a_command_that_reads_everything_does_not_eat_the_script(tmp_path: Path)
 
 def test_a_command_has_the_standard_input_of_its_script(tmp_path: Path) -> None:
     script = batch.get("slurm").script(JobSpec(name="x", argv=("cat",), exit_file=str(tmp_path / "exit")))
-    done = subprocess.run(["bash", "-c", script], input=b"given", capture_output=True, timeout=20)
+    done = subprocess.run(["bash", "-c", script], input=b"given", capture_output=True, timeout=scaled(20))
     assert done.stdout == b"given"
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import ranks
 import streams
+from waiting import scaled
 
 HPCGPU = str(ranks.BIN / "hpcgpu")
 
 
 def hpcgpu(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [HPCGPU, *words], capture_output=True, text=True, timeout=60, env=ranks.environment(**env), cwd=cwd
+        [HPCGPU, *words], capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(**env), cwd=cwd
     )
 
 
@@ -123,14 +124,14 @@ def test_launch_without_an_allocation_starts_nothing_and_says_what_to_type(scrip
 def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: str) -> None:
     (tmp_path / "s.json").write_text(written)
     argv = [sys.executable, "-m", "hpcgpu.worker", "--gpus", "sim:1", "--scheduler-file", str(tmp_path / "s.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"hpcgpu: --scheduler-file {tmp_path}/s.json has no address of a scheduler")
 
 
 def test_an_address_that_is_none_is_refused() -> None:
     argv = [sys.executable, "-m", "hpcgpu.worker", "--gpus", "sim:1", "http://there:80"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in done.stderr
 
@@ -148,7 +149,7 @@ def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     python.symlink_to(sys.executable)
     argv = [python, "-m", "hpcgpu", "launch", "--launcher", "mpirun", "--gpus", "sim:1", script]
     env = ranks.environment(PATH="/nowhere", PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
     assert done.returncode == 1
     assert "no mpirun and no mpiexec beside this Python or in PATH" in done.stderr
     assert "pip install 'hpcgpu[mpi-runtime]'" in done.stderr

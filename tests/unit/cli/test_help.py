@@ -14,6 +14,7 @@ import pytest
 import ranks
 from click.testing import CliRunner
 from paths import ROOT
+from waiting import scaled
 
 from hpcgpu import __version__
 from hpcgpu.cli.command import Command, Group, example_lines
@@ -184,5 +185,5 @@ def test_versions_name_what_workers_share() -> None:
 def test_the_shell_completes(typed: str, offered: list[str]) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_HPCGPU_COMPLETE": "bash_complete"}
     argv = [str(ranks.BIN / "hpcgpu")]
-    done = subprocess.run(argv, env={**os.environ, **words}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env={**os.environ, **words}, capture_output=True, text=True, timeout=scaled(60))
     assert [line.partition(",")[2] for line in done.stdout.splitlines()] == offered

@@ -12,6 +12,7 @@ import pytest
 import ranks
 from machines import lstopo
 from paths import TOPOLOGIES
+from waiting import scaled
 
 from hpcgpu.model import CpuSet
 
@@ -24,7 +25,7 @@ def topo(
 ) -> subprocess.CompletedProcess[str]:
     environ = ranks.environment(**{"COLUMNS": "0", **env})
     return subprocess.run(
-        [HPCGPU, "topo", *words], capture_output=True, text=True, timeout=60, env=environ, cwd=cwd, input=given
+        [HPCGPU, "topo", *words], capture_output=True, text=True, timeout=scaled(60), env=environ, cwd=cwd, input=given
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from waiting import scaled
 
 from hpcgpu.config import document
 from hpcgpu.config.bootstrap import read_bootstrap_settings
@@ -101,7 +102,7 @@ def test_only_what_is_not_default_is_written_or_what_every_rank_reads() -> None:
 def test_through_a_shell_and_an_argv() -> None:
     whole = RunDocument(read_settings({"env": {"A": 'it\'s "$HOME" `x` \\ \u00e9 %s'}}), script=("a b.py", "", "'"))
     line = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1])' {shlex.quote(document.render(whole))}"
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=scaled(60), check=True)
     assert document.read(done.stdout.rstrip("\n")) == whole
 
 
@@ -179,12 +180,12 @@ print(*sys.modules)
 
 def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
     argv = [sys.executable, "-c", FOLLOWER, document.render(RunDocument(read_settings({"gpus": "sim:2"})))]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
     assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
 
 
 def test_reading_is_light() -> None:
     """Every leader reads a document."""
     code = "import sys; import hpcgpu.config.document; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60), check=True)
     assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & set(done.stdout.split())

@@ -13,6 +13,7 @@ import ranks
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import scaled
 
 from hpcgpu.config.jobqueue import ignored, translate, without
 from hpcgpu.config.layers import read_settings
@@ -145,7 +146,9 @@ def home(tmp_path: Path) -> Path:
 
 def python(home: Path, code: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", code]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=ranks.environment(HOME=str(home)))
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(HOME=str(home))
+    )
 
 
 def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from background import said
 from distributed.comm import connect, listen, registry
-from waiting import run, when
+from waiting import run, scaled, when
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.tls import Certificate, security
@@ -44,14 +44,14 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 async def echo(comm: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(scaled(60)):
         while (message := await comm.read()) != "end":
             await comm.write(message)
 
 
 async def end_of(reader: asyncio.StreamReader) -> str:
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             await reader.read()
     except ConnectionResetError:
         return "reset"
@@ -82,7 +82,7 @@ def test_the_silent_go_at_the_deadline_and_those_who_have_greeted_stay(
         limit(1.0, 8)
         async with listening(protocol) as (listener, host, port):
             silent = [await asyncio.open_connection(host, port) for _ in range(20)]
-            comm = await connect(listener.contact_address, timeout=20, **arguments(protocol, "connection"))
+            comm = await connect(listener.contact_address, timeout=scaled(20), **arguments(protocol, "connection"))
             ends = await asyncio.gather(*(end_of(reader) for reader, _ in silent))
             assert ends[:12] == ["reset"] * 12, "the oldest make room"
             assert set(ends) == {"reset", "closed"}

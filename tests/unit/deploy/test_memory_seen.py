@@ -17,6 +17,7 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import scaled
 
 import hpcgpu
 from hpcgpu import sim
@@ -190,7 +191,7 @@ def test_a_worker_tells_what_lies_where(gpu: SimGpu, tmp_path: Path) -> None:
             assert seen.spilled == w.spilled_to_host_bytes + w.spilled_to_disk_bytes
             del futures, kept
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
 def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match="worker n-0 was not started by hpcgpu"):
                 await hpcgpu.bindings(client)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
 # trimming

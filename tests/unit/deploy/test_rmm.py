@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import scaled
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import devices
@@ -270,7 +271,7 @@ def opened(folder: Path, rmm: str) -> subprocess.CompletedProcess[str]:
     """Open a worker's device in a process that finds this RMM."""
     (folder / "rmm.py").write_text(rmm)
     argv = [sys.executable, "-c", OPEN, str(folder)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
 
 
 def test_nothing_of_rmm_is_imported_before_user_code_does(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.job import BatchJob
@@ -31,7 +31,7 @@ def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path, tmp_
         ending = asyncio.create_task(job.end())
         await asyncio.to_thread(until, asked.exists, "squeue is asked")
         exit_file.write_text("0\n")  # from here on the file is the only sign of the end
-        await asyncio.wait_for(ending, 30)  # squeue alone is waited for for a minute
+        await asyncio.wait_for(ending, scaled(30))  # squeue alone is waited for for a minute
 
     asyncio.run(close())
     assert said == ["job 7: its script has ended with exit code 0; the batch system does not answer"]

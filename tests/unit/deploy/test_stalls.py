@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from distributed import Client, Scheduler, Worker
 from distributed.core import Status
-from waiting import when
+from waiting import scaled, when
 
 from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
 from hpcgpu.errors import JobError
@@ -30,15 +30,15 @@ def test_workers_that_have_all_paused_are_an_error_once_and_their_tasks_go_on_wh
             with pytest.raises(
                 JobError, match=r"all workers have paused for 0.5 s.*a has .*\(no space left on device\)"
             ):
-                await asyncio.wait_for(waiting, 30)
-            assert await asyncio.wait_for(there, 30) == 1
+                await asyncio.wait_for(waiting, scaled(30))
+            assert await asyncio.wait_for(there, scaled(30)) == 1
             what, reason = await said.get()
             assert what == "all workers have paused"
             assert "take more workers, memory (memory_limit)" in reason
             assert stalls.reason == reason
             assert [facts["action"] for _, facts in scheduler.get_events("hpcgpu")] == ["stalled"]
             worker.status = Status.running
-            assert await asyncio.wait_for(client.submit(lambda x: x + 1, there, pure=False), 30) == 2
+            assert await asyncio.wait_for(client.submit(lambda x: x + 1, there, pure=False), scaled(30)) == 2
             assert await said.get() == ("", "")
             assert stalls.reason == ""
             assert said.empty()
@@ -63,11 +63,11 @@ def test_tasks_without_a_worker_are_an_error_where_none_comes_and_wait_where_one
         ):
             stalls = StallDetector(scheduler, 0.1, lambda *words: said.put_nowait(words), ask)
             waiting = client.submit(lambda: 1)
-            await asyncio.wait_for(when(lambda: asked > 30), 30)  # two and a half times as long
+            await asyncio.wait_for(when(lambda: asked > 30), scaled(30))  # two and a half times as long
             assert (waiting.status, said.empty()) == ("pending", True)
             none_come = True
             with pytest.raises(JobError, match=r"no worker is left, and none comes: tasks have waited for 0.1 s"):
-                await asyncio.wait_for(waiting, 30)
+                await asyncio.wait_for(waiting, scaled(30))
             assert (await said.get())[0] == "no worker is left, and none comes"
             stalls.close()
 

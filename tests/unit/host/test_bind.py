@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from waiting import scaled
 
 CODE = """
 import json, os, sys, threading
@@ -43,7 +44,7 @@ FIRST = min(os.sched_getaffinity(0))
 
 def bound(policy: str, nodes: str, cpus: str = str(FIRST)) -> dict[str, object]:
     argv = [sys.executable, "-c", textwrap.dedent(CODE), policy, nodes, cpus]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found

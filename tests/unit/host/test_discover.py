@@ -17,6 +17,7 @@ from fake_nvml import MIB, FakeGpu, FakeNvml, FakeSlice, compiled
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import TOPOLOGIES
+from waiting import scaled
 
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import discover, gpus, libhwloc
@@ -65,7 +66,9 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 def child(code: str, environ: dict[str, str]):
     """Return ``out`` of a new process: a process loads NVML once."""
     code += "\nimport pickle, sys; sys.stdout.buffer.write(pickle.dumps(out))"
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, timeout=scaled(60), check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     return pickle.loads(done.stdout)
 

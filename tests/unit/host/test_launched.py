@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import until
+from waiting import scaled, until
 
 # In a process of its own, as it is: with one thread, and a timer that is no test's.
 WAITS = """
@@ -33,12 +33,12 @@ def waits(path: Path, patience_s: float, *launcher: str) -> list[str]:
 def test_a_launcher_that_stays_is_ended(tmp_path: Path, does: str) -> None:
     ended = tmp_path / "exit"
     ended.write_text("0\n")
-    assert subprocess.run(waits(ended, 0.2, "bash", "-c", does), timeout=60, check=False).returncode == 0
+    assert subprocess.run(waits(ended, 0.2, "bash", "-c", does), timeout=scaled(60), check=False).returncode == 0
 
 
 def test_as_long_as_the_run_has_not_ended_it_stays(tmp_path: Path) -> None:
     does = waits(tmp_path / "exit", 0.1, "bash", "-c", "sleep 1; exit 7")
-    assert subprocess.run(does, timeout=60, check=False).returncode == 7
+    assert subprocess.run(does, timeout=scaled(60), check=False).returncode == 7
 
 
 def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
@@ -54,4 +54,4 @@ def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
         time.sleep(0.3)  # longer than its patience, which is what this is about
         process.resume()
         waiting.send_signal(signal.SIGUSR1)
-        assert waiting.wait(30) == 5
+        assert waiting.wait(scaled(30)) == 5

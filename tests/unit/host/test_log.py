@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import scaled
 
 from hpcgpu.host import log
 
@@ -50,5 +51,5 @@ print("to nobody", file=sys.stderr)
 
 def test_what_was_closed_at_the_start_is_open_for_children_too(tmp_path: Path) -> None:
     line = f'exec "$0" -c "$1" {tmp_path}/found <&- >&- 2>&-'
-    assert subprocess.run(["bash", "-c", line, sys.executable, OPENS], timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-c", line, sys.executable, OPENS], timeout=scaled(60)).returncode == 0
     assert (tmp_path / "found").read_text() == repr((["/dev/null"] * 3, "/dev/null"))

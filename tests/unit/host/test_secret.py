@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from shared_host import NEIGHBOUR, as_neighbour, by_root
-from waiting import aside
+from waiting import aside, scaled
 
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host.secret import hidden_name, user_secret
@@ -19,7 +19,7 @@ def test_processes_that_start_together_have_one_secret_which_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = {future.result(30) for future in [aside(user_secret) for _ in range(16)]}
+    found = {future.result(scaled(30)) for future in [aside(user_secret) for _ in range(16)]}
     assert len(found) == 1
     (path,) = (tmp_path / ".hpcgpu/user").iterdir()
     assert path.read_text() in found

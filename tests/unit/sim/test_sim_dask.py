@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dask.sizeof import sizeof
 from distributed import Client, LocalCluster
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu import sim
 from hpcgpu.sim.dask import register
@@ -89,7 +89,7 @@ def test_dask_array_stays_on_the_device(gpu: sim.SimGpu, name: str, scheduler: s
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_on_a_cluster(gpu: sim.SimGpu, client: Client, name: str) -> None:
-    found = client.compute(OPERATIONS[name](on_device())).result(timeout=60)
+    found = client.compute(OPERATIONS[name](on_device())).result(timeout=scaled(60))
     assert type(found) is sim.SimArray
     np.testing.assert_allclose(found.get(), expected(name), rtol=1e-9)
 
@@ -105,7 +105,9 @@ def test_svd_compressed_with_random_numbers_of_the_device(gpu: sim.SimGpu, clien
     found = compressed(on_device()).compute(scheduler="sync")
     assert gpu.d2h_copies == copies
     np.testing.assert_allclose(found.get(), right, rtol=1e-8)
-    np.testing.assert_allclose(client.compute(compressed(on_device())).result(timeout=60).get(), right, rtol=1e-8)
+    np.testing.assert_allclose(
+        client.compute(compressed(on_device())).result(timeout=scaled(60)).get(), right, rtol=1e-8
+    )
 
 
 def test_random_blocks_are_made_on_the_device(gpu: sim.SimGpu) -> None:
@@ -133,12 +135,12 @@ def test_travel_is_one_copy_down_and_one_up(gpu: sim.SimGpu, client: Client, hos
     one, two = client.scheduler_info()["workers"]
     d = gpu.asarray(host)
     a = client.submit(lambda: d.copy(), workers=[one], pure=False)
-    client.submit(lambda a: a.nbytes, a, workers=[one]).result(timeout=60)
+    client.submit(lambda a: a.nbytes, a, workers=[one]).result(timeout=scaled(60))
     up, down = gpu.h2d_copies, gpu.d2h_copies
     b = client.submit(lambda a: (type(a) is sim.SimArray, a.sum() == 0), a, workers=[two])
-    client.submit(lambda b: b[0], b, workers=[two]).result(timeout=60)
+    client.submit(lambda b: b[0], b, workers=[two]).result(timeout=scaled(60))
     assert (gpu.h2d_copies, gpu.d2h_copies) == (up + 1, down + 1)
-    np.testing.assert_array_equal(a.result(timeout=60).get(), host)
+    np.testing.assert_array_equal(a.result(timeout=scaled(60)).get(), host)
 
 
 def test_nothing_stays_on_the_device(gpu: sim.SimGpu, client: Client) -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from background import said
-from waiting import run
+from waiting import run, scaled
 
 from hpcgpu.errors import JobError
 from hpcgpu.model.backoff import Backoff
@@ -191,7 +191,7 @@ def test_a_call_in_a_thread_has_ended_when_a_cancelled_task_goes_on() -> None:
 
     def call() -> None:
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(scaled(20))
         ended.append("the call")
 
     async def body() -> None:
@@ -214,7 +214,7 @@ def test_a_call_in_a_thread_returns_raises_and_says_what_nobody_awaits(caplog: p
 
     def fails() -> None:
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(scaled(20))
         raise OSError("full")
 
     async def body() -> None:

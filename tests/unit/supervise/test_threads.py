@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from background import said
+from waiting import scaled
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise import threads
@@ -23,7 +24,7 @@ def test_a_round_that_raises_is_said_once_and_the_next_one_comes(
         return True
 
     loop = threads.keep(work, "the mover", pause=pauses.append, backoff=SOON)
-    loop.join(20)
+    loop.join(scaled(20))
     assert not loop.is_alive()
     assert raises == []
     assert pauses == [0.001, 0.002]
@@ -37,7 +38,7 @@ def test_who_waits_learns_the_reason_until_it_works_again() -> None:
     may_start = threading.Event()
 
     def work() -> bool:
-        may_start.wait(20)
+        may_start.wait(scaled(20))
         troubles.append(loop.trouble)
         if now := raises.pop(0):
             raise now
@@ -45,7 +46,7 @@ def test_who_waits_learns_the_reason_until_it_works_again() -> None:
 
     loop = threads.keep(work, "the mover", pause=lambda _: None, backoff=SOON)
     may_start.set()
-    loop.join(20)
+    loop.join(scaled(20))
     assert troubles == ["", "", "", "the mover has failed 3 times in a row: OSError: full", ""]
 
 
@@ -54,8 +55,8 @@ def test_joining_it_in_its_own_thread_returns() -> None:
     ready = threading.Event()
 
     def work() -> bool:
-        ready.wait(20)
-        loop.join(20)
+        ready.wait(scaled(20))
+        loop.join(scaled(20))
         joined.set()
         return True
 

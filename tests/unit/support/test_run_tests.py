@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT, SUPPORT
+from waiting import scaled
 
 FLAKY = """
 from pathlib import Path
@@ -35,7 +36,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def call(checkout: Path, *arguments: str) -> tuple[int, list[str]]:
     argv = [sys.executable, "scripts/run_tests.py", *arguments]
-    done = subprocess.run(argv, cwd=checkout, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=checkout, capture_output=True, text=True, timeout=scaled(60))
     return done.returncode, done.stdout.splitlines()
 
 

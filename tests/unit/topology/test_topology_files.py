@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import TOPOLOGIES
+from waiting import scaled
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
@@ -339,7 +340,9 @@ def lstopo() -> str | None:
     program = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
     if program is None:
         return None
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    said = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=False, timeout=scaled(20)
+    ).stdout
     return program if re.search(r" 2\.\d", said) else None
 
 
@@ -347,7 +350,7 @@ def lstopo() -> str | None:
 @pytest.mark.parametrize("name", [n for n in HWLOC if '<topology version="2' in text_of(n)])
 def test_version_2_rewritten_as_version_1_is_the_same_node(name: str) -> None:
     argv = [lstopo() or "", "--input", str(TOPOLOGIES / f"{name}.xml"), "--of", "xml", "--export-xml-flags", "v1", "-"]
-    written = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    written = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=scaled(60)).stdout
     old, new = document.read(written), document.read(text_of(name))
     assert old.source == "hwloc XML v1.0"
     assert replace(old, source=new.source) == new

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab import NUMBER, Lab
+from waiting import scaled
 
 from hpcgpu.batch import Slurm
 from hpcgpu.batch.inventory import questions
@@ -32,7 +33,7 @@ BLOCKS: list[str] = []
 
 
 def shell(command: str, user: str = "hpc", stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return LAB.exec(LAB.login, ["bash", "-c", command], user=user, timeout=90, stdin=stdin)
+    return LAB.exec(LAB.login, ["bash", "-c", command], user=user, timeout=scaled(90), stdin=stdin)
 
 
 def run(command: str, user: str = "hpc") -> str:
@@ -216,7 +217,7 @@ def node_died() -> None:
     for job_id in (again, gone, both):
         wait(job_id, "RUNNING")
     nodes = line(Slurm().nodes(["node3", "node4"]))
-    subprocess.run(["docker", "kill", f"hpcgpu{NUMBER}-node4"], check=True, timeout=60)
+    subprocess.run(["docker", "kill", f"hpcgpu{NUMBER}-node4"], check=True, timeout=scaled(60))
     try:
         for state in ("", "*|", "down"):  # nothing is noticed yet; it is said not to answer; it is given up
             deadline = time.monotonic() + 150

@@ -24,6 +24,7 @@ import pytest
 import wrapt
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimGpu
@@ -481,7 +482,7 @@ def test_threads_that_touch_it_load_it_once() -> None:
     start = threading.Barrier(8)
 
     def touch(_: int) -> int:
-        start.wait(10)
+        start.wait(scaled(10))
         return int(p.sum())
 
     with ThreadPoolExecutor(8) as pool:
@@ -507,17 +508,17 @@ def test_a_thread_at_work_keeps_its_object() -> None:
     class Slow(list):
         def __len__(self) -> int:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(scaled(10))
             return sum(1 for _ in self)
 
     stored = Stored(Slow([1, 2, 3]))
     p = stored.proxy()
     with ThreadPoolExecutor(1) as pool:
         length = pool.submit(len, p)
-        assert begun.wait(10)
+        assert begun.wait(scaled(10))
         stored.evict()
         go_on.set()
-        assert length.result(10) == 3
+        assert length.result(scaled(10)) == 3
     assert p[0] == 1
     assert stored.loads == 2
 
@@ -558,7 +559,7 @@ def test_proxies_live_under_eviction_in_many_threads() -> None:
             sums = list(pool.map(lambda i: float((proxies[i % 4] + 1)[:10].sum() + proxies[i % 4].sum()), range(800)))
     finally:
         stop.set()
-        evictor.join(10)
+        evictor.join(scaled(10))
     assert sums == [10 * (i % 4 + 1) + 50 * (i % 4) for i in range(800)]
 
 
@@ -680,7 +681,7 @@ print("known")
 def test_dask_knows_a_proxy_that_was_made_before_dask_was_imported() -> None:
     """In a client, where no store and no worker has registered anything."""
     pytest.importorskip("pyarrow", reason="dask.dataframe needs it")
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=scaled(120))
     assert (done.returncode, done.stdout) == (0, "known\n"), done.stderr
 
 

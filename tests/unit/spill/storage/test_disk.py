@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from waiting import scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
@@ -242,7 +243,7 @@ disk.close()
 def test_short_writes_and_refused_ones_lose_nothing(tmp_path: Path, kind: str) -> None:
     """A limit of the kernel on files that are longer already: the fifth object is written in part, then refused."""
     argv = [sys.executable, "-c", LIMITED, str(tmp_path), kind]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
     assert done.stdout == "File too large 4\nFile too large\nTrue\n", done.stderr
 
 
@@ -265,7 +266,7 @@ def test_many_threads_write_read_and_give_up(disk: Disk) -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
+        t.join(scaled(60))
     assert wrong == []
     disk.empty_bin()
     assert files(disk) == []
@@ -369,7 +370,7 @@ def test_threads_share_the_pool() -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
+        t.join(scaled(60))
     assert wrong == []
     assert pool.used_bytes == 0
     assert 0 < pool.free_bytes <= 8 * MIB
@@ -504,10 +505,10 @@ def idle_store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
 
 def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBuffer) -> None:
     assert idle_store.evict() == -1
-    assert idle_store.settle(10)
+    assert idle_store.settle(scaled(10))
     assert (idle_store.idle_bytes, idle_store.tiers["disk"]) == (0, 0)
     assert idle_store.evict() == -1  # distributed asks again if that was not enough
-    assert idle_store.settle(10)
+    assert idle_store.settle(scaled(10))
     assert idle_store.tiers["disk"] >= 2 * MIB
     idle_store["kept"]
     assert not idle_store.idle_bytes
@@ -520,10 +521,10 @@ def test_of_buffers_that_nobody_uses_an_eighth_of_the_host_tier_is_kept(
     monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
     store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
     lent = [store.disk.empty(MIB) for _ in range(50)]
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store.disk._slabs.held_bytes == 50 * MIB
     del lent[2:]
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store.idle_bytes <= store.host_limit_bytes / 8
     assert store.disk._slabs.held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
     store.close()
@@ -536,7 +537,7 @@ def test_with_idle_memory_alone_the_store_has_something_to_give(tmp_path: Path) 
         store.disk.empty(20 * MIB)
         assert store.fast
         store.evict()
-        assert store.settle(10)
+        assert store.settle(scaled(10))
         assert not store.fast
     finally:
         store.close()
@@ -557,11 +558,11 @@ def test_one_request_brings_the_process_down_to_its_target(tmp_path: Path, stays
         target = 0.9 * most
         store.above_target = lambda: int(process_bytes() - target)
         store.evict()
-        assert store.settle(30)
+        assert store.settle(scaled(30))
         assert target - MIB <= process_bytes() <= target
         on_disk = store.tiers["disk"]
         store.evict()  # the look comes before the memory is measured anew
-        assert store.settle(10)
+        assert store.settle(scaled(10))
         assert store.tiers["disk"] == on_disk
     finally:
         store.close()
@@ -571,7 +572,7 @@ def test_a_process_that_is_large_for_other_reasons_ends_the_request(idle_store: 
     store = idle_store
     store.above_target = lambda: 100 * MIB
     store.evict()
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert (store.idle_bytes, store.tiers["host"]) == (0, 0)
 
 
@@ -587,7 +588,7 @@ def test_what_goes_to_disk_under_pressure_leaves_no_buffers_behind(idle_store: G
     assert resident_bytes() - before > 15 * MIB
     while store.tiers["host"]:
         store.evict()
-        assert store.settle(10)
+        assert store.settle(scaled(10))
     assert (store.idle_bytes, store.disk._slabs.held_bytes) == (0, 0)
     assert resident_bytes() - before < 10 * MIB
     assert [int(store[i][-1]) for i in range(5)] == list(range(5))
@@ -601,10 +602,10 @@ def test_a_kernel_that_is_short_of_memory_gets_idle_memory_and_no_data_moves(idl
         return short.is_set()
 
     idle_store.host_is_short = is_short
-    assert idle_store.settle(10)
+    assert idle_store.settle(scaled(10))
     for _ in range(2):  # at once, and again by itself
-        assert looked.acquire(timeout=60)
+        assert looked.acquire(timeout=scaled(60))
     assert idle_store.idle_bytes == 20 * MIB
     short.set()
-    assert idle_store.settle(10)
+    assert idle_store.settle(scaled(10))
     assert (idle_store.idle_bytes, idle_store.tiers["disk"]) == (0, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from spill_stores import KIB
-from waiting import aside, until
+from waiting import aside, scaled, until
 
 from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -29,7 +29,7 @@ class HeldGpu(SimGpu):
     def pack(self, arrays: Any, *more: Any) -> Any:
         if threading.current_thread().name == "held":
             self.under_way.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(scaled(30))
         return super().pack(arrays, *more)
 
 
@@ -59,18 +59,18 @@ def test_an_allocation_that_gets_room_by_a_delete_leaves_no_copy_behind(store: G
     def task() -> None:
         gpu.empty(40 * KIB, "u1")  # two values must go; this thread copies them
         allocated.set()
-        assert ends.wait(60)  # it does nothing else for the store
+        assert ends.wait(scaled(60))  # it does nothing else for the store
 
     held(task)
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     del store[2], store[3]  # enough
     gpu.go_on.set()
     try:
-        assert allocated.wait(20)
-        assert store.settle(20)
+        assert allocated.wait(scaled(20))
+        assert store.settle(scaled(20))
         for i in range(5, 9):
             store[i] = gpu.asarray(np.full(20 * KIB, i, "u1"))
-        assert aside(lambda: [int(store[i].get()[0]) for i in store]).result(20) == [0, 1, 4, 5, 6, 7, 8]
+        assert aside(lambda: [int(store[i].get()[0]) for i in store]).result(scaled(20)) == [0, 1, 4, 5, 6, 7, 8]
     finally:
         ends.set()
 
@@ -108,17 +108,17 @@ def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(
         with pytest.raises(KeyboardInterrupt):
             gpu.empty(60 * KIB, "u1")
         interrupted.set()
-        assert ends.wait(60)
+        assert ends.wait(scaled(60))
 
     held(task)
     try:
-        assert interrupted.wait(20)
+        assert interrupted.wait(scaled(20))
         until(lambda: not store._executor.under_way, "no copy is left", limit_s=20)
         assert not store._executor.state.allocations.waiting
         del store[0]
         store[5] = gpu.asarray(np.full(20 * KIB, 5, "u1"))
-        assert store.settle(20)
-        assert aside(lambda: [int(store[i].get()[0]) for i in store]).result(20) == [1, 2, 3, 4, 5]
+        assert store.settle(scaled(20))
+        assert aside(lambda: [int(store[i].get()[0]) for i in store]).result(scaled(20)) == [1, 2, 3, 4, 5]
     finally:
         ends.set()
 

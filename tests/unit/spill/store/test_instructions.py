@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from filling import fill
 from spill_stores import KIB
-from waiting import aside, until
+from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -58,8 +58,8 @@ def gpu() -> FaultyGpu:
 
 def assert_moves(store: GpuSpillBuffer, keys: range = range(40)) -> None:
     until(lambda: store.tiers["device"] <= LIMIT, "what is above the limit goes down", limit_s=20)
-    assert store.settle(20)
-    assert aside(lambda: [int(store[i].get()[0]) for i in keys]).result(20) == list(keys)
+    assert store.settle(scaled(20))
+    assert aside(lambda: [int(store[i].get()[0]) for i in keys]).result(scaled(20)) == list(keys)
 
 
 def test_a_copy_down_that_fails_with_an_error_without_text_fails(
@@ -93,7 +93,7 @@ def test_a_copy_up_that_fails_with_an_error_without_text_fails(
         __str__ = Wordless.__str__
 
     fill(store, gpu)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
 
     def read(*_: Any) -> Any:
@@ -103,7 +103,7 @@ def test_a_copy_up_that_fails_with_an_error_without_text_fails(
         patch.setattr(Disk, "read", read)
         error = aside(lambda: store[key]).exception(20)
     assert str(error) == f"the value of {key!r} cannot be read back from disk: Unreadable"
-    assert store.settle(20)
+    assert store.settle(scaled(20))
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
         raise KeyError("disk_to_device")
 
     fill(store, gpu)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
     with monkeypatch.context() as patch:
         patch.setattr(Executor if function == "_count" else Buffer, function, broken)
@@ -155,14 +155,14 @@ def test_a_reader_that_is_interrupted_in_a_copy_keeps_nobody_waiting(
     store = stored(1024 * KIB, None, jit_unspill=False)
     store["a"] = [gpu.asarray(np.full(8 * KIB, i, "u1")) for i in range(4)]
     store._executor.tell(store._executor.state.limit, 2, 1)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert store.tiers["device"] == 0
     gpu.up = KeyboardInterrupt()
     assert isinstance(aside(lambda: store["a"]).exception(20), KeyboardInterrupt)
     gpu.up = None
     assert store._executor.under_way == 0
-    assert aside(lambda: [int(x.get()[0]) for x in store["a"]]).result(20) == [0, 1, 2, 3]
-    assert store.settle(20)
+    assert aside(lambda: [int(x.get()[0]) for x in store["a"]]).result(scaled(20)) == [0, 1, 2, 3]
+    assert store.settle(scaled(20))
 
 
 def test_an_interrupt_between_two_instructions_loses_none(
@@ -194,7 +194,7 @@ def test_the_spill_thread_does_not_wait_for_room_that_it_may_not_make(
     store = stored(150 * KIB, 300 * KIB, target=1.0)
     for i in range(8):
         store[i] = gpu.asarray(np.full(30 * KIB, i, "u1"))
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     low = [key for key in store if store._entries[key].units[0].tier == 1]
     for key in [key for key in store if key not in low][:3]:
         del store[key]

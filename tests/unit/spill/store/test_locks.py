@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lock_guard import guarded_lock
 from spill_stores import KIB, SlowGpu
-from waiting import aside
+from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimGpu
@@ -32,11 +32,11 @@ def test_a_proxy_whose_object_moves_can_be_stored_in_another_value(stores: Any) 
     assert is_proxy(p)
     gpu.waits = True
     store["c"] = [gpu.asarray(np.full(60 * KIB, 2, "u1"))]
-    assert gpu.under_way.wait(20)
-    aside(lambda: store.__setitem__("b", asproxy([p]))).result(20)
+    assert gpu.under_way.wait(scaled(20))
+    aside(lambda: store.__setitem__("b", asproxy([p]))).result(scaled(20))
     gpu.waits = False
     gpu.go_on.set()
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert [int(store[key][0].get()[0]) for key in "abc"] == [1, 1, 2]
 
 
@@ -57,7 +57,7 @@ def test_proxies_of_one_store_in_another_while_an_allocation_asks_both(stores: A
             gpu.empty(180 * KIB, "u1")
 
     for done in (aside(take_over), aside(allocate)):
-        done.result(60)
+        done.result(scaled(60))
     for turn in range(5):
         for i in range(6):
             assert [int(x.get()[0]) for x in theirs[turn, i]] == [i, i]
@@ -69,7 +69,7 @@ def test_what_reads_from_the_store_while_it_is_pickled(tmp_path: Path) -> None:
     try:
         store["far"] = np.full(50 * KIB, 7, "u1")
         store["other"] = np.full(50 * KIB, 8, "u1")
-        assert store.settle(20)
+        assert store.settle(scaled(20))
         assert store.tiers["disk"] > 0
         read: list[int] = []
 
@@ -82,7 +82,7 @@ def test_what_reads_from_the_store_while_it_is_pickled(tmp_path: Path) -> None:
                 return int, ("3",)
 
         store["asks"] = Asks()
-        assert store.settle(20)
+        assert store.settle(scaled(20))
         assert read == [7, 8]
         assert store["asks"] == 3
     finally:
@@ -118,7 +118,7 @@ def in_the_middle(store: GpuSpillBuffer, call: Callable[[], object]) -> object:
         with store._executor.lock:
             gc.collect()
 
-    aside(collect).result(20)
+    aside(collect).result(scaled(20))
     assert found
     return found[0]
 
@@ -142,14 +142,14 @@ def test_a_del_that_asks_the_store_under_its_lock_gets_an_error(
     store["low"] = [gpu.asarray(np.full(40 * KIB, 1, "u1"))]
     proxies = list(store["low"])
     store["high"] = [gpu.asarray(np.full(40 * KIB, 2, "u1"))]
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     error = in_the_middle(store, lambda: ask(store, proxies[0]))
     assert isinstance(error, SpillError) and "this very thread" in str(error)
     assert proxies[0].get()[0] == 1  # as before
     assert set(store) == {"low", "high"}
     proxies.clear()
     store.clear()
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert store.tiers == {"device": 0, "host": 0, "disk": 0}
     assert gpu.used_bytes == 0
 
@@ -179,7 +179,7 @@ def test_what_a_generator_uses_is_given_back_later(stores: Any, gpu: SimGpu) -> 
         with store._executor.lock:
             gc.collect()
 
-    aside(use).result(20)
+    aside(use).result(scaled(20))
     (unit,) = store._entries["key"].units
     store["other"] = 1
     assert unit.pins == 0
@@ -192,7 +192,7 @@ def test_nor_is_a_value_lost_that_a_del_reads_under_a_lock_of_the_disk(
     store = stored(0, 64 * KIB, target=1.0)
     for i in range(10):
         store[i] = np.full(60 * KIB, i, "u1")
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     found: list[object] = []
 
     class Circle:
@@ -210,6 +210,6 @@ def test_nor_is_a_value_lost_that_a_del_reads_under_a_lock_of_the_disk(
         with lock(store):
             gc.collect()
 
-    aside(collect).result(20)
+    aside(collect).result(scaled(20))
     assert isinstance(found[0], SpillError | np.ndarray)
     assert store[0][0] == 0

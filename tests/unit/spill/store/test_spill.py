@@ -20,6 +20,7 @@ from dask.sizeof import sizeof
 from hypothesis import given
 from hypothesis import strategies as st
 from spill_stores import KIB
+from waiting import scaled
 
 from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.sim import SimArray, SimGpu
@@ -38,7 +39,7 @@ class Pair:
 def filled(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40, size: int = 8 * KIB) -> None:
     for i in range(count):
         store[i] = gpu.asarray(np.full(size, i % 200, "u1"))
-    assert store.settle(10)
+    assert store.settle(scaled(10))
 
 
 def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:
@@ -62,7 +63,7 @@ def test_asking_and_deleting_move_nothing(store: GpuSpillBuffer, gpu: SimGpu) ->
     assert sorted(store) == sorted(store.keys()) == list(range(40))
     for i in range(40):
         del store[i]
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert copies == (gpu.h2d_copies, gpu.d2h_copies, {k: c.number for k, c in store.counters.items()})
     assert store.tiers == {"device": 0, "host": 0, "disk": 0}
     assert gpu.used_bytes == 0
@@ -130,7 +131,7 @@ def test_an_allocation_that_fails_makes_room(tmp_path: Path) -> None:
 
 def test_an_object_bigger_than_the_limit_is_usable(store: GpuSpillBuffer, gpu: SimGpu) -> None:
     store["big"] = gpu.asarray(np.arange(100_000, dtype="u2"))
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store.tiers["device"] == 0
     np.testing.assert_array_equal(store["big"].get(), np.arange(100_000, dtype="u2"))
 
@@ -211,7 +212,7 @@ def test_a_value_that_cannot_be_pickled_stays_in_memory(
     for i in range(3):
         store["kept", i] = kept[i]
     store["host"] = np.ones(100_000, "u1")
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert all(store["kept", i] is kept[i] for i in range(3))
     assert store["host"].sum() == 100_000
     assert store.immovable == (3, sum(map(sizeof, kept)))
@@ -243,7 +244,7 @@ store.close()
 def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path) -> None:
     """A real limit of the kernel: files of 20 kB can be written, those of 30 kB fail."""
     argv = [sys.executable, "-c", FULL, str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     assert "stay in the host tier, since they cannot be moved down" in done.stderr
 
@@ -281,7 +282,7 @@ def test_threads_get_right_values(store: GpuSpillBuffer, gpu: SimGpu) -> None:
     for t in threads:
         t.join()
     assert wrong == []
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert all(store[k].get()[0] == k[2] for k in store if isinstance(k, tuple))
 
 

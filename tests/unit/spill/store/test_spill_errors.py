@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from spill_stores import KIB
-from waiting import aside, until
+from waiting import aside, scaled, until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimGpu
@@ -41,7 +41,7 @@ class CannotComeBack:
 def test_a_lost_value_keeps_nothing_of_its_readers(stored: Callable[..., GpuSpillBuffer], gpu: SimGpu) -> None:
     store = stored(0, 40 * KIB, target=1.0)
     store["lost"] = CannotComeBack()
-    assert store.settle(20)
+    assert store.settle(scaled(20))
 
     def task() -> Any:
         workspace = gpu.empty(100 * KIB, "u1")
@@ -80,7 +80,7 @@ class BrokenGpu(SimGpu):
 
     def unpack(self, *arguments: Any) -> Any:
         if self.error is not None:
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(scaled(20))
             raise self.error
         return super().unpack(*arguments)
 
@@ -94,7 +94,7 @@ def test_readers_of_one_value_get_an_error_each(
     gpu, store = BrokenGpu(1024 * KIB), stored(100 * KIB)
     for i in range(5):
         store[i] = gpu.asarray(np.zeros(40 * KIB, "u1"))
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     gpu.error, gpu.go_on = error, threading.Event()
     readers = [aside(lambda: store[0]) for _ in range(3)]
     (unit,) = store._entries[0].units

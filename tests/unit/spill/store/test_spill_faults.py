@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from filling import fill
 from spill_stores import KIB
-from waiting import aside, until
+from waiting import aside, scaled, until
 
 from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray, SimGpu
@@ -42,7 +42,7 @@ class FaultyGpu(SimGpu):
             raise RuntimeError("cudaErrorIllegalAddress")
         if self.waits:
             self.under_way.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(scaled(20))
         return super().pack(arrays, *more)
 
     def unpack(self, root: Any, views: Any) -> Any:
@@ -63,7 +63,7 @@ def test_a_copy_to_the_host_that_fails_loses_nothing(
 ) -> None:
     gpu.broken = True
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store.tiers["device"] == 40 * 8 * KIB
     assert [store[i].get()[0] for i in range(40)] == list(range(40))
     assert caplog.text.count("cudaErrorIllegalAddress") == 1
@@ -76,7 +76,7 @@ def test_a_copy_to_the_host_that_fails_loses_nothing(
 
 def test_a_copy_to_the_device_that_fails_can_be_tried_again(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     gpu.broken = True
     with pytest.raises(OutOfMemoryError):
         store[0]
@@ -86,7 +86,7 @@ def test_a_copy_to_the_device_that_fails_can_be_tried_again(store: GpuSpillBuffe
 
 def test_a_read_that_fails_keeps_nothing_of_its_caller(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
 
     class Mine:
         """What the caller has."""
@@ -143,11 +143,11 @@ def test_an_allocation_waits_for_what_another_thread_moves(store: GpuSpillBuffer
     """RMM does not ask again after a no."""
     gpu.waits = True
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     answer = aside(lambda: allocation_failure.evict(0, 8 * KIB))
     until(lambda: store._executor.state.allocations.waiting, "the allocation waits", answer)
     gpu.go_on.set()
-    assert answer.result(20)
+    assert answer.result(scaled(20))
     assert not allocation_failure.evict(0, 8 * KIB)
     assert gpu.used_bytes == 0
 
@@ -160,15 +160,15 @@ def test_what_user_code_writes_to_while_it_moves_is_not_lost(store: GpuSpillBuff
     def copy_and_wait(*arguments: Any) -> Any:
         copied = pack(*arguments)
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(scaled(20))
         return copied
 
     gpu.pack = copy_and_wait  # type: ignore[method-assign]
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert begun.wait(20)
+    assert begun.wait(scaled(20))
     store["a"][...] = 7
     go_on.set()
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert store.tiers["device"] == 0
     assert set(store["a"].get()) == {7}
 
@@ -204,12 +204,12 @@ def test_room_is_made_until_it_is_enough(tmp_path: Path) -> None:
 def test_set_and_delete_while_a_value_moves(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     gpu.waits = True
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     store["a"] = new = gpu.asarray(np.full(8 * KIB, 2, "u1"))
     assert store["a"] is new
     gpu.waits = False
     gpu.go_on.set()
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store["a"].get()[0] == 2
     assert sum(store.tiers.values()) < 10 * KIB
     del store["a"], new
@@ -219,24 +219,24 @@ def test_set_and_delete_while_a_value_moves(store: GpuSpillBuffer, gpu: FaultyGp
 def test_a_value_deleted_while_it_moves_is_gone(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     gpu.waits = True
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     del store["a"]
     assert "a" not in store
     gpu.go_on.set()
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert gpu.used_bytes == sum(store.tiers.values()) == 0
 
 
 def test_a_value_read_while_it_moves_is_right(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     gpu.waits = True
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.append(store["a"].get()))
     reader.start()
     gpu.waits = False
     gpu.go_on.set()
-    reader.join(20)
+    reader.join(scaled(20))
     assert got[0].sum() == 80 * KIB
 
 
@@ -244,13 +244,13 @@ def test_two_names_of_which_one_is_set_while_the_other_moves(store: GpuSpillBuff
     gpu.waits = True
     x = gpu.asarray(np.arange(40 * KIB, dtype="u2"))
     store["a"] = x
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     store["b"] = x
     store["c"] = [x[5:]]
     gpu.waits = False
     gpu.go_on.set()
     del x
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     for value in (store["a"], store["b"]):
         np.testing.assert_array_equal(value.get(), np.arange(40 * KIB, dtype="u2"))
     assert store["c"][0].get()[0] == 5
@@ -259,7 +259,7 @@ def test_two_names_of_which_one_is_set_while_the_other_moves(store: GpuSpillBuff
 def test_a_handle_outlives_its_key(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     """A key is released while a peer is sent its value, and comes back under another name."""
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     with store.handing_out_handles():
         handle = store[0]
     assert isinstance(handle, Handle)
@@ -269,17 +269,17 @@ def test_a_handle_outlives_its_key(store: GpuSpillBuffer, gpu: FaultyGpu) -> Non
     store["again"] = handle
     assert sum(store.tiers.values()) >= 8 * KIB
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store["again"].get().sum() == 0
     del handle
     store.clear()
-    assert store.settle(10)  # what was just going down
+    assert store.settle(scaled(10))  # what was just going down
     assert sum(store.tiers.values()) == 0
 
 
 def test_clear_reads_nothing(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     copies = gpu.h2d_copies
     store.clear()
     assert (len(store), gpu.h2d_copies, gpu.used_bytes) == (0, copies, 0)
@@ -300,7 +300,7 @@ def test_a_peer_gets_host_values_while_they_go_to_disk(tmp_path: Path) -> None:
 
 def test_what_a_peer_asks_for_and_cannot_be_read_is_a_fault(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     for path in store.disk.folder.iterdir():
         os.truncate(path, 10)
     faults: list[SpillError] = []
@@ -318,7 +318,7 @@ def test_stores_of_one_process_share_a_device(tmp_path: Path) -> None:
     for i in range(20):
         stores[i % 2][i] = gpu.asarray(np.full(8 * KIB, i, "u1"))
     for store in stores:
-        assert store.settle(10)
+        assert store.settle(scaled(10))
         assert store.tiers["device"] <= 40 * KIB
     big = gpu.empty(95 * KIB, "u1")
     stores[0].close()
@@ -344,7 +344,7 @@ class Stubborn:
 def test_what_cannot_be_unpickled_says_so(tmp_path: Path) -> None:
     store = GpuSpillBuffer(0, 1024, str(tmp_path))
     store["x"] = Stubborn()
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     with pytest.raises(SpillError, match="the value of 'x' cannot be read back from disk: it cannot be unpickled"):
         store["x"]
     assert "x" in store
@@ -378,7 +378,7 @@ def test_odd_containers(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     store["empties"] = [gpu.asarray(np.zeros(0)), np.zeros(0), np.zeros((0, 3)), np.zeros(30_000), x]
     del x
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store["awkward"].array.get()[2] == 2
     checked = store["checked"]
     assert type(checked) is Checked
@@ -399,7 +399,7 @@ def test_a_class_that_came_by_value(tmp_path: Path) -> None:
     store = GpuSpillBuffer(0, 1024, str(tmp_path))
     store["x"] = value
     del value
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert store.tiers["disk"] >= 80_000
     assert store["x"].data.sum() == 49_995_000
     assert type(store["x"]) is made
@@ -412,7 +412,7 @@ def test_many_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None:
     made: list[Disk] = []
 
     def work() -> None:
-        start.wait(20)
+        start.wait(scaled(20))
         made.extend(Disk(str(tmp_path)) for _ in range(10))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -464,23 +464,23 @@ print(store.tiers["disk"] > 0, store["x"].sum(), len(os.listdir(sys.argv[1])))
 
 def test_a_forked_child_removes_nothing_and_the_end_of_the_interpreter_all(tmp_path: Path) -> None:
     argv = [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
     assert (done.stdout, done.stderr) == ("True 4999950000 1\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_types_come_back_as_they_were(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert {type(v) for v in store.values()} == {SimArray}
 
 
 def test_files_that_nobody_needs_are_removed_soon(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert len(list(store.disk.folder.iterdir())) > 1
     store.clear()
-    assert store.settle(10)
+    assert store.settle(scaled(10))
     assert [p.name for p in store.disk.folder.iterdir()] == [".lock"]
 
 

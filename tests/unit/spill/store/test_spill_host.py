@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
@@ -39,7 +40,7 @@ def to_disk(store: GpuSpillBuffer) -> None:
     while store.tiers["host"]:
         before = store.tiers["host"]
         store.evict()
-        assert store.settle(10)
+        assert store.settle(scaled(10))
         if store.tiers["host"] == before:
             break
     assert store.tiers["disk"] > 0

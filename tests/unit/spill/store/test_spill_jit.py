@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spill_stores import KIB, argument
+from waiting import scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
@@ -179,7 +180,7 @@ def numbers() -> pd.DataFrame:
 def to_disk(store: GpuSpillBuffer) -> None:
     while store.tiers["host"] > KIB:  # what is left of the list
         store.evict()
-        assert store.settle(10)
+        assert store.settle(scaled(10))
 
 
 @pytest.mark.parametrize(
@@ -224,13 +225,13 @@ def test_a_frame_is_right_in_every_thread_while_it_comes_and_goes(frames: GpuSpi
         right = True
         for k in range(10):
             frames.evict()
-            frames.settle(10)
+            frames.settle(scaled(10))
             name = f"c{(i + k) % 10}"
             right &= proxy[name].equals(frame[name])
         return right
 
     with ThreadPoolExecutor(4) as pool:
-        assert [future.result(60) for future in [pool.submit(read, i) for i in range(4)]] == [True] * 4
+        assert [future.result(scaled(60)) for future in [pool.submit(read, i) for i in range(4)]] == [True] * 4
     assert frames.counters["disk_to_host"].number > 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from spill_stores import KIB
-from waiting import aside
+from waiting import aside, scaled
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -28,12 +28,12 @@ def read_in_the_middle(monkeypatch: pytest.MonkeyPatch, store: GpuSpillBuffer, k
 
     def slow(*args: Any) -> Any:
         inside.set()
-        assert go_on.wait(20)
+        assert go_on.wait(scaled(20))
         return plain(*args)
 
     monkeypatch.setattr(owner, name, slow)
     done = aside(lambda: store[key])
-    assert inside.wait(20)
+    assert inside.wait(scaled(20))
     yield done
     go_on.set()
 
@@ -54,7 +54,7 @@ def test_a_small_value(monkeypatch: pytest.MonkeyPatch, stored: Callable[..., Gp
             del store[key]
         else:
             store[key] = "another"
-    assert done.result(20) == "x" * 200 + str(key)
+    assert done.result(scaled(20)) == "x" * 200 + str(key)
 
 
 def test_a_small_array_on_the_device(
@@ -67,7 +67,7 @@ def test_a_small_array_on_the_device(
     key = lowest(store, range(10))
     with read_in_the_middle(monkeypatch, store, key, (SimGpu, "unpack")) as done:
         del store[key]
-    assert done.result(20).get().tolist() == [key] * 300
+    assert done.result(scaled(20)).get().tolist() == [key] * 300
 
 
 @pytest.mark.parametrize("nbytes", [500, 20 * KIB])
@@ -79,7 +79,7 @@ def test_a_list_that_comes_up_by_parts(
     store["other"] = [gpu.asarray(np.full(nbytes, 2, "u1"))]
     with read_in_the_middle(monkeypatch, store, "key", (Reader, "_part")) as done:
         del store["key"]
-    found = done.result(20)
+    found = done.result(scaled(20))
     assert [unproxy(x).get().tolist() for x in found] == [[i] * nbytes for i in range(2)]
     del found, done
     assert store.tiers["device"] == nbytes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from spill_stores import KIB, SlowGpu, argument
-from waiting import aside
+from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
@@ -231,7 +231,7 @@ def test_keys_go_and_come_while_their_bundle_is_copied(stored: Callable[..., Gpu
     gpu.waits = True
     for i in range(200):
         store[i] = array(gpu, i)
-    assert gpu.under_way.wait(20)
+    assert gpu.under_way.wait(scaled(20))
     for i in range(0, 200, 2):
         del store[i]
     for i in range(200, 260):
@@ -278,5 +278,5 @@ def test_a_bundle_that_cannot_be_read_back_is_an_error_for_its_keys(
     monkeypatch.setattr(Disk, "read", broken)
     for key in (0, 1):
         with pytest.raises(SpillError, match=f"the value of .*\\b{key}\\b.* cannot be read back"):
-            aside(lambda key=key: store[key]).result(20)
+            aside(lambda key=key: store[key]).result(scaled(20))
     assert len(left) == 1

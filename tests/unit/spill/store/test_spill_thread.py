@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from filling import fill
 from spill_stores import KIB
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -44,7 +44,7 @@ def gpu() -> FaultyGpu:
 
 def assert_moves(store: GpuSpillBuffer, gpu: SimGpu) -> None:
     fill(store, gpu)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert store.tiers["device"] <= LIMIT
     assert [store[i].get()[0] for i in range(40)] == list(range(40))
 
@@ -86,12 +86,12 @@ def test_what_ends_threads_does_not_end_the_mover(
 
 def test_a_prefetch_that_fails_in_the_devices_library_stops_no_move(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     for i in range(39, 31, -1):
         del store[i]
     gpu.broken = True
     store.expect("task", [0], (0,), running=False)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert store.counters["host_to_device"].number + store.counters["disk_to_host"].number <= 1
     gpu.broken = False
     assert_moves(store, gpu)
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_removed_stops_no_move(
     store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(store, gpu)
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     unlink = Path.unlink
 
     def stale(path: Path, *args: Any, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ def test_nobody_is_woken_after_the_end(stored: Callable[..., GpuSpillBuffer]) ->
     store = stored(0, 100 * KIB, target=1.0)
     for i in range(20):
         store[i] = np.full(20_000, i, "u1")
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     store.close()
     left = store._executor.inbox.qsize()
     for _ in range(10):

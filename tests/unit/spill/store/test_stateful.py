@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
+from waiting import scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray, SimGpu
@@ -165,7 +166,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule(store=STORES)
     def settle(self, store: int) -> None:
-        assert self.stores[store].settle(10)
+        assert self.stores[store].settle(scaled(10))
 
     @rule(store=STORES)
     def evict(self, store: int) -> None:
@@ -217,7 +218,7 @@ class Stores(RuleBasedStateMachine):
             for store, model in zip(self.stores, self.models, strict=True):
                 for key, expected in model.items():
                     assert plain(store[key]) == expected
-                assert store.settle(10)
+                assert store.settle(scaled(10))
         finally:
             folders = [store.disk.folder for store in self.stores]
             for store in self.stores:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from spill_invariants import broken
 from spill_stores import KIB
-from waiting import aside
+from waiting import aside, scaled
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -63,7 +63,7 @@ class Threads:
                 acted.set_exception(e)
                 raise
             acted.set_result(None)
-            assert self.ends.wait(120)
+            assert self.ends.wait(scaled(120))
 
         return acted, aside(run)
 
@@ -129,21 +129,21 @@ def test_no_thread_keeps_another_waiting(
             time.sleep(EPISODE_S)
         threads.stops.set()
         for acted, _ in started:
-            acted.result(30)
-        assert store.settle(20)
+            acted.result(scaled(30))
+        assert store.settle(scaled(20))
         executor = store._executor
         with executor.lock:
             units = {unit for entry in executor.state.keys for unit in executor.state.keys[entry]}
             assert list(broken(executor.state, units, [], [])) == []
             assert executor.under_way == 0
         for key in list(store):
-            aside(lambda key=key: threads.check(key, store[key])).result(30)
+            aside(lambda key=key: threads.check(key, store[key])).result(scaled(30))
     finally:
         threads.stops.set()
         threads.ends.set()
     for _, ended in started:
-        ended.result(30)
+        ended.result(scaled(30))
     store.clear()
     gc.collect()
-    assert store.settle(20)
+    assert store.settle(scaled(20))
     assert sum(store.tiers.values()) == gpu.used_bytes == 0
