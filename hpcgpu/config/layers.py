@@ -6,6 +6,7 @@ its section for dask-jobqueue where a job is submitted, the site file, the defau
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field
 from types import MappingProxyType
@@ -59,6 +60,8 @@ def read_settings(
         _from_dask(_section(dask_config), dask_places),
     ]
     found = _by_nodes({name: given for layer in reversed(layers) for name, given in layer.items()}, site)
+    if "gpus" not in layers[0]:
+        found = _fewer_simulated(found)
     if jobqueue is not None:
         found = _from_jobqueue(*jobqueue, found, site) | found
     found = _without_mpi(_over_site(found, site, environ, asks=asks) if site else found)
@@ -77,6 +80,14 @@ def _by_nodes(found: dict[str, tuple[Any, str]], site: Site | None) -> dict[str,
     from hpcgpu.config.sites.follow import nodes_for
 
     return nodes_for(found, site)
+
+
+def _fewer_simulated(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """Return the values with the simulated GPUs that a script takes of the machine that HPCGPU_GPUS simulates."""
+    (gpus, where), (count, _) = found.get("gpus", ("", "")), found.get("gpus_per_node", (None, ""))
+    if not count or not gpus.startswith("sim") or count >= parse_simulated(gpus).per_node:
+        return found
+    return found | {"gpus": (re.sub(r"\d+", str(count), gpus, count=1), f"{where} and gpus_per_node")}
 
 
 def _without_mpi(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:

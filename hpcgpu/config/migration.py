@@ -114,6 +114,7 @@ DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
 DASK_WORKER: Mapping[str, Hint] = MappingProxyType(
     {
         "nanny": Hint(WATCHED),
+        "multiprocessing_method": Hint("workers are forked by one process that has imported Dask; leave it out"),
         "worker_port": Hint(PORTS),
         "nanny_port": Hint(PORTS),
         "listen_address": Hint(ADDRESS),

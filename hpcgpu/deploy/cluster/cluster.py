@@ -178,9 +178,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return self.parts.state.named(self.observed, self.parts.run.requested_workers)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if words := _INSTEAD.get(name):
-            raise AttributeError(f"a {type(self).__name__} has no {name!r}: {words}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        words = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{words}")
 
     def __repr__(self) -> str:
         if state := self.parts.state.text:

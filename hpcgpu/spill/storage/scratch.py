@@ -81,7 +81,7 @@ class Scratch:
 
 def home_of(parent: str | None) -> Path:
     """Return the folder that ``local_directory`` means on this node."""
-    return Path(expanded(parent) if parent else tempfile.gettempdir())
+    return Path(expanded(parent) if parent else tempfile.gettempdir()).absolute()  # a task may change its folder
 
 
 def said(parent: str | None) -> str:

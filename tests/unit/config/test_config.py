@@ -478,3 +478,10 @@ def test_a_security_object_says_what_to_write() -> None:
 def test_a_number_of_gpus_of_unknown_nodes_says_what_to_add(given: object, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"GPUs.*: give {instead}.*'sim:4'.*set by keyword gpus"):
         read_settings({"gpus": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"), [({"gpus_per_node": 2}, "sim:2x1GiB"), ({}, "sim:4x1GiB"), ({"gpus": "sim:3"}, "sim:3")]
+)
+def test_script_takes_gpus_of_the_simulated_machine(given: dict[str, object], gpus: str) -> None:
+    assert read_settings(given, environ={"HPCGPU_GPUS": "sim:4x1GiB"}).gpus == gpus

@@ -8,7 +8,7 @@ from pathlib import Path
 from paths import PACKAGE, TESTS
 
 FILES = sorted(path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))
-KINDS = {"unit", "process", "lab", "pbs", "gpu", "ucx"}
+KINDS = {"unit", "process", "lab", "pbs", "gpu", "ucx", "cupy"}
 ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} | {"support"}
 
 

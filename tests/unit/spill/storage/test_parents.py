@@ -12,7 +12,7 @@ from shared_host import NEIGHBOUR, by_root
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill.storage import parents
-from hpcgpu.spill.storage.scratch import Scratch, trust_note
+from hpcgpu.spill.storage.scratch import Scratch, home_of, trust_note
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
 
@@ -144,3 +144,11 @@ def test_folders_that_are_made_are_closed(tmp_path: Path) -> None:
         os.umask(before)
     assert [oct(p.stat().st_mode & 0o777) for p in (tmp_path / "a", tmp_path / "a" / "b", made.path)] == ["0o700"] * 3
     made.remove()
+
+
+def test_home_of_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may change the folder of its worker: files that were written before are still found."""
+    monkeypatch.chdir(tmp_path)
+    home = home_of("scratch")
+    monkeypatch.chdir("/")
+    assert home == tmp_path / "scratch"
