@@ -64,7 +64,7 @@ def test_interrupted_script_ends_its_local_cluster(tmp_path: Path) -> None:
     done = run(ENDED, tmp_path)
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr
-    pid = int(done.stdout.split()[1])
+    pid = int(done.stdout)
     until(lambda: not Path(f"/proc/{pid}").exists(), "the ranks end with the script")
 
 

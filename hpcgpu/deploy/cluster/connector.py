@@ -174,7 +174,7 @@ class Connector:
         return None
 
     def _show(self, job: JobFacts) -> None:
-        self._progress.show(f"job {job.id}: {describe(job, today()).text}")
+        self._progress.show(f"{'' if job.id.startswith('pid ') else 'job '}{job.id}: {describe(job, today()).text}")
 
     async def _find_address(self, facts: SchedulerFile) -> str:
         """Return an address of the scheduler that answers: its own, or that of a tunnel through the batch system."""

@@ -60,7 +60,7 @@ class LocalJob:
         status = JobStatus(JobState.RUNNING, "running")
         if self._process and self._process.returncode is not None:
             status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
-        return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, is_head=True)
+        return JobFacts(id=f"pid {self.id}", submitted_s=0.0, expected=0, status=status, is_head=True)
 
     async def submit(self) -> None:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
@@ -71,7 +71,7 @@ class LocalJob:
                 f"the ranks could not be started ({e}): python and launcher say what starts them, log_directory where "
                 "their log lies"
             ) from e
-        self.id = f"pid {self._process.pid}"  # there is no batch system to number it
+        self.id = str(self._process.pid)
 
     async def _start(self) -> asyncio.subprocess.Process:
         environ, parent = self._env(), os.getpid()
@@ -101,7 +101,7 @@ class LocalJob:
         """Return the facts about the ranks; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
             said = await asyncio.to_thread(tail, self._log, kept=self._keeps)
-            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster. {said}")
+            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{said}")
         return self.facts
 
     async def news(self) -> JobFacts:

@@ -214,7 +214,7 @@ def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pyte
     with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
         said = [line.removeprefix("hpcgpu: ") for line in capfd.readouterr().err.splitlines()]
     # a slow start says that it is waited for, too
-    lowered, room = [line for line in said if not re.match("dashboard:|READY|job ", line)]
+    lowered, room = [line for line in said if not re.match("dashboard:|READY|pid ", line)]
     assert "device_memory_limit=1000000000 (set by keyword device_memory_limit of LocalGPUCl" in lowered
     assert "is lowered to 16.0 MiB" in lowered
     assert " free, and 2.0 PiB may be spilled there" in room
@@ -251,7 +251,7 @@ def test_ranks_that_fail_raise_with_the_log(own_home: Path, limit: str, words: s
         ({"device_memory_limit": -1}, "fraction"),
         ({"device_memory_limit": "5 Gigs"}, "5GB"),
         ({"nodes": 0}, "whole number from 1"),
-        ({"gpus": "sim:2", "n_workers": 3}, "leave gpus_per_node out"),
+        ({"gpus": "sim:2", "n_workers": 3}, "leave n_workers out"),
         ({"gpus": "sim:2", "nodes": 3}, r"nodes=3 \(set by keyword nodes of LocalGPUCluster\): .* one machine"),
         ({"gpus": "sim:2", "shape": "elastic"}, "shape='elastic' .* one machine"),
         ({"gpus": "sim:2", "memory": "8GiB"}, "memory=8589934592 .* one machine"),
