@@ -83,6 +83,7 @@ DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
         "enable_rdmacm": Hint(UCX),
         "log_spilling": Hint("what is spilled is in the workers' metrics; leave it out", (False, True)),
         "worker_class": Hint(WATCHED),
+        "multiprocessing_method": Hint("workers are forked by one process that has imported Dask; leave it out"),
         "pre_import": Hint(PRELOAD),
         "start": Hint("the cluster starts when it is made"),
         "host": Hint(ADDRESS, LOOPBACK),
@@ -114,7 +115,6 @@ DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
 DASK_WORKER: Mapping[str, Hint] = MappingProxyType(
     {
         "nanny": Hint(WATCHED),
-        "multiprocessing_method": Hint("workers are forked by one process that has imported Dask; leave it out"),
         "worker_port": Hint(PORTS),
         "nanny_port": Hint(PORTS),
         "listen_address": Hint(ADDRESS),
