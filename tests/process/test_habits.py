@@ -115,7 +115,7 @@ def test_local_cluster_answers_habits() -> None:
         said = fails(cluster.wait_for_workers, 3)
         assert "wait_for_workers(3): this cluster has 2 workers, and never more" in said
         cluster.wait_for_workers(2)
-        assert "Client(cluster) connects" in repr(cluster)
+        assert "connect by Client(cluster)" in repr(cluster)
         assert "OS threads" in str(cluster.bindings())
         for name, words in (("workers", "scheduler_info"), ("scheduler", "scheduler_address")):
             with pytest.raises(AttributeError, match=words):

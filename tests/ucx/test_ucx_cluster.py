@@ -69,7 +69,7 @@ def test_spilled_values_go_to_a_peer(client: Client) -> None:
         return sim.asarray(np.full(8 * MIB, i, dtype="u1"))
 
     def tiers(dask_worker: Worker) -> dict[str, int]:
-        assert dask_worker.data.settle(scaled(60))
+        assert dask_worker.data.settle(60)
         return dict(dask_worker.data.tiers)
 
     first, second = two(client)

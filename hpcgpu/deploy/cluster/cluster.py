@@ -40,10 +40,10 @@ Kind = TypeVar("Kind", bound="GPUCluster")
 
 # Attributes of distributed's LocalCluster that people look for.
 _INSTEAD = {
-    "workers": "cluster.scheduler_info['workers'] has the facts of each, cluster.bindings() where they are",
-    "scheduler": "it runs in another process; cluster.scheduler_address, cluster.scheduler_info",
-    "worker_spec": "cluster.explain() has the plan",
-    "nannies": "cluster.scheduler_info['workers'] has the address of each nanny",
+    "workers": ": cluster.scheduler_info['workers'] has the facts of each, cluster.bindings() where they are",
+    "scheduler": ": it runs in another process; cluster.scheduler_address, cluster.scheduler_info",
+    "worker_spec": ": cluster.explain() has the plan",
+    "nannies": ": cluster.scheduler_info['workers'] has the address of each nanny",
 }
 
 
@@ -178,15 +178,15 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return self.parts.state.named(self.observed, self.parts.run.requested_workers)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        words = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{words}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_INSTEAD.get(name, '')}")
 
     def __repr__(self) -> str:
         if state := self.parts.state.text:
             return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
         names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
         gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
-        return f"{str(super().__repr__()).removesuffix(')')}, gpus={gpus}): Client(cluster) connects"
+        text = str(super().__repr__()).replace(", workers=", ", connect by Client(cluster), workers=", 1)
+        return f"{text.removesuffix(')')}, gpus={gpus})"
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "status", None) == Status.created:
@@ -250,7 +250,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
         """
         self.parts.state.must_run()
-        if not self.parts.run.scales and n_workers > self.wanted_workers:
+        if not self.waits_in_queue and n_workers > self.wanted_workers:
             raise ConfigError(
                 f"wait_for_workers({n_workers}): this cluster has {self.wanted_workers} workers, and never more; the "
                 "number is decided when it is made"

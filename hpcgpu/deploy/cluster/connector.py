@@ -14,6 +14,7 @@ from distributed.security import Security
 
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.jobs.job import Head, Job
+from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.jobs.rows import today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.connect_first import connect_first
@@ -174,7 +175,9 @@ class Connector:
         return None
 
     def _show(self, job: JobFacts) -> None:
-        self._progress.show(f"{'' if job.id.startswith('pid ') else 'job '}{job.id}: {describe(job, today()).text}")
+        self._progress.show(
+            f"{'pid' if isinstance(self._job, LocalJob) else 'job'} {job.id}: {describe(job, today()).text}"
+        )
 
     async def _find_address(self, facts: SchedulerFile) -> str:
         """Return an address of the scheduler that answers: its own, or that of a tunnel through the batch system."""

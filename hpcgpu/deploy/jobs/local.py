@@ -60,7 +60,7 @@ class LocalJob:
         status = JobStatus(JobState.RUNNING, "running")
         if self._process and self._process.returncode is not None:
             status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
-        return JobFacts(id=f"pid {self.id}", submitted_s=0.0, expected=0, status=status, is_head=True)
+        return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, is_head=True)
 
     async def submit(self) -> None:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""

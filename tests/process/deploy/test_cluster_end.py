@@ -156,7 +156,7 @@ def test_a_local_cluster_tells_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     with LocalGPUCluster(gpus="sim:1") as cluster:
         assert len(cluster.plan) == 1
         assert cluster.plan == cluster.requested == cluster.observed
-        waiting = aside(lambda: cluster.wait_for_workers(5))
+        waiting = aside(lambda: cluster.sync(cluster._wait_for_workers, 5))  # the public one refuses it
         os.kill(scheduler_of(cluster), signal.SIGKILL)
         with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
             waiting.result(scaled(60))

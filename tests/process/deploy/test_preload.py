@@ -104,7 +104,7 @@ def look(*values: Any) -> list[tuple[str, int]]:
 
 
 def settled(dask_worker: Worker) -> bool:
-    return bool(dask_worker.data.settle(scaled(30)))
+    return bool(dask_worker.data.settle(30))
 
 
 def on_loop() -> set[str]:

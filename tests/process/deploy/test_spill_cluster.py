@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, Worker, wait
-from waiting import scaled, until
+from waiting import until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
@@ -32,7 +32,7 @@ def tiers(client: Client) -> dict[str, int]:
     """Bytes in the tiers of the one worker, when it has come to rest."""
 
     def settled(dask_worker: Worker) -> dict[str, int]:
-        if not dask_worker.data.settle(scaled(60)):
+        if not dask_worker.data.settle(60):
             raise TimeoutError("the store did not come to rest")
         return dict(dask_worker.data.tiers)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import ranks
 from distributed import Client
-from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, sim
 
@@ -30,7 +29,7 @@ def test_a_cluster_is_asked_while_it_runs_and_after_its_end() -> None:
     with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
         held = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(16))
         client.gather(client.map(lambda x: int(x[0]), held))
-        assert all(client.run(lambda dask_worker: dask_worker.data.settle(scaled(60))).values())
+        assert all(client.run(lambda dask_worker: dask_worker.data.settle(60)).values())
         first = cluster.summary().usage  # the workers' figures of now, though their heartbeats are half a second apart
         assert (first.gpus, first.workers, first.restarts) == (2, 2, 0)
         assert first.moved_bytes["device_to_host"] >= 16 * MIB
