@@ -53,7 +53,7 @@ def lacks(case: str, module: str, unit: str = "") -> bool:
 
 
 @contextlib.contextmanager
-def store(device_limit: float | str, memory_limit: int | None = None, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+def store(device_limit: float | str, memory_limit: int | None = None, **options: Any) -> Iterator[Any]:
     """Give a store of its own."""
     from hpcgpu.spill import GpuSpillBuffer
 
@@ -65,7 +65,7 @@ def store(device_limit: float | str, memory_limit: int | None = None, **options:
             made.close()
 
 
-def spill_all(spilling: Any) -> None:  # noqa: ANN401 - a store
+def spill_all(spilling: Any) -> None:  # a store
     """Let an allocation that nobody can have move all down, without waiting for room."""
     from hpcgpu.spill.devices.cuda import CudaDevice
 
@@ -75,7 +75,7 @@ def spill_all(spilling: Any) -> None:  # noqa: ANN401 - a store
     spilling.settle(20)
 
 
-def filled(nbytes: int, value: int) -> Any:  # noqa: ANN401 - CuPy's
+def filled(nbytes: int, value: int) -> Any:  # CuPy's
     """Return an array without a kernel or a copy."""
     import cupy
 
@@ -84,7 +84,7 @@ def filled(nbytes: int, value: int) -> Any:  # noqa: ANN401 - CuPy's
     return array
 
 
-def late_copy(source: Any, target: Any, stream: Any, wait_s: float) -> None:  # noqa: ANN401 - CuPy's
+def late_copy(source: Any, target: Any, stream: Any, wait_s: float) -> None:  # CuPy's
     """Start a kernel that waits on the device, and then copies bytes."""
     import cupy
 
@@ -93,7 +93,7 @@ def late_copy(source: Any, target: Any, stream: Any, wait_s: float) -> None:  # 
         kernel((32,), (256,), (source.view("u1"), target.view("u1"), source.nbytes, int(wait_s * 1e9)))
 
 
-def spin(stream: Any, wait_s: float) -> None:  # noqa: ANN401 - CuPy's
+def spin(stream: Any, wait_s: float) -> None:  # CuPy's
     """Keep a stream busy."""
     import cupy
 

@@ -35,13 +35,13 @@ def order() -> None:
         say(f"{case} while a kernel runs", "wrong_results", wrong, f"of {rounds}", runs=rounds)
 
 
-def _filled(cupy: Any, value: int) -> Any:  # noqa: ANN401
+def _filled(cupy: Any, value: int) -> Any:
     array = cupy.asarray(np.full(MIB, value, "u1"))
     cupy.cuda.Device().synchronize()
     return array
 
 
-def _dirty(cupy: Any, stream: Any, value: int) -> bool:  # noqa: ANN401
+def _dirty(cupy: Any, stream: Any, value: int) -> bool:
     """Spill an array into which a kernel has still to write."""
     with store("4MiB") as spilling:
         source, array = _filled(cupy, value), _filled(cupy, 0)
@@ -54,7 +54,7 @@ def _dirty(cupy: Any, stream: Any, value: int) -> bool:  # noqa: ANN401
         return bool((spilling["a"].get() == value).all())
 
 
-def _clean(cupy: Any, stream: Any, value: int) -> bool:  # noqa: ANN401
+def _clean(cupy: Any, stream: Any, value: int) -> bool:
     """Drop an array with a copy in host memory that a kernel has still to read, and use its memory again."""
     with store("4MiB") as spilling:
         spilling["a"] = _filled(cupy, value)
@@ -80,7 +80,7 @@ def _clean(cupy: Any, stream: Any, value: int) -> bool:  # noqa: ANN401
         return bool((result.get() == value).all())
 
 
-def _up(cupy: Any, stream: Any, value: int) -> bool:  # noqa: ANN401
+def _up(cupy: Any, stream: Any, value: int) -> bool:
     """Read an array that comes up, at once and on another stream, while the device is busy."""
     with store("2MiB") as spilling:
         spilling["a"] = _filled(cupy, value)
@@ -130,7 +130,7 @@ def _fresh(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
-def _bare(cupy: Any, host: np.ndarray, pointer: int) -> tuple[Callable[[], object], Callable[[], object]]:  # noqa: ANN401
+def _bare(cupy: Any, host: np.ndarray, pointer: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return the copies down and up as CUDA's runtime does them, between page-locked memory and the device."""
     stream, runtime = cupy.cuda.Stream(non_blocking=True), cupy.cuda.runtime
 
@@ -180,7 +180,7 @@ def _charged_bytes() -> int | None:
 
 
 @contextmanager
-def _launching(cupy: Any) -> Iterator[list[float]]:  # noqa: ANN401
+def _launching(cupy: Any) -> Iterator[list[float]]:
     """Launch small kernels in another thread; afterwards the list says how long each took until it was launched."""
     late_s, done, began = [0.0], threading.Event(), threading.Event()
 

@@ -19,24 +19,24 @@ from hpcgpu.spill.devices.cuda import CudaDevice
 ROOM_BYTES, PIECE_BYTES = 6 * GIB, 256 * MIB
 
 
-def _array(n: int) -> Any:  # noqa: ANN401 - CuPy's
+def _array(n: int) -> Any:  # CuPy's
 
     return filled(n, 1)
 
 
-def _tensor(n: int) -> Any:  # noqa: ANN401 - torch's
+def _tensor(n: int) -> Any:  # torch's
     import torch
 
     return torch.ones(n, dtype=torch.uint8, device="cuda")
 
 
-def _numba(n: int) -> Any:  # noqa: ANN401 - numba's
+def _numba(n: int) -> Any:  # numba's
     from numba import cuda
 
     return cuda.to_device(np.ones(n, "u1"))
 
 
-def _rmm(n: int) -> Any:  # noqa: ANN401 - RMM's
+def _rmm(n: int) -> Any:  # RMM's
     import rmm
 
     return rmm.DeviceBuffer(size=n)
@@ -128,11 +128,11 @@ def full() -> None:
                 print(f"{name}: {type(e).__name__}: {e}", file=sys.stderr)
 
 
-def _small(cupy: Any) -> Any:  # noqa: ANN401
+def _small(cupy: Any) -> Any:
     return cupy.ones((256, 256), "f4")
 
 
-def _say_memory(case: str, spilling: Any) -> None:  # noqa: ANN401
+def _say_memory(case: str, spilling: Any) -> None:
     import cupy
 
     pool = cupy.get_default_memory_pool()

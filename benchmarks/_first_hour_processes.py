@@ -81,14 +81,14 @@ if __name__ == "__main__":
 """
 
 
-def block(i: int) -> Any:  # noqa: ANN401 - CuPy's
+def block(i: int) -> Any:  # CuPy's
     """Return an array; a task of these measurements, as those that follow."""
     import cupy
 
     return cupy.asarray(np.full(MIB, i, "u1"))
 
 
-def last(array: Any) -> int:  # noqa: ANN401 - CuPy's
+def last(array: Any) -> int:  # CuPy's
     """Return the last value."""
     return int(array[-1])
 
@@ -154,7 +154,7 @@ def capture_torch() -> None:
     _captured(capture)
 
 
-def _captured(capture: Any) -> None:  # noqa: ANN401
+def _captured(capture: Any) -> None:
     from _first_hour import store
 
     with store("2MiB") as spilling:
@@ -215,14 +215,14 @@ if __name__ == "__main__":
 """
 
 
-def tiny(i: int) -> Any:  # noqa: ANN401 - CuPy's
+def tiny(i: int) -> Any:  # CuPy's
     """Return 100 KB."""
     import cupy
 
     return cupy.asarray(np.full(100_000, i, "u1"))
 
 
-def buffer(i: int) -> Any:  # noqa: ANN401 - cuda.core's
+def buffer(i: int) -> Any:  # cuda.core's
     """Return a Buffer of cuda.core."""
     from cuda.core import Device
 

@@ -54,7 +54,7 @@ def make(i: int) -> Block:
     return Block(np.full(NBYTES, i, np.uint8))
 
 
-def released(data: Any, spilled: Callable[[Any], int], **limits: Any) -> int:  # noqa: ANN401
+def released(data: Any, spilled: Callable[[Any], int], **limits: Any) -> int:
     """Return how many copies releasing 40 keys makes, of which 28 are spilled, in a worker with a store of others."""
     never = {f"distributed.worker.memory.{name}": False for name in ("spill", "pause", "terminate")}
     with (

@@ -199,7 +199,7 @@ def prepare() -> None:
     register()
 
 
-def make_array(i: int, place: str) -> Any:  # noqa: ANN401 - an array of host or device
+def make_array(i: int, place: str) -> Any:  # an array of host or device
     host = np.random.default_rng(i).random(ARRAY_BYTES // 8)
     if place == "gpu":
         import cupy
@@ -208,7 +208,7 @@ def make_array(i: int, place: str) -> Any:  # noqa: ANN401 - an array of host or
     return sim.asarray(host) if place == "device" else host
 
 
-def first_of(array: Any) -> float:  # noqa: ANN401 - an array of host or device
+def first_of(array: Any) -> float:  # an array of host or device
     return float(array[0])
 
 

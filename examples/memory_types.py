@@ -68,7 +68,7 @@ def main() -> int:
         return 0 if good else 1
 
 
-def arrays(client: Client, to_device: Any, size_mib: int) -> bool:  # noqa: ANN401 - a function of a library
+def arrays(client: Client, to_device: Any, size_mib: int) -> bool:  # a function of a library
     """Make arrays on the devices, a quarter at a time, read them all, let go of them; return whether they are right."""
     quarters = []
     for i in range(4):

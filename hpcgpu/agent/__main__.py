@@ -20,7 +20,7 @@ def main(document: str) -> int:
     """Run one rank; return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
     number = read_rank(os.environ).rank
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
-        log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")  # noqa: PTH109
+        log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")
     code, path = 1, ""
     try:
         rank = Rank(document, dict(os.environ))

@@ -130,7 +130,7 @@ class _Follower:
         self._lost: set[int] = set()
 
     def follow(self) -> int | FailoverState:
-        folder = os.path.dirname(self._path)  # noqa: PTH120 - pathlib takes 5 CPU ms, which every rank would pay
+        folder = os.path.dirname(self._path)  # pathlib takes 5 CPU ms, which every rank would pay
         died_s = time.monotonic()
         with contextlib.suppress(FileNotFoundError):  # the folder is gone: the run ended without a goodbye
             leader_socket = LeaderSocket(_socket_path(folder, self._rank)) if self._can_fail_over else None

@@ -388,7 +388,7 @@ async def scheduler_rpc(scheduler: Mapping[str, Any], deadline_s: float) -> Asyn
         yield to
 
 
-async def worker_names(scheduler: Any) -> set[str]:  # noqa: ANN401 - distributed has no types
+async def worker_names(scheduler: Any) -> set[str]:  # distributed has no types
     """Return the names of the scheduler's workers."""
     identity = await scheduler.identity(n_workers=-1)
     return {worker["name"] for worker in identity["workers"].values()}

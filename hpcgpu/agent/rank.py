@@ -235,7 +235,7 @@ class Rank:
             if self._folder and rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _context(self, resources: LeaderResources, scheduler: Mapping[str, Any] | None, **more: Any) -> LeaderContext:  # noqa: ANN401
+    def _context(self, resources: LeaderResources, scheduler: Mapping[str, Any] | None, **more: Any) -> LeaderContext:
         from hpcgpu.agent.leader import LeaderContext
         from hpcgpu.agent.rank0 import protocol
 

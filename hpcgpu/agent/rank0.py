@@ -42,7 +42,7 @@ _SUMMARY_S = 2.0
 # The fork server reports a child's end a moment after its connections have ended.
 _REPORT_S = 5.0
 _DASHBOARD = "dashboard"  # the file with its address
-_IPV4 = "0.0.0.0"  # noqa: S104 - UCX's listener wants an address
+_IPV4 = "0.0.0.0"  # UCX's listener wants an address
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def _quick_settings() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
+def _load_mpi() -> Any:  # mpi4py has no stubs we follow
     try:
         import mpi4py
 
@@ -181,7 +181,7 @@ def _load_mpi() -> Any:  # noqa: ANN401 - mpi4py has no stubs we follow
     return MPI
 
 
-def _init(mpi: Any) -> None:  # noqa: ANN401
+def _init(mpi: Any) -> None:
     """Initialize MPI, which waits in C for all ranks without end; mpi4py's own call keeps the GIL (4.1.2)."""
     provided = ctypes.c_int()
     code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, mpi.THREAD_SINGLE, ctypes.byref(provided))
@@ -190,7 +190,7 @@ def _init(mpi: Any) -> None:  # noqa: ANN401
     mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py's own call does, which makes exceptions of errors
 
 
-def _check_world(mpi: Any, facts: RankFacts) -> None:  # noqa: ANN401
+def _check_world(mpi: Any, facts: RankFacts) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if size == facts.size:
         return
@@ -204,7 +204,7 @@ def _check_world(mpi: Any, facts: RankFacts) -> None:  # noqa: ANN401
     )
 
 
-def _gather(mpi: Any, own: Mapping[str, Any]) -> list[dict[str, Any]]:  # noqa: ANN401
+def _gather(mpi: Any, own: Mapping[str, Any]) -> list[dict[str, Any]]:
     data = json.dumps(own).encode()
     if len(data) > _RECORD_BYTES:
         raise LaunchError(f"the record of rank {own.get('rank')} has {len(data)} bytes, over {_RECORD_BYTES}")
@@ -312,7 +312,7 @@ class _File:
         self.path = path
         self._seen: tuple[int, int] | None = None
 
-    def read_new(self) -> Any:  # noqa: ANN401 - of JSON
+    def read_new(self) -> Any:  # of JSON
         """Return the content; None if it has not changed since the last call."""
         from hpcgpu.host import private
 

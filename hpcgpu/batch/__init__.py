@@ -107,7 +107,7 @@ SYSTEMS: Mapping[str, type[Slurm] | type[Pbs] | type[Local]] = MappingProxyType(
 )
 
 
-def get(name: str, **dialect: Any) -> BatchSystem:  # noqa: ANN401 - fields of the system's own class
+def get(name: str, **dialect: Any) -> BatchSystem:  # fields of the system's own class
     """Return the batch system ``name`` in the site's dialect (fields of its class); raise ConfigError if unknown."""
     system = SYSTEMS.get(name)
     if system is None:

@@ -17,7 +17,7 @@ _ORDER = (_OWN, *GROUPS)
 class _WithExamples(click.Command):
     """A command with ``examples``: lines to type, each with what it does, or empty."""
 
-    def __init__(self, *args: Any, examples: Mapping[str, str] | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, examples: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples or {}
 
@@ -48,7 +48,7 @@ class Group(_WithExamples, click.Group):
 
     command_class = Command
 
-    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.headings = headings or {}
 

@@ -202,7 +202,7 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 @setting_options("hpcgpu plan")
 @debug_option
 @click.argument("script", **_NO_SCRIPT)
-def plan(  # noqa: PLR0913 - each is an option
+def plan(  # each is an option
     script: tuple[str, ...],
     batch: str | None,
     file: str | None,

@@ -37,7 +37,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError
 @some_setting_options("workers_per_gpu", "cpu_workers", "nthreads", "cores", "reserved_cores", "memory_policy", "nics")
 @debug_option
 @click.argument("files", nargs=-1, metavar="[FILES]...")
-def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, picture: str | None, **words: Any) -> int:  # noqa: ANN401
+def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, picture: str | None, **words: Any) -> int:
     """Show a machine's GPUs, and what each GPU's worker would be tied to.
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.

@@ -62,7 +62,7 @@ class _LikeDasks(Command):
 @click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
 @some_setting_options(*settings.DASK_WORKER, *settings.WORKER, "allocator")
 @debug_option
-def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> int:  # noqa: ANN401
+def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> int:
     """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
 
     Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask

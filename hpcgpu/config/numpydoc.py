@@ -71,7 +71,7 @@ def type_of(f: Field[Any]) -> str:
     return TYPES[f.metadata["kind"]]
 
 
-def default_of(f: Field[Any]) -> Any:  # noqa: ANN401 - the option's own type
+def default_of(f: Field[Any]) -> Any:  # the option's own type
     """Return an option's default as users would write it."""
     if f.default_factory is not MISSING:
         return dict(f.default_factory())

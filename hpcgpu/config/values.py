@@ -27,7 +27,7 @@ _HIGHEST_PORT = (1 << 16) - 1
 NIC_RULES = ("balanced", "nearest", "ucx")
 
 
-def read_value(option: Field[Any], value: object, where: str) -> Any:  # noqa: ANN401 - the option's own type
+def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
     """Return the value as :class:`~hpcgpu.model.Settings` holds it. Reading a read value changes nothing.
 
     Parameters

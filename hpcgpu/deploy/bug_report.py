@@ -175,7 +175,7 @@ def _words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> 
         words["host"] += [server for job in run.record.jobs if (server := job.id.partition(".")[2])]  # of PBS
         words["user"] += [name[:_SHOWN] for name in words["user"] if len(name) > _SHOWN]
         words["secret"] += list(_secrets(run.folder))
-    words["path"] = [path for path in words["path"] if path not in ("/", "/root", "/tmp", "/home")]  # noqa: S108
+    words["path"] = [path for path in words["path"] if path not in ("/", "/root", "/tmp", "/home")]
     return words
 
 

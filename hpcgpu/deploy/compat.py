@@ -33,13 +33,13 @@ _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, which nobody change
 class Handshakes(Protocol):
     """Takes note of connections whose peers have not shown yet who they are."""
 
-    def begin(self, stream: Any, address: str) -> None:  # noqa: ANN401
+    def begin(self, stream: Any, address: str) -> None:
         """Take note of one that was accepted."""
 
-    def done(self, stream: Any) -> None:  # noqa: ANN401
+    def done(self, stream: Any) -> None:
         """Forget one that has shown who it is, or has gone."""
 
-    def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
+    def fail(self, stream: Any, why: object) -> None:
         """Take note of one that came to nothing."""
 
 
@@ -62,12 +62,12 @@ class _Limited(BaseTCPListener):
 
     handshakes: ClassVar[Handshakes]
 
-    def _handle_stream(self, stream: Any, address: Any) -> Any:  # noqa: ANN401
+    def _handle_stream(self, stream: Any, address: Any) -> Any:
         # here, at once: the coroutine begins only after up to 128 connections have been accepted
         self.handshakes.begin(stream, f"{self.prefix}{address[0]}")
         return super()._handle_stream(stream, address)
 
-    async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:  # noqa: ANN401
+    async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
         stream = comm.stream
         try:
             await super().on_connection(comm, handshake_overrides)
@@ -77,7 +77,7 @@ class _Limited(BaseTCPListener):
             raise CommClosedError(str(e)) from e
         self.handshakes.done(stream)
 
-    def end(self, stream: Any, why: Exception) -> None:  # noqa: ANN401
+    def end(self, stream: Any, why: Exception) -> None:
         """Take note of one that has ended."""
         if _was_closed(why):
             self.handshakes.done(stream)
@@ -92,7 +92,7 @@ class _TcpListener(_Limited, TCPListener):
 class _TlsListener(_Limited, TLSListener):
     """Of ``tls://``; distributed's own logs a line for each handshake that fails."""
 
-    async def _prepare_stream(self, stream: Any, address: Any) -> Any:  # noqa: ANN401
+    async def _prepare_stream(self, stream: Any, address: Any) -> Any:
         try:
             await stream.wait_for_handshake()
         except OSError as e:
@@ -116,7 +116,7 @@ class _AcceptedStream(SSLIOStream):
     CPU ms on the event loop, at the first connection of each process.
     """
 
-    def __init__(self, sock: ssl.SSLSocket, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, sock: ssl.SSLSocket, **kwargs: Any) -> None:
         super().__init__(sock, ssl_options=sock.context, **kwargs)
 
 
@@ -140,11 +140,11 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refu
     inner, handle_stream = app.find_handler, server.handle_stream
     loaded = False
 
-    def handle(stream: Any, address: Any) -> None:  # noqa: ANN401
+    def handle(stream: Any, address: Any) -> None:
         _Limited.handshakes.begin(stream, f"http://{address[0]}")
         handle_stream(stream, address)
 
-    def find_handler(request: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def find_handler(request: Any, **kwargs: Any) -> Any:
         nonlocal loaded
         first, slash, rest = request.path.removeprefix("/").partition("/")
         if not secret or not hmac.compare_digest(first.encode(), secret.encode()):
@@ -216,7 +216,7 @@ def measure_device_shards() -> None:
     """Let P2P rechunking work for arrays of a device, CuPy's too, of which there is no memoryview to measure."""
     measure = shuffle._mean_shard_size
 
-    def measure_any(shards: Any) -> int:  # noqa: ANN401
+    def measure_any(shards: Any) -> int:
         try:
             return measure(shards)
         except TypeError:

@@ -60,7 +60,7 @@ def _tall_and_skinny(client: Client) -> bool:
 
 
 @dask.delayed
-def _gram(block: Any) -> np.ndarray:  # noqa: ANN401 - an array of the device
+def _gram(block: Any) -> np.ndarray:  # an array of the device
     host = block.get()
     return host.T @ host
 

@@ -113,7 +113,7 @@ class Notebook:
 
     ticks = True
 
-    def __init__(self, shell: Any) -> None:  # noqa: ANN401 - of a package that has no types
+    def __init__(self, shell: Any) -> None:  # of a package that has no types
         self._shell = shell
         self._handle: Any = None
         self._cell = 0
@@ -169,7 +169,7 @@ def _linked(line: str) -> str:
     return " ".join(linked)
 
 
-def _kernels_shell() -> Any:  # noqa: ANN401
+def _kernels_shell() -> Any:
     """Return the shell of a notebook's kernel; None elsewhere, also in IPython on a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

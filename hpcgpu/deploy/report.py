@@ -68,7 +68,7 @@ class Bindings:
         return notebook.bindings_page(views, self._verdict)
 
 
-def bindings(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client
+def bindings(client: Client) -> Any:  # a coroutine from an asynchronous client
     """Return each worker's binding, read back from the kernel now: threads, memory policy, environment.
 
     Parameters
@@ -157,7 +157,7 @@ class Memory:
         return notebook.memory_page(self.workers, str(self))
 
 
-def memory(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchronous client
+def memory(client: Client) -> Any:  # a coroutine from an asynchronous client
     """Return the memory of each worker now: on the device, in the host, spilled, and the moves with their speed.
 
     Parameters
@@ -179,7 +179,7 @@ def memory(client: Client) -> Any:  # noqa: ANN401 - a coroutine from an asynchr
     return client.sync(_memory, client)
 
 
-def trim_memory(client: Client) -> Any:  # noqa: ANN401
+def trim_memory(client: Client) -> Any:
     """Have all workers collect garbage and give free memory back to the kernel.
 
     glibc keeps freed memory that lies below memory in use. Dask shows it as unmanaged memory of the process.

@@ -11,7 +11,7 @@ import psutil
 from hpcgpu.errors import LaunchError
 
 _LOOPBACK = "127.0.0.1"
-_FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104
+_FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
 def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from hpcgpu.host import nvml
 from hpcgpu.model import CpuSet, Gpu, Topology
 
 
-def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # noqa: B008 - frozen
+def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # frozen
     """Return the topology with NVML's facts about the GPU at the same PCI address.
 
     Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without

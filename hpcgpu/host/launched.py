@@ -62,7 +62,7 @@ def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
             return os.waitstatus_to_exitcode(status) if len(forces) == 2 else 0
         heard = signal.sigwaitinfo({signal.SIGALRM, *waited})
         if heard.si_signo == signal.SIGALRM:
-            ended = os.path.exists(path)  # noqa: PTH110 - pathlib is 3 MB
+            ended = os.path.exists(path)  # pathlib is 3 MB
             if ended and overdue and forces:
                 os.kill(pid, forces.pop(0))
             overdue = ended

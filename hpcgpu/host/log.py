@@ -52,7 +52,7 @@ def open_missing() -> None:
             os.dup2(null, fd) if null != fd else os.set_inheritable(fd, True)
             if null != fd:
                 os.close(null)
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: PTH123, SIM115
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
 
 
 def finish() -> None:

@@ -31,7 +31,7 @@ _ADVICE = {
     18: "the driver was updated and the old one is still loaded: the node must be started anew",
 }
 # Where MPS lets several processes share a GPU that is for one process.
-_MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
+_MPS_FOLDER = "/tmp/nvidia-mps"  # NVIDIA's default
 
 
 class NvmlFacts(NamedTuple):
@@ -62,7 +62,7 @@ def read() -> NvmlFacts:
     return NvmlFacts(tuple(sorted(gpus, key=lambda g: g.pci)), tuple(warnings), CpuSet(nodes))
 
 
-def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int]) -> None:  # noqa: ANN401
+def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int]) -> None:
     """Add the facts of each GPU."""
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -91,7 +91,7 @@ def driver() -> str:
 
 
 @contextlib.contextmanager
-def _session(nvml: Any) -> Iterator[None]:  # noqa: ANN401 - a module without types
+def _session(nvml: Any) -> Iterator[None]:  # a module without types
     nvml.nvmlInit()
     try:
         yield
@@ -99,14 +99,14 @@ def _session(nvml: Any) -> Iterator[None]:  # noqa: ANN401 - a module without ty
         nvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, handle: Any) -> Gpu:  # noqa: ANN401
+def _gpu(nvml: Any, handle: Any) -> Gpu:
     address = pci.address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     uuid, model = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
     memory_bytes, mode = _memory_bytes(nvml, handle), _compute_mode(nvml, handle)
     return Gpu(address, uuid, model, memory_bytes=memory_bytes, compute_mode=mode)
 
 
-def _compute_mode(nvml: Any, handle: Any) -> str:  # noqa: ANN401
+def _compute_mode(nvml: Any, handle: Any) -> str:
     """Return the mode that keeps processes from a GPU; empty: none, or MPS lets them share it."""
     with contextlib.suppress(nvml.NVMLError):
         mode = nvml.nvmlDeviceGetComputeMode(handle)
@@ -118,28 +118,28 @@ def _compute_mode(nvml: Any, handle: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _memory_bytes(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+def _memory_bytes(nvml: Any, handle: Any) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError:  # GPUs that share the host's memory have no size of their own
         return 0
 
 
-def _is_divided(nvml: Any, handle: Any) -> bool:  # noqa: ANN401
+def _is_divided(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
     except nvml.NVMLError:  # "not supported" before Ampere
         return False
 
 
-def _memory_node(nvml: Any, handle: Any) -> set[int]:  # noqa: ANN401
+def _memory_node(nvml: Any, handle: Any) -> set[int]:
     # Neither old drivers nor old nvidia-ml-py have the call; GPUs with plain PCI memory say "not supported".
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         return {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
     return set()
 
 
-def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:  # noqa: ANN401
+def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:
     out = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         # "Not found": the numbers have gaps. "No permission": a slice that the cgroup keeps from this process.
@@ -150,7 +150,7 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:  # noqa: ANN401
     return out
 
 
-def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:  # noqa: ANN401
+def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
     """Return the name of a slice's profile, such as ``1g.10gb`` or ``1c.2g.10gb``."""
     if named := _PROFILE.search(_text(nvml.nvmlDeviceGetName(part))):
         return named[1]

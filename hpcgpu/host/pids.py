@@ -15,7 +15,7 @@ LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be rea
 def start_time(pid: int) -> int | None:
     """Return a process's start in clock ticks since boot (proc(5), field 22); None if there is none, or a zombie."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
             fields = f.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -75,9 +75,9 @@ class Process(NamedTuple):
 
 def own(among: Iterable[str] | None = None) -> Iterator[Process]:
     """Yield this user's processes on this host that can be inspected: all, or those ``among`` these pids."""
-    for name in filter(str.isdigit, os.listdir("/proc")) if among is None else among:  # noqa: PTH208
+    for name in filter(str.isdigit, os.listdir("/proc")) if among is None else among:
         try:
-            if os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
+            if os.stat(f"/proc/{name}").st_uid == os.getuid():
                 yield _read(int(name))
         except OSError:
             continue  # it has just ended, or is closed to us
@@ -87,24 +87,24 @@ def siblings() -> Iterator[Process]:
     """Yield this user's processes with this one's parent, in order of start; none without CONFIG_PROC_CHILDREN."""
     parent = f"/proc/{os.getppid()}/task"
     with contextlib.suppress(OSError):
-        for thread in os.listdir(parent):  # noqa: PTH208
-            with open(f"{parent}/{thread}/children", encoding="ascii") as f:  # noqa: PTH123
+        for thread in os.listdir(parent):
+            with open(f"{parent}/{thread}/children", encoding="ascii") as f:
                 yield from own(f.read().split())
 
 
 def title(pid: int) -> str:
     """Return a process's title; "" if it has ended."""
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:
             return f.read().rstrip("\n")
     except OSError:
         return ""
 
 
 def _read(pid: int) -> Process:
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
         head, _, tail = f.read().rpartition(")")
-    with open(f"/proc/{pid}/environ", "rb") as f:  # noqa: PTH123
+    with open(f"/proc/{pid}/environ", "rb") as f:
         words = f.read().decode(errors="surrogateescape").split("\0")
     fields = tail.split()
     environ = dict(word.split("=", 1) for word in words if "=" in word)

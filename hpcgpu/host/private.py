@@ -40,7 +40,7 @@ def write(path: Path, text: str) -> None:
 def read(path: Path) -> str:
     """Return a private file's text; raise HpcGpuError if it is not private, OSError if it is absent or a link."""
     # With an opener, for os.fdopen leaves the descriptor of a folder open.
-    with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:  # noqa: PTH123
+    with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:
         facts = os.fstat(f.fileno())
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
             raise HpcGpuError(f"{path} holds a secret, but it is not yours alone: owner or mode was changed")

@@ -94,7 +94,7 @@ def interfaces() -> tuple[tuple[str, str], ...]:
 
 def _addresses(interface: str) -> tuple[str, ...]:
     with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
-        return addresses.own_addresses(("0.0.0.0", "::"), interface)  # noqa: S104 - nothing listens
+        return addresses.own_addresses(("0.0.0.0", "::"), interface)  # nothing listens
     return ()
 
 

@@ -86,7 +86,7 @@ def python_argv(module: str, *words: str, python: str = "", users: bool = False)
     With ``users`` the program runs the user's code and imports from that folder, unless it is world-writable as
     ``/tmp`` is: another user's ``dask.py`` there would run as this user. ``python=""`` is this interpreter.
     """
-    safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)  # noqa: PTH116
+    safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)
     return (python or sys.executable, *safe, "-m", module, *words)
 
 
@@ -154,7 +154,7 @@ def titled(title: str) -> Iterator[None]:
 
 def retitle(title: str) -> None:
     """Name the first thread of this process; any thread may call it."""
-    with open("/proc/self/comm", "w", encoding="utf-8") as f:  # noqa: PTH123
+    with open("/proc/self/comm", "w", encoding="utf-8") as f:
         f.write(title)
 
 
@@ -188,6 +188,6 @@ def refused(error: BaseException) -> str:
 
 def alive(pid: int) -> bool:
     """Return whether the process lives and is not a zombie."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:  # noqa: PTH123
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:
         return f.read().rpartition(")")[2].split()[0] != "Z"
     return False

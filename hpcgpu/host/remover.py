@@ -23,7 +23,7 @@ def start(lock: str, *beside: str) -> None:
     from hpcgpu.host import run
     from hpcgpu.model import Command
 
-    remover = (sys.executable, "-I", "-S", os.path.abspath(__file__), lock, *beside)  # noqa: PTH100
+    remover = (sys.executable, "-I", "-S", os.path.abspath(__file__), lock, *beside)
     shell = run.start(Command(("sh", "-c", '"$@" &', "sh", *remover)))
     os.waitpid(shell.pid, 0)  # it ends at once; the remover has no parent of ours
 
@@ -43,7 +43,7 @@ def main(lock: str, *beside: str) -> None:
 
     for folder in beside:
         shutil.rmtree(folder, ignore_errors=True)
-    remove(os.path.dirname(lock), file)  # noqa: PTH120
+    remove(os.path.dirname(lock), file)
 
 
 def remove(folder: str, lock: int) -> None:
@@ -55,11 +55,11 @@ def remove(folder: str, lock: int) -> None:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry, ignore_errors=True)
             elif entry.name != ".lock":
-                os.unlink(entry)  # noqa: PTH108
+                os.unlink(entry)
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
     for _ in range(_TRIES):
-        if not os.path.isdir(folder):  # noqa: PTH112
+        if not os.path.isdir(folder):
             break
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(_AGAIN_S)

@@ -85,7 +85,7 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
     program = command.argv[0]
     given = os.memfd_create("stdin")
     try:
-        with open(given, "wb", closefd=False) as f:  # noqa: PTH123
+        with open(given, "wb", closefd=False) as f:
             f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
         os.lseek(given, 0, os.SEEK_SET)
         env = {name: value for name, value in os.environ.items() if name not in command.without} | dict(command.env)

@@ -21,7 +21,7 @@ class SiteText:
 
 def folders() -> tuple[Path, Path]:
     """Return the folders of site files, the user's first."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111 - where there is no home, too
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # where there is no home, too
     return (config / "hpcgpu" / "sites", data.folder("site_configs"))
 
 
@@ -35,7 +35,7 @@ def known_sites() -> dict[str, Path]:
 
 
 def _from_home(path: Path) -> str:
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - where there is no home, too
+    home = Path(os.path.expanduser("~"))  # where there is no home, too
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 

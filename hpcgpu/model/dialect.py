@@ -2,7 +2,6 @@
 
 None: not given, and the batch system's class has its own default.
 """
-# ruff: noqa: RUF009 - fact() and source() return fields
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ DIALECTS: Mapping[str, type[SlurmDialect] | type[PbsDialect]] = MappingProxyType
 )
 
 
-def _check(dialect: Any) -> None:  # noqa: ANN401 - one of the two
+def _check(dialect: Any) -> None:  # one of the two
     for name in ("array_limit", "cpus_multiple_of"):
         value = getattr(dialect, name, None)
         if value is not None and value < 1:

@@ -3,7 +3,6 @@
 ``config`` reads values by ``kind``, the classes and the command line take their options from here.
 The name users type is the field's name, or ``user_name`` where the field carries a unit.
 """
-# ruff: noqa: RUF009 - option() returns a field
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def option(
-    default: Any,  # noqa: ANN401 - the field's own annotation says the type
+    default: Any,  # the field's own annotation says the type
     kind: str,
     text: str,
     *,
@@ -62,7 +61,7 @@ def option(
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
     example: str = "",
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Return a dataclass field; ``aliases`` are the same option's names in dask-jobqueue and dask-cuda."""
     metadata = {
         "kind": kind,

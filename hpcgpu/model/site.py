@@ -3,7 +3,6 @@
 The classes here and in ``model.site_facts`` are the schema: ``hpcgpu.config.sites`` reads YAML into them, and makes the
 JSON schema and the reference page from their fields and texts.
 """
-# ruff: noqa: RUF009 - fact() and source() return fields
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """The blocks of a site file, each with its sources."""
-# ruff: noqa: RUF009 - fact() and source() return fields
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ _MINUTE_S = 60  # no queue has a shorter limit: the unit is missing
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
-def fact(default: Any, text: str) -> Any:  # noqa: ANN401 - the field's own annotation says the type
+def fact(default: Any, text: str) -> Any:  # the field's own annotation says the type
     """Return a field of a site file with its meaning; a field without a default (``MISSING``) must be given."""
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata={"text": text})
     return field(default=default, metadata={"text": text})
 
 
-def source() -> Any:  # noqa: ANN401
+def source() -> Any:
     """Return the field for a block's sources, which every block has."""
     return fact((), "tag or tags of `sources`: where the block was read")
 

@@ -28,7 +28,7 @@ _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, 
 class Gpu(Protocol):
     """A GPU as its arrays need it; :class:`hpcgpu.sim.SimGpu` implements it."""
 
-    def asarray(self, x: Any) -> SimArray:  # noqa: ANN401
+    def asarray(self, x: Any) -> SimArray:
         """Copy from the host."""
 
     def to_host(self, host: np.ndarray, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
@@ -100,28 +100,28 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return None if base is None else SimArray(base, self._allocation)
 
     @property
-    def real(self) -> Any:  # noqa: ANN401 - an array of the device
+    def real(self) -> Any:  # an array of the device
         """The real part, a view; may be set."""
         return self._up(self._host.real)
 
     @real.setter
-    def real(self, value: Any) -> None:  # noqa: ANN401 - what broadcasts
+    def real(self, value: Any) -> None:  # what broadcasts
         self._host.real = _down(value)
 
     @property
-    def imag(self) -> Any:  # noqa: ANN401 - an array of the device
+    def imag(self) -> Any:  # an array of the device
         """The imaginary part, for complex numbers a view; may be set."""
         return self._up(self._host.imag)
 
     @imag.setter
-    def imag(self, value: Any) -> None:  # noqa: ANN401 - what broadcasts
+    def imag(self, value: Any) -> None:  # what broadcasts
         self._host.imag = _down(value)
 
     def get(self, *, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
         """Copy to the host, as CuPy's ``get``."""
         return self._allocation.gpu.to_host(self._host, order)
 
-    def tolist(self) -> Any:  # noqa: ANN401 - nested lists, or one number
+    def tolist(self) -> Any:  # nested lists, or one number
         """Copy to the host, as Python's numbers."""
         return self.get().tolist()
 
@@ -129,14 +129,14 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         """Copy to the host, as bytes."""
         return self.get().tobytes()
 
-    def item(self, *args: int) -> Any:  # noqa: ANN401 - a number of the array's kind
+    def item(self, *args: int) -> Any:  # a number of the array's kind
         """Copy one element to the host."""
         return self.get().item(*args)
 
     def __array__(self, *_: object, **__: object) -> np.ndarray:
         raise TypeError(_IMPLICIT)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out", ())
         if any(not isinstance(o, SimArray) for o in out if o is not None):
             raise TypeError(_IMPLICIT)
@@ -152,7 +152,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
             return out[0]
         return self._up(result)
 
-    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         if not all(issubclass(t, (SimArray, np.ndarray)) for t in types):
             return NotImplemented
         if function in _UPLOADS and not isinstance(args[0], SimArray):
@@ -164,16 +164,16 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         result = function(*_down(args, host), **_down(kwargs, host))
         return result if function in _FACTS else self._up(result)
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401
+    def __getitem__(self, index: Any) -> Any:
         return self._up(self._host[_down(index, host=True)])
 
-    def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401
+    def __setitem__(self, index: Any, value: Any) -> None:
         self._host[_down(index, host=True)] = _down(value)
 
     def __len__(self) -> int:
         return len(self._host)
 
-    def __iter__(self) -> Any:  # noqa: ANN401
+    def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> bool:
@@ -194,14 +194,14 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"SimArray({self.get()!r})"
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the attribute of numpy's array
+    def __getattr__(self, name: str) -> Any:  # the attribute of numpy's array
         if name.startswith("__") or name not in _ATTRIBUTES:
             raise AttributeError(f"'SimArray' object has no attribute {name!r}")
         value = getattr(self._host, name)
         if not callable(value):
             return self._up(value)
 
-        def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(*args: Any, **kwargs: Any) -> Any:
             return self._up(value(*_down(args, name == "take"), **_down(kwargs)))
 
         return method
@@ -218,7 +218,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return "SimArray", self.shape, self.dtype.str, hashlib.sha1(self.tobytes()).hexdigest()
 
-    def _up(self, result: Any) -> Any:  # noqa: ANN401
+    def _up(self, result: Any) -> Any:
         """Return the result of a computation as device arrays."""
         if isinstance(result, np.ndarray):
             return SimArray(result, self._allocation.gpu.allocation_of(result))
@@ -248,11 +248,11 @@ _ATTRIBUTES = frozenset(
     choose clip compress conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean min nonzero partition
     prod ptp put ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose
     var view
-    """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
+    """.split()  # a list of so many quoted words is not easier to read
 )
 
 
-def _down(value: Any, host: bool = False) -> Any:  # noqa: ANN401
+def _down(value: Any, host: bool = False) -> Any:
     """Return a computation's arguments for numpy; host arrays are allowed only as indices."""
     if isinstance(value, SimArray):
         return value._host
@@ -267,10 +267,10 @@ def _down(value: Any, host: bool = False) -> Any:  # noqa: ANN401
     return value
 
 
-def _got(value: Any) -> Any:  # noqa: ANN401
+def _got(value: Any) -> Any:
     return value.get() if isinstance(value, SimArray) else value
 
 
-def _decides(x: Any) -> bool:  # noqa: ANN401
+def _decides(x: Any) -> bool:
     """Return whether the class of an argument, such as dask's arrays, handles device arrays itself."""
     return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))

@@ -97,7 +97,7 @@ class SimGpu:
         self._settle()
         return self._used
 
-    def asarray(self, x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
+    def asarray(self, x: Any) -> SimArray:  # whatever numpy takes
         """Copy an array from the host to the device; an array of this device is returned as it is.
 
         Raises
@@ -120,7 +120,7 @@ class SimGpu:
         memory, allocation = self._memory(like.nbytes)
         return SimArray(np.ndarray(like.shape, like.dtype, memory, 0, like.strides), allocation)
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> SimArray:  # noqa: ANN401
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> SimArray:
         """Return an array with undefined contents."""
         like = np.empty(shape, dtype)
         _check(like.dtype)
@@ -154,7 +154,7 @@ class SimGpu:
             self._blocks.shrink(0)
         return False
 
-    def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:  # noqa: ANN401
+    def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:
         """Copy the one buffer of all the arrays to the host, once; return it and each array's layout in it."""
         root = root_of(host_of(arrays[0]))
         start = _address(root)
@@ -165,7 +165,7 @@ class SimGpu:
         self._count("d2h", root.nbytes)
         return copy, views
 
-    def pack_each(self, groups: Sequence[Sequence[SimArray]], empty: Any = None) -> list[tuple[np.ndarray, list[View]]]:  # noqa: ANN401
+    def pack_each(self, groups: Sequence[Sequence[SimArray]], empty: Any = None) -> list[tuple[np.ndarray, list[View]]]:
         """Copy several buffers to the host, one after the other."""
         return [self.pack(arrays, empty) for arrays in groups]
 
@@ -284,6 +284,6 @@ def set_current_gpu(gpu: SimGpu) -> None:
     _current = gpu
 
 
-def asarray(x: Any) -> SimArray:  # noqa: ANN401 - whatever numpy takes
+def asarray(x: Any) -> SimArray:  # whatever numpy takes
     """Copy to the simulated GPU of the calling process: ``x.map_blocks(hpcgpu.sim.asarray)``."""
     return current_gpu().asarray(x)

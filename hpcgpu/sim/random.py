@@ -12,15 +12,15 @@ from hpcgpu.sim.gpu import current_gpu
 class RandomState:
     """Random numbers made on the device, for ``da.random.RandomState(seed, RandomState=hpcgpu.sim.RandomState)``."""
 
-    def __init__(self, seed: Any = None) -> None:  # noqa: ANN401 - what numpy takes
+    def __init__(self, seed: Any = None) -> None:  # what numpy takes
         self._numpy = np.random.RandomState(seed)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         draw = getattr(self._numpy, name)
 
-        def on_device(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def on_device(*args: Any, **kwargs: Any) -> Any:
             drawn = draw(*args, **kwargs)
             return current_gpu().adopt(drawn) if isinstance(drawn, np.ndarray) else drawn
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["GpuSpillBuffer"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     if name == "GpuSpillBuffer":  # brings numpy, which code that needs only a folder does without
         from hpcgpu.spill.store.buffer import GpuSpillBuffer
 

@@ -69,7 +69,7 @@ def keep(
     work: Callable[[], Awaitable[bool | None]],
     what: str,
     *,
-    backoff: Backoff = Backoff(),  # noqa: B008 - frozen
+    backoff: Backoff = Backoff(),  # frozen
     changed: Callable[[], object] = lambda: None,
 ) -> Loop:
     """Repeat work until it returns True; log a round's exception once, with traceback, wait, and go on.

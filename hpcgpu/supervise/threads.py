@@ -51,7 +51,7 @@ def keep(
     what: str,
     *,
     pause: Callable[[float], object],
-    backoff: Backoff = Backoff(),  # noqa: B008 - frozen
+    backoff: Backoff = Backoff(),  # frozen
 ) -> Loop:
     """Repeat work in a thread named ``what`` until it returns True; log a round's exception once and go on.
 

@@ -112,7 +112,7 @@ def heartbeat(one: SimpleNamespace, index: int, run_s: float) -> None:
 class Answers(ConnectionPool):
     """What workers answer to those who look at their node."""
 
-    def __call__(self, address: str) -> Any:  # noqa: ANN401
+    def __call__(self, address: str) -> Any:
         async def binding() -> bytes:
             return pickle.dumps(BINDINGS[int(address[6:]) % len(BINDINGS)])
 

@@ -74,7 +74,7 @@ def _kinds(kind: type, path: str = "") -> Iterator[tuple[type, str]]:
             yield from _kinds(inner, f"{path}{'.' if path else ''}{name}{more}")
 
 
-def _inner(hint: Any) -> Iterator[tuple[type, str]]:  # noqa: ANN401 - a type
+def _inner(hint: Any) -> Iterator[tuple[type, str]]:  # a type
     if isinstance(hint, type) and is_dataclass(hint):
         yield hint, ""
     elif get_origin(hint) in (Union, UnionType):
@@ -104,6 +104,6 @@ def reference() -> str:
     return "\n".join(out) + "\n"
 
 
-def _row(f: Field[Any], hint: Any) -> str:  # noqa: ANN401
+def _row(f: Field[Any], hint: Any) -> str:
     needed = f.default is MISSING and f.default_factory is MISSING
     return f"| `{f.name}` | {type_words(hint)} | {f.metadata['text']}{'; must be given' if needed else ''} |"

@@ -94,7 +94,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
     return f"{name}, line {at}: not YAML: {problem}{f' ({context})' if context else ''}{tab}"
 
 
-def _twice(node: Any) -> tuple[str, int] | None:  # noqa: ANN401 - a node of YAML
+def _twice(node: Any) -> tuple[str, int] | None:  # a node of YAML
     """Return a key that a mapping has twice, and its line; plain YAML silently takes the last."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
@@ -109,7 +109,7 @@ def _twice(node: Any) -> tuple[str, int] | None:  # noqa: ANN401 - a node of YAM
     return None
 
 
-def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:  # noqa: ANN401
+def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:
     """Yield the path to each value with the line of its key, or of its list entry, from 1; ConfigError for a loop."""
     if any(node is one for one in above):
         raise ConfigError(f"line {line + 1}: an alias (*) stands inside of what it names (&); write it out")
@@ -122,7 +122,7 @@ def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) ->
             yield from _lines(value, (*path, i), value.start_mark.line, (*above, node))
 
 
-def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, dict[Any, Any]]]:  # noqa: ANN401
+def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, dict[Any, Any]]]:
     """Yield each mapping that must be a block of the schema, from the outermost to the innermost."""
     if get_origin(hint) in (Union, UnionType):
         for part in get_args(hint):
@@ -167,7 +167,7 @@ def _dialect_problems(raw: dict[Any, Any]) -> Iterator[tuple[Path, str]]:
     yield from _problems(given, kind, ("dialect",))
 
 
-def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:  # noqa: ANN401
+def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
     """Yield texts that no script can carry, and a name that no file can have."""
     if not path and not _NAME.fullmatch(raw["name"]):
         yield ("name",), f"{raw['name']!r} is no name; allowed: small letters, digits, '.', '_', '-'"
@@ -178,7 +178,7 @@ def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:  # noqa: ANN401
         yield from _texts(value, (*path, key))
 
 
-def as_plain(block: Any) -> dict[str, Any]:  # noqa: ANN401 - a block of the schema
+def as_plain(block: Any) -> dict[str, Any]:  # a block of the schema
     """Return a block's values that are not its defaults."""
     plain = asdict(block)
     defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}

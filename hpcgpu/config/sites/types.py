@@ -27,7 +27,7 @@ def hints(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in get_type_hints(kind).items() if name in keys}
 
 
-def type_words(hint: Any) -> str:  # noqa: ANN401
+def type_words(hint: Any) -> str:
     """Describe a type."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{word}`" for word in get_args(hint) if word != "")
@@ -42,7 +42,7 @@ def type_words(hint: Any) -> str:  # noqa: ANN401
     return names.get(hint, "mapping")
 
 
-def misfit(value: object, hint: Any) -> tuple[Path, str] | None:  # noqa: ANN401
+def misfit(value: object, hint: Any) -> tuple[Path, str] | None:
     """Return why a value is not of a type, and the path to its innermost wrong part; None if it is."""
     try:
         msgspec.convert(value, hint)
@@ -57,7 +57,7 @@ def misfit(value: object, hint: Any) -> tuple[Path, str] | None:  # noqa: ANN401
     return None
 
 
-def _parts(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:  # noqa: ANN401
+def _parts(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:
     """Yield the parts of lists and mappings, and mappings' keys, each with its place and its type."""
     args = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
@@ -72,7 +72,7 @@ def _parts(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:
         yield from ((str(key), part, args[1]) for key, part in value.items())
 
 
-def _wrong(value: object, hint: Any) -> str:  # noqa: ANN401
+def _wrong(value: object, hint: Any) -> str:
     words = _words(hint)
     if words and isinstance(value, str):
         return f"{value!r} is given; {nearest(value, words)}"
@@ -91,14 +91,14 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _words(hint: Any) -> tuple[str, ...]:  # noqa: ANN401
+def _words(hint: Any) -> tuple[str, ...]:
     """Return the choices of a type; none for other types."""
     if get_origin(hint) is Literal:
         return tuple(word for word in get_args(hint) if isinstance(word, str) and word)
     return tuple(word for part in get_args(hint) for word in _words(part)) if get_args(hint) else ()
 
 
-def _example(hint: Any) -> str:  # noqa: ANN401
+def _example(hint: Any) -> str:
     """Return how a list or a mapping of blocks is written; "" for other types."""
     args = get_args(hint)
     kind = args[0] if get_origin(hint) is tuple else args[-1] if args else None

@@ -73,7 +73,7 @@ class BatchGPUCluster(GPUCluster):
         jobs: int | None = None,
         memory: int | str | None = None,
         cores: float | None = None,
-    ) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
+    ) -> Any:  # a coroutine of an asynchronous cluster
         """Have ``n`` workers, or so many jobs beside the first one; what is missing has been submitted on return.
 
         Parameters
@@ -103,7 +103,7 @@ class BatchGPUCluster(GPUCluster):
             jobs = scaler.jobs_for(workers - run.expected)
         return self.sync(scaler.scale, int(jobs))
 
-    def adapt(self, *_: Any, **options: Any) -> Any:  # noqa: ANN401
+    def adapt(self, *_: Any, **options: Any) -> Any:
         """Have as many workers as there is work for.
 
         Parameters

@@ -36,7 +36,7 @@ class BrowserLink:
         hint = far_hint(self._forwarder.port, os.environ, socket.gethostname())
         return f"dashboard: {self.url}{hint}", f"dashboard: cat {self._file}{hint}"
 
-    async def lead_to(self, scheduler: Any, secret: str) -> bool:  # noqa: ANN401 - distributed's rpc
+    async def lead_to(self, scheduler: Any, secret: str) -> bool:  # distributed's rpc
         """Lead to this scheduler from now on, and return whether its dashboard is another one than before.
 
         Parameters
@@ -66,7 +66,7 @@ class BrowserLink:
         assert self._forwarder
         return self._folder / f"dashboard-{self._forwarder.port}"
 
-    async def _connect(self) -> Any:  # noqa: ANN401 - distributed's comm
+    async def _connect(self) -> Any:  # distributed's comm
         comm = await self._scheduler.live_comm()
         await comm.write({"op": HANDLER, "reply": False})
         return comm

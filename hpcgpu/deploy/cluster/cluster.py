@@ -77,7 +77,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
     waits_in_queue: ClassVar[bool] = True  # people want to see for what, from the first moment
     patience: ClassVar[Patience] = Patience()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Give the class a signature and a docstring with every option that it takes, for help() and completion."""
         super().__init_subclass__(**kwargs)
         own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -87,11 +87,11 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     def __init__(
         self,
-        *words: Any,  # noqa: ANN401
+        *words: Any,
         asynchronous: bool = False,
-        loop: Any = None,  # noqa: ANN401
+        loop: Any = None,
         quiet: bool = False,
-        **given: Any,  # noqa: ANN401
+        **given: Any,
     ) -> None:
         if words:
             raise ConfigError(
@@ -104,7 +104,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
     def _prepare(self, given: dict[str, Any]) -> Run:
         """Return what the options ask for; nothing has been started."""
 
-    def _make(self, run: Run, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:  # noqa: ANN401
+    def _make(self, run: Run, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
         state = State(type(self).__name__, lambda: self.status, lambda: self.scheduler_info.get("stalled", ""))
         state.check_loop(asynchronous=asynchronous, loop=loop)
         self.settings = run.wanted.settings
@@ -177,7 +177,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         """As of distributed's clusters: of :attr:`plan`, those whose jobs have been submitted."""
         return self.parts.state.named(self.observed, self.parts.run.requested_workers)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_INSTEAD.get(name, '')}")
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         browser = self.parts.session.browser
         return browser.url if browser and not self.parts.state.end else ""
 
-    def sync(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def sync(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a coroutine function. In an asynchronous cluster it begins at once, whether or not it is awaited."""
         result = super().sync(func, *args, **options)
         if not inspect.iscoroutine(result):
@@ -224,19 +224,19 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         call.add_done_callback(self._calls.discard)
         return call
 
-    def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:  # noqa: ANN401
+    def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:
         """Return what was said by the cluster, the scheduler and the workers; of one that has ended, by the cluster."""
         if self.parts.state.end and not self.asynchronous:  # the thread of its event loop may have ended, too
             said = "\n".join(line for _, line in self._cluster_manager_logs)
             return Logs({"Cluster": Log(said)} if cluster else {})
         return super().get_logs(cluster, scheduler, workers)
 
-    async def _get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:  # noqa: ANN401
+    async def _get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:
         if self.status != Status.running:  # what was said here is there all the same
             scheduler = workers = False
         return await super()._get_logs(cluster, scheduler, workers)
 
-    def wait_for_workers(self, n_workers: int, timeout: float | str | None = None) -> Any:  # noqa: ANN401
+    def wait_for_workers(self, n_workers: int, timeout: float | str | None = None) -> Any:
         """Wait until so many workers are there, and show what their jobs do meanwhile.
 
         Raises
@@ -304,7 +304,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         if not self.quiet:
             self.parts.progress.say(log)
 
-    def __await__(self) -> Any:  # noqa: ANN401
+    def __await__(self) -> Any:
         async def started() -> Self:
             if self.status == Status.created:
                 await self._start()
@@ -343,7 +343,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self.scheduler_comm = await session.connect(job, run.head)
         await run.connected(session)
 
-    async def _start_again(self, scheduler: Any) -> None:  # noqa: ANN401
+    async def _start_again(self, scheduler: Any) -> None:
         """Do what distributed's cluster did at its start, with another connection."""
         old, comm = self.scheduler_comm, self._watch_worker_status_comm
         self._watch_worker_status_comm = None  # its end is no news any more
@@ -356,7 +356,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         await super()._start()
         await old.close_rpc()
 
-    async def _watch_worker_status(self, comm: Any) -> None:  # noqa: ANN401
+    async def _watch_worker_status(self, comm: Any) -> None:
         reason = "the scheduler closed the connection"
         try:
             await super()._watch_worker_status(comm)
@@ -366,7 +366,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         if self.status == Status.running and comm is self._watch_worker_status_comm:
             self.parts.session.lose(reason)
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:  # noqa: ANN401
+    def _update_worker_status(self, op: str, msg: Any) -> None:
         if self.parts.state.end:
             return
         if op == "stalled":
@@ -392,7 +392,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self._changed.set()
         self.parts.progress.say(f"the cluster is lost: {why}")
 
-    def detach(self) -> Any:  # noqa: ANN401
+    def detach(self) -> Any:
         """Leave the cluster running without this process; ``attach`` of its class takes it up again.
 
         It then runs until its time limit, ``hpcgpu stop``, or a client that shuts it down.
@@ -418,14 +418,14 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         else:
             await self._close()
 
-    def close(self, timeout: float | None = None) -> Any:  # noqa: ANN401
+    def close(self, timeout: float | None = None) -> Any:
         """Close the cluster: its job ends, and so does the thread of its event loop."""
         closed = super().close(timeout)
         if not self.asynchronous:
             self._loop_runner.stop()
         return closed
 
-    def shutdown(self) -> Any:  # noqa: ANN401
+    def shutdown(self) -> Any:
         """End the job, also where :meth:`close` would leave it running.
 
         Raises

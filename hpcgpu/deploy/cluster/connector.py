@@ -77,7 +77,7 @@ class Connector:
         """For connections to the scheduler; before its file is read, that of plain TCP."""
         return security(self.scheduler_file.certificate if self.scheduler_file else None)
 
-    async def open(self) -> Any:  # noqa: ANN401 - distributed's rpc
+    async def open(self) -> Any:  # distributed's rpc
         """Wait for the scheduler file, and return a connection pool to the scheduler.
 
         Raises
@@ -91,7 +91,7 @@ class Connector:
         """
         return await self.connect(await self._wait_for_file())
 
-    async def reopen(self, say: Callable[[str], None]) -> Any:  # noqa: ANN401
+    async def reopen(self, say: Callable[[str], None]) -> Any:
         """Wait until the scheduler answers again, that of this life of the job or of its next one; see :meth:`open`.
 
         Raises
@@ -140,7 +140,7 @@ class Connector:
             self._show(replace(facts, was_full=False))  # its workers may be there all the same: nobody can say it now
         return may_answer(facts)
 
-    async def connect(self, facts: SchedulerFile) -> Any:  # noqa: ANN401
+    async def connect(self, facts: SchedulerFile) -> Any:
         """Return a connection pool to the scheduler of a scheduler file."""
         await self._close_tunnel()
         self.scheduler_file = facts

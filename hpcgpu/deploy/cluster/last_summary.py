@@ -27,7 +27,7 @@ class LastSummary:
         self._kind = kind
         self._last: Summary | str = "it has not been started"
 
-    async def ask(self, scheduler: Any) -> None:  # noqa: ANN401 - distributed's rpc, or None
+    async def ask(self, scheduler: Any) -> None:  # distributed's rpc, or None
         """Ask the scheduler; a summary that it does not give ends nothing else."""
         if scheduler is None:
             return

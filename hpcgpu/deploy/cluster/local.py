@@ -139,13 +139,13 @@ class LocalGPUCluster(GPUCluster):
                 raise
             raise ConfigError(str(e).replace("gpus_per_node", "n_workers")) from None
 
-    def scale(self, n: int | None = None, jobs: int | None = None) -> Any:  # noqa: ANN401
+    def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
         """Refuse: there are no more GPUs."""
         raise ConfigError(
             "this cluster has the GPUs of this machine, and no more than those: start another with gpus= or "
             "gpus_per_node=; clusters of a batch system grow and shrink (shape='elastic')"
         )
 
-    def adapt(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def adapt(self, *_: Any, **__: Any) -> Any:
         """Refuse: see :meth:`scale`."""
         self.scale()

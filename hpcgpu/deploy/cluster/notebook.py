@@ -42,7 +42,7 @@ class NotebookCluster(ComposedCluster):
         if count and may_wait and page.is_due(count):
             self.sync(page.ask, self.scheduler_comm)
 
-    def _widget(self) -> Any:  # noqa: ANN401 - of ipywidgets, or None
+    def _widget(self) -> Any:  # of ipywidgets, or None
         if self.status == Status.running:
             keep = self.parts.page.keep
             self.loop.add_callback(keep, lambda: self.scheduler_comm, lambda: len(self.scheduler_info["workers"]))

@@ -54,7 +54,7 @@ class Page:
         """Tell whether the facts are old."""
         return time.monotonic() - self._asked_s >= max(_SHORTEST_S, _PER_WORKER_S * workers)
 
-    async def ask(self, scheduler: Any) -> None:  # noqa: ANN401 - distributed's rpc
+    async def ask(self, scheduler: Any) -> None:  # distributed's rpc
         """Ask all workers; those that do not answer are shown by their names."""
         self._asked_s = time.monotonic()
         message = {"op": "run", "function": dumps(report.worker_view), "args": dumps(()), "kwargs": dumps({})}
@@ -99,7 +99,7 @@ class Page:
         self._views = {}
 
 
-def _read(answer: Any) -> WorkerView | None:  # noqa: ANN401
+def _read(answer: Any) -> WorkerView | None:
     if isinstance(answer, bytes):
         answer = loads(answer)
     found = answer.get("result") if isinstance(answer, dict) and answer.get("status") == "OK" else None

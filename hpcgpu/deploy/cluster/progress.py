@@ -118,7 +118,7 @@ class Progress:
             self._surface.show(self._timed)
 
     def _record(self, text: str) -> None:
-        self._lines.append((datetime.now(), text))  # noqa: DTZ005 - as distributed does
+        self._lines.append((datetime.now(), text))  # as distributed does
 
 
 def _elapsed(seconds: float) -> str:

@@ -16,7 +16,7 @@ from hpcgpu.plan.views.summary import Summary
 class ReportedCluster(ComposedCluster):
     """distributed's interface to a cluster, with what people ask about GPUs."""
 
-    def bindings(self) -> Any:  # noqa: ANN401 - a coroutine of an asynchronous cluster
+    def bindings(self) -> Any:  # a coroutine of an asynchronous cluster
         """Return what each worker is tied to, planned and actual: read back from the kernel, for all threads.
 
         Returns
@@ -28,7 +28,7 @@ class ReportedCluster(ComposedCluster):
         self.parts.state.must_run()
         return self.sync(self._ask, report.bindings)
 
-    def memory(self) -> Any:  # noqa: ANN401
+    def memory(self) -> Any:
         """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
 
         Returns
@@ -40,7 +40,7 @@ class ReportedCluster(ComposedCluster):
         self.parts.state.must_run()
         return self.sync(self._ask, report.memory)
 
-    def trim_memory(self) -> Any:  # noqa: ANN401
+    def trim_memory(self) -> Any:
         """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
 
         Returns
@@ -52,18 +52,18 @@ class ReportedCluster(ComposedCluster):
         self.parts.state.must_run()
         return self.sync(self._trim)
 
-    async def _trim(self) -> Any:  # noqa: ANN401
+    async def _trim(self) -> Any:
         with self.parts.progress.waiting("the workers give free memory back"):
             return await self._ask(report.trim_memory)
 
-    async def _ask(self, question: Callable[[Client], Any]) -> Any:  # noqa: ANN401
+    async def _ask(self, question: Callable[[Client], Any]) -> Any:
         async with Client(self, asynchronous=True, set_as_default=False) as client:
             try:
                 return await question(client)
             finally:
                 compat.release_loop(client)
 
-    def summary(self) -> Any:  # noqa: ANN401
+    def summary(self) -> Any:
         """Return what was used: GPU hours, busy share, bytes moved and peaks by tier, restarts; and what to ask for.
 
         It answers after :meth:`close`, too, with the figures of then.

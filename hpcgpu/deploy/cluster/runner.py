@@ -51,7 +51,7 @@ class GPURunner:
     __doc__ = numpydoc.documented(__doc__ or "", without=entry_points.unused(entry_points.RUNNER))
     __signature__ = inspect.Signature(numpydoc.parameters(entry_points.unused(entry_points.RUNNER)))
 
-    def __init__(self, **given: Any) -> None:  # noqa: ANN401
+    def __init__(self, **given: Any) -> None:
         if SCRIPT_ADDRESS not in os.environ:
             _become_rank(given)
         from distributed.core import Status  # 0.4 CPU s, which ranks do without

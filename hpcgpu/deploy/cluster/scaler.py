@@ -220,7 +220,7 @@ class JobAdaptive(Adaptive):
     Which jobs go, and that young pending ones stay, is decided by plan.reconcile.
     """
 
-    def __init__(self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, **kwargs: Any) -> None:
         super().__init__(cluster, interval=interval, wait_count=wait_count, **kwargs)
         self._fewer = 0
         every_s = self.interval or 0.0

@@ -126,7 +126,7 @@ class Session:
         self.folder = folder
         self._touching = keep_touched(folder, self._settings.client_grace_s)
 
-    async def connect(self, job: Job, head: Head) -> Any:  # noqa: ANN401 - distributed's rpc
+    async def connect(self, job: Job, head: Head) -> Any:  # distributed's rpc
         """Wait for the scheduler, hold its lease, and return a connection pool to it.
 
         Parameters
@@ -151,13 +151,13 @@ class Session:
         await self._lead_browsers(scheduler)
         return scheduler
 
-    async def _lead_browsers(self, scheduler: Any) -> bool:  # noqa: ANN401
+    async def _lead_browsers(self, scheduler: Any) -> bool:
         """Let browsers reach this scheduler's dashboard; return whether it is another one than before."""
         assert self.browser
         assert self.scheduler_file
         return await self.browser.lead_to(scheduler, self.scheduler_file.dashboard_secret)
 
-    def hold(self, scheduler: Any) -> None:  # noqa: ANN401
+    def hold(self, scheduler: Any) -> None:
         """Hold the lease by this connection pool from now on."""
         assert self.folder
         assert self._connector

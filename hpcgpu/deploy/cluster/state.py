@@ -110,7 +110,7 @@ class State:
             )
 
 
-def without_workers(info: Any) -> Any:  # noqa: ANN401 - distributed's SchedulerInfo, or a dict
+def without_workers(info: Any) -> Any:  # distributed's SchedulerInfo, or a dict
     """Return what the scheduler says of itself, with no worker."""
     none = {name: 0 for name in ("n_workers", "total_threads", "total_memory") if name in info}
     return type(info)({**info, **none, "workers": {}})

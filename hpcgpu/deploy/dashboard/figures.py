@@ -53,7 +53,7 @@ _ROW = 74  # of the table: five lines; the whole text stands in a tooltip
 _ACROSS, _DOWN = 16, 12  # names per axis
 
 
-def _figure(title: str, **more: Any) -> Any:  # noqa: ANN401 - bokeh has no types
+def _figure(title: str, **more: Any) -> Any:  # bokeh has no types
     found = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
     if more.get("x_axis_type") == "datetime":
         found.xaxis.formatter = CustomJSTickFormatter(code=_CLOCK)
@@ -62,7 +62,7 @@ def _figure(title: str, **more: Any) -> Any:  # noqa: ANN401 - bokeh has no type
     return found
 
 
-def _in_bytes(found: Any, unit: str = "") -> None:  # noqa: ANN401
+def _in_bytes(found: Any, unit: str = "") -> None:
     """Count a figure's y axis in bytes, from 0, and put its legend beside it."""
     found.yaxis.ticker = BasicTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
     found.yaxis.formatter = CustomJSTickFormatter(args={"unit": unit}, code=_BYTES)
@@ -73,7 +73,7 @@ def _in_bytes(found: Any, unit: str = "") -> None:  # noqa: ANN401
     legend.label_text_font_size, legend.padding, legend.spacing = "9pt", 2, 0
 
 
-def _name_places(axis: Any, names: Sequence[str], places: Sequence[float], room: int) -> None:  # noqa: ANN401
+def _name_places(axis: Any, names: Sequence[str], places: Sequence[float], room: int) -> None:
     """Label an axis with names at equal distances, as many as have room."""
     step = -(-len(names) // room)
     axis.ticker = FixedTicker(ticks=list(places[::step]))

@@ -85,7 +85,7 @@ class Ledger(SchedulerPlugin):
         """Return a worker's address; "" if it is gone."""
         return next((address for address, (state, _) in self._live.items() if str(state.name) == name), "")
 
-    def _facts(self, state: Any) -> GpuFacts:  # noqa: ANN401
+    def _facts(self, state: Any) -> GpuFacts:
         fixed: dict[str, Any] = state.extra.get(KEY, {})
         now: dict[str, Any] = state.metrics.get(KEY, {})
         name = str(state.name)
@@ -129,7 +129,7 @@ class Ledger(SchedulerPlugin):
             self._all_told.set()
 
 
-def _usage(state: Any, begin_s: float, end_s: float) -> WorkerUsage:  # noqa: ANN401
+def _usage(state: Any, begin_s: float, end_s: float) -> WorkerUsage:
     """Return a worker's life from its last heartbeat; for a worker that hpcgpu did not start, its time only."""
     fixed: Mapping[str, Any] = state.extra.get(KEY, {})
     now: Mapping[str, Any] = state.metrics.get(KEY, {})

@@ -31,7 +31,7 @@ _SAMPLES = 200
 _ALL = "all GPUs"
 
 
-def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:  # noqa: ANN401
+def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
     ledger = scheduler.plugins[Ledger.name]
     page = GpuPage(scheduler, ledger, doc)
@@ -47,7 +47,7 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:  # 
 class GpuPage:
     """One tab's page; the ledger has the facts, the scheduler is asked only for a node's picture."""
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger, doc: Any) -> None:  # noqa: ANN401
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, doc: Any) -> None:
         self._scheduler, self._ledger, self._doc = scheduler, ledger, doc
         self._history, self._gpus = History(_SAMPLES), list[GpuFacts]()
         self._chosen, self._drawn = "", ""
@@ -99,7 +99,7 @@ class GpuPage:
         self._lines.show(self._history.series(self._chosen), self._chosen or _ALL)
         self._look_at_node()
 
-    def _choose(self, source: Any, attr: str, old: Sequence[int], new: Sequence[int]) -> None:  # noqa: ANN401
+    def _choose(self, source: Any, attr: str, old: Sequence[int], new: Sequence[int]) -> None:
         """Show one GPU over time, tapped as a bar or a row; Bokeh calls this."""
         names = source.data["name"]
         chosen = names[new[0]] if new and new[0] < len(names) else ""

@@ -35,7 +35,7 @@ def add_metrics(scheduler: Scheduler) -> None:
     scheduler.http_application.add_handlers(".*", [route])
 
 
-def add_page(scheduler: Scheduler, dashboard: Any) -> None:  # noqa: ANN401
+def add_page(scheduler: Scheduler, dashboard: Any) -> None:
     """Add the page to those of distributed's module ``dashboard.scheduler``, before it makes its application."""
     from distributed.dashboard.components.scheduler import env
 

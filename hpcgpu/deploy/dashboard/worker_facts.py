@@ -57,7 +57,7 @@ class WorkerFacts(WorkerPlugin):
             worker.metrics["gpu-memory-total"] = lambda _: self._spec.device_memory_bytes
             worker.metrics["gpu_utilization"] = lambda _: self._utilisation()
 
-    def transition(self, key: Any, start: str, finish: str, **_: object) -> None:  # noqa: ANN401
+    def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Count the time in which a task runs; distributed calls this for each step of each task."""
         if finish in _RUNNING:
             if not self._running:

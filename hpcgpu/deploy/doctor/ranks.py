@@ -49,6 +49,6 @@ def look(settings: Settings) -> Launcher:
 
 def run(launch: Launch, limit_s: float) -> Result:
     """Run a launcher's command, its session folder as in a run: Open MPI takes no TMPDIR as long as many are."""
-    with tempfile.TemporaryDirectory(prefix="hpcgpu-doctor-", dir="/tmp") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="hpcgpu-doctor-", dir="/tmp") as folder:
         env = {**dict(launch.env), **launch.within(folder, os.environ)}
         return programs.run_sync(Command(launch.argv, env=env, timeout_s=limit_s))

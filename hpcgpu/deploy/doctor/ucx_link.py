@@ -85,7 +85,7 @@ def last_line(text: str) -> str:
 async def _serve(token: bytes) -> None:
     import ucxx
 
-    async def answer(endpoint: Any) -> None:  # noqa: ANN401 - UCXEndpoint
+    async def answer(endpoint: Any) -> None:  # UCXEndpoint
         said = bytearray(len(token))
         with contextlib.suppress(ucxx.exceptions.UCXError):
             await endpoint.recv(said)

@@ -31,7 +31,7 @@ def start(folder: Path, client: Process) -> Started:
 def main(folder: str, pid: str, start_time: str) -> None:
     """Wait for the client's end, then end its jobs, unless it has closed or detached its cluster."""
     pids.wait_for_end(int(pid), int(start_time))
-    if os.path.isdir(folder) and "detached" not in os.listdir(folder):  # noqa: PTH112, PTH208
+    if os.path.isdir(folder) and "detached" not in os.listdir(folder):
         import asyncio
         from pathlib import Path
 

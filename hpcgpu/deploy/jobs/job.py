@@ -88,7 +88,7 @@ class BatchJob:
         recorded: RecordedJob = _NOT_YET,
         *,
         spec: JobSpec | None = None,
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        patience: Patience = Patience(),  # frozen
     ) -> None:
         self.recorded, self.spec = recorded, spec
         self._system, self._say, self._said = system, say, ""

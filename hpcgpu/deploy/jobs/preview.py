@@ -92,7 +92,7 @@ def compare(path: str, found: Preview) -> tuple[str, ...]:
     return differences(before, json.loads(json.dumps(described(found))))
 
 
-def _said(name: str, value: Any) -> str:  # noqa: ANN401 - of any option
+def _said(name: str, value: Any) -> str:  # of any option
     """Format a value as people write it on a command line."""
     if isinstance(value, bool):
         return str(value).lower()

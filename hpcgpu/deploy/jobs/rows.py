@@ -121,4 +121,4 @@ def views_of(seen: RunStatus) -> tuple[JobView, ...]:
 
 def today() -> date:
     """Return the local date, which starts are compared with: batch systems write local times."""
-    return date.today()  # noqa: DTZ011
+    return date.today()

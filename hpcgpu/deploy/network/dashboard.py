@@ -143,7 +143,7 @@ async def _answer(
     await carry(comm, reader, writer)
 
 
-async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:  # noqa: ANN401
+async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Carry bytes both ways until one end closes; an empty message says that the other end of the comm has.
 
     Both are closed on return.

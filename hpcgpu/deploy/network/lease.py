@@ -36,7 +36,7 @@ class LeaseHolder:
 
     def __init__(
         self,
-        scheduler: Any,  # noqa: ANN401
+        scheduler: Any,
         grace_s: float,
         lost: Callable[[str], None],
         is_given_up: Callable[[], bool],

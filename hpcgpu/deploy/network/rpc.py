@@ -28,7 +28,7 @@ async def worker_names(folder: Path) -> tuple[str, ...] | None:
     return None if known is None else tuple(str(worker["name"]) for worker in known["workers"].values())
 
 
-async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:  # noqa: ANN401
+async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:
     """Return the scheduler's answer; None without a scheduler or an answer."""
     content = await asyncio.to_thread(scheduler_file.read, folder)
     if content is None:

@@ -86,7 +86,7 @@ class ClusterSecurity(Security):
         """Return the arguments of listen()."""
         return self._once("listen", lambda: super(ClusterSecurity, self).get_listen_args(role))
 
-    def _get_tls_context(self, tls: dict[str, Any], purpose: ssl.Purpose) -> Any:  # noqa: ANN401 - distributed's
+    def _get_tls_context(self, tls: dict[str, Any], purpose: ssl.Purpose) -> Any:  # distributed's
         with _in_memory(tls["cert"]) as cert, _in_memory(tls["key"]) as key:
             return super()._get_tls_context({**tls, "cert": cert, "key": key}, purpose)
 
@@ -134,7 +134,7 @@ class TlsSocket(ssl.SSLSocket):
         super().do_handshake(block)
         forget_errors()
 
-    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401 - as there
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # as there
         """Read; ``recv`` and ``recv_into`` call this."""
         try:
             got = super().read(len, buffer)
@@ -147,7 +147,7 @@ class TlsSocket(ssl.SSLSocket):
             forget_errors()  # the peer has gone, and may have been sent an alert
         return got
 
-    def send(self, data: Any, flags: int = 0) -> int:  # noqa: ANN401 - as there
+    def send(self, data: Any, flags: int = 0) -> int:  # as there
         """Write."""
         try:
             return super().send(data, flags)

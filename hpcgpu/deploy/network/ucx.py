@@ -40,7 +40,7 @@ class Progress:
 
     _kept: ClassVar[list[tuple[Any, Any]]] = []  # requests that nobody awaits any more, with their buffers
 
-    def __init__(self, worker: Any, loop: asyncio.AbstractEventLoop) -> None:  # noqa: ANN401
+    def __init__(self, worker: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._worker, self._loop = worker, loop
         self._awaited: dict[asyncio.Future[None], Any] = {}
         self._turning = False
@@ -50,7 +50,7 @@ class Progress:
         loop.add_reader(worker.epoll_file_descriptor, self._work)
         self.soon()
 
-    async def until_completed(self, request: Any, buffer: object) -> None:  # noqa: ANN401 - UCXRequest
+    async def until_completed(self, request: Any, buffer: object) -> None:  # UCXRequest
         """Wait for a message to be received or sent; ``buffer`` holds it."""
         if not request.completed:
             done: asyncio.Future[None] = self._loop.create_future()
@@ -94,10 +94,10 @@ class Progress:
 class _Endpoint:
     """ucxx's endpoint, of which messages are awaited by :class:`Progress`."""
 
-    def __init__(self, endpoint: Any, progress: Progress) -> None:  # noqa: ANN401
+    def __init__(self, endpoint: Any, progress: Progress) -> None:
         self._endpoint, self._progress = endpoint, progress
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._endpoint, name)
 
     def tag_send(self, buffer: object, *how: object) -> _Request:
@@ -118,7 +118,7 @@ class _Endpoint:
 
 
 class _Request:
-    def __init__(self, request: Any, buffer: object, progress: Progress) -> None:  # noqa: ANN401
+    def __init__(self, request: Any, buffer: object, progress: Progress) -> None:
         self._request, self._buffer, self._progress = request, buffer, progress
 
     def wait(self) -> Coroutine[Any, Any, None]:
@@ -128,11 +128,11 @@ class _Request:
 class UcxComm(UCXX):
     """A connection whose reader can be cancelled, and whose end does not wait for a peer that is gone."""
 
-    def __init__(self, ep: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as there
+    def __init__(self, ep: Any, *args: Any, **kwargs: Any) -> None:  # as there
         super().__init__(ep, *args, **kwargs)
         ep._ep = _awaited_here(ep._ep)
 
-    async def read(self, deserializers: Any = None) -> Any:  # noqa: ANN401
+    async def read(self, deserializers: Any = None) -> Any:
         """Read a message."""
         # distributed-ucxx turns a cancellation into a CommClosedError (except BaseException): the cancelled task
         # takes it for the end of the connection and goes on. Its waiters would never end.
@@ -155,7 +155,7 @@ class UcxComm(UCXX):
 class _Connector(UCXXConnector):
     comm_class = UcxComm
 
-    async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> UcxComm:  # noqa: ANN401
+    async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> UcxComm:
         _prepare()
         return await super().connect(address, deserialize, **arguments)
 
@@ -168,7 +168,7 @@ class _Listener(UCXXListener):
         await super().start()
 
 
-def _awaited_here(endpoint: Any) -> Any:  # noqa: ANN401 - UCXEndpoint
+def _awaited_here(endpoint: Any) -> Any:  # UCXEndpoint
     progress = _prepare().get(asyncio.get_running_loop())
     return _Endpoint(endpoint, progress) if isinstance(progress, Progress) else endpoint  # as UCXPY_PROGRESS_MODE says
 
@@ -186,7 +186,7 @@ def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
     application_context.BlockingMode = Progress
     exchange = application_context.exchange_peer_info
 
-    async def exchange_peer_info(endpoint: Any, **how: Any) -> Any:  # noqa: ANN401
+    async def exchange_peer_info(endpoint: Any, **how: Any) -> Any:
         return await exchange(endpoint=_awaited_here(endpoint), **how)
 
     application_context.exchange_peer_info = listener.exchange_peer_info = exchange_peer_info
@@ -198,7 +198,7 @@ class _Backend(UCXXBackend):
     def get_connector(self) -> _Connector:
         return _Connector()
 
-    def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> _Listener:  # noqa: ANN401
+    def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> _Listener:
         return _Listener(loc, handle_comm, deserialize, **connection_args)
 
 

@@ -33,7 +33,7 @@ class ControllerElection:
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[Any, asyncio.Future[bytes | None]]] = {}
 
-    async def serve(self, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
+    async def serve(self, comm: Any) -> None:  # distributed has no types
         """Hold an object's connection (``hpcgpu_controller``) until it ends."""
         self._comms.append(comm)
         try:
@@ -61,7 +61,7 @@ class ControllerElection:
                 return
         raise JobError(_NOBODY)
 
-    async def _hear(self, comm: Any, message: dict[str, Any]) -> None:  # noqa: ANN401
+    async def _hear(self, comm: Any, message: dict[str, Any]) -> None:
         if message["op"] == "scaled":
             self._asked.pop(message["number"])[1].set_result(message["error"])
         elif comm is self._comms[0]:
@@ -70,7 +70,7 @@ class ControllerElection:
                 with contextlib.suppress(OSError):
                     await self._tell(other)
 
-    async def _leave(self, comm: Any) -> None:  # noqa: ANN401
+    async def _leave(self, comm: Any) -> None:
         was_controller = self._comms[0] is comm
         self._comms.remove(comm)
         if was_controller and self._comms:
@@ -81,7 +81,7 @@ class ControllerElection:
                 del self._asked[number]
                 answer.set_result(None)
 
-    async def _tell(self, comm: Any) -> None:  # noqa: ANN401
+    async def _tell(self, comm: Any) -> None:
         await comm.write({"op": "control" if comm is self._comms[0] else "observe", "wanted": self._wanted})
 
 

@@ -26,7 +26,7 @@ def serve(scheduler: Scheduler, secret: str) -> None:
     """
     compat.guard_http(scheduler, secret, lambda: _load(scheduler), _NoSecret if secret else _NoDashboard)
 
-    async def forward(comm: Any) -> None:  # noqa: ANN401 - distributed has no types
+    async def forward(comm: Any) -> None:  # distributed has no types
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", scheduler.http_server.port)
         except OSError:

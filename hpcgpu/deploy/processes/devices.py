@@ -91,7 +91,7 @@ def _evict_once_imported() -> None:
     wrapt.register_post_import_hook(_evict_by, "rmm")
 
 
-def _evict_by(rmm: Any) -> None:  # noqa: ANN401
+def _evict_by(rmm: Any) -> None:
     try:
         rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
     except RuntimeError as e:  # no option asks for it: a worker that does not use it works without
@@ -127,7 +127,7 @@ def _allocate_by(rapids: Rapids) -> None:
     rmm.mr.set_current_device_resource(resource)
 
 
-def evicting(resource: Any) -> Any:  # noqa: ANN401
+def evicting(resource: Any) -> Any:
     """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried.
 
     It serves all that allocate by RMM: cuDF, and CuPy and PyTorch if so planned. RMM calls the callback again after

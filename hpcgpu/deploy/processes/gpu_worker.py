@@ -63,7 +63,7 @@ class GPUWorker(SilentWorker):
 
     """
 
-    def __init__(self, *args: Any, plugins: Sequence[Any] = (), **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, plugins: Sequence[Any] = (), **kwargs: Any) -> None:
         if "data" in kwargs:
             raise ConfigError(
                 "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "

@@ -62,7 +62,7 @@ class HandshakeLimiter:
         self._failed, self._last = 0, ""
         self._quiet = False
 
-    def begin(self, stream: Any, address: str) -> None:  # noqa: ANN401 - a stream of tornado
+    def begin(self, stream: Any, address: str) -> None:  # a stream of tornado
         """Add a connection that was accepted."""
         if len(self._peers) >= self._most:
             oldest = next(iter(self._peers))
@@ -73,11 +73,11 @@ class HandshakeLimiter:
         if not self._timer:
             self._timer = tasks.repeat(self._tick, self._deadline_s / _TICKS, "the end of handshakes")
 
-    def done(self, stream: Any) -> None:  # noqa: ANN401
+    def done(self, stream: Any) -> None:
         """Remove a connection whose handshake succeeded, or that is gone."""
         self._peers.pop(stream, None)
 
-    def fail(self, stream: Any, why: object) -> None:  # noqa: ANN401
+    def fail(self, stream: Any, why: object) -> None:
         """Record a failed handshake; a connection that was ended here is recorded already."""
         if peer := self._peers.get(stream):
             self.done(stream)
@@ -97,7 +97,7 @@ class HandshakeLimiter:
             self._timer.cancel()
             self._timer = None
 
-    def _end(self, stream: Any, why: str) -> None:  # noqa: ANN401
+    def _end(self, stream: Any, why: str) -> None:
         self.fail(stream, why)
         stream.close()
 

@@ -40,7 +40,7 @@ class ForkNanny(Nanny):
     ``kwargs`` are distributed's; name, threads, memory limit, resources and folder are the spec's if not given.
     """
 
-    def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, rank: int, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, rank: int, **kwargs: Any) -> None:
         self.spawner, self.spec, self.rank = spawner, spec, rank  # the worker writes to the rank's output
         # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
@@ -82,7 +82,7 @@ def make_nanny(
     spawner: Spawner,
     security: Security,
     rank: int = 0,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> ForkNanny:
     """Make the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
 

@@ -120,7 +120,7 @@ def plan_node(
     scratch: str,
     environ: Mapping[str, str],
     before: Sequence[NodeLayout] = (),
-    **known: Any,  # noqa: ANN401
+    **known: Any,
 ) -> tuple[tuple[int, WorkerSpec], ...]:
     """Plan the workers of one process on this node, each with its rank: of a leader, or of a process without ranks.
 

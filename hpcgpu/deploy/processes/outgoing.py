@@ -26,7 +26,7 @@ from hpcgpu.spill.values.entry import ABSENT
 class _Call:
     """A value in a message, as the call that makes it where it arrives. Immutable."""
 
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:  # noqa: ANN401
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._call = function, args
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -36,13 +36,13 @@ class _Call:
 class _Connection:
     """A connection to which ``get_data`` writes one message with values: a thread reads those that are handles."""
 
-    def __init__(self, comm: Any, to_worker: bool) -> None:  # noqa: ANN401
+    def __init__(self, comm: Any, to_worker: bool) -> None:
         self._comm, self._to_worker = comm, to_worker
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
-    async def write(self, message: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401
+    async def write(self, message: dict[str, Any], **options: Any) -> Any:
         """Write the message, when its values have been read."""
         data = message["data"]
         if handles := {key: each.data for key, each in data.items() if type(each.data) is Handle}:
@@ -53,7 +53,7 @@ class _Connection:
         with reading(None):  # pickling may run user code
             return {key: to_serialize(self._sent(handle)) for key, handle in handles.items()}
 
-    def _sent(self, handle: Handle) -> Any:  # noqa: ANN401
+    def _sent(self, handle: Handle) -> Any:
         if isinstance(self._comm, InProc):
             return unproxy(handle.resolve())
         if self._to_worker:
@@ -76,12 +76,12 @@ def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaita
     execute, get_data, context = worker.execute, worker.handlers["get_data"], worker.data.handing_out_handles
 
     @functools.wraps(execute)
-    async def execute_with_handles(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    async def execute_with_handles(*args: Any, **kwargs: Any) -> Any:
         with context(to_worker=False):  # perhaps to a process of a user's executor
             return await execute(*args, **kwargs)
 
     @functools.wraps(get_data)
-    async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+    async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:
         there = await readable(keys)
         with context(to_worker=who is not None, leaving=not comm.peer_address.startswith("ucx")):
             return await get_data(_Connection(comm, who is not None), keys=there, who=who, **kwargs)
@@ -97,7 +97,7 @@ def _answering(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Return a handler in whose answers are objects, which a thread brings up, in place of proxies."""
 
     @functools.wraps(handler)
-    async def answer(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    async def answer(*args: Any, **kwargs: Any) -> Any:
         reply = handler(*args, **kwargs)
         reply = await reply if inspect.isawaitable(reply) else reply
         if reply and "result" in reply:

@@ -209,7 +209,7 @@ class LeaderConnections:
 
     async def serve(
         self,
-        comm: Any,  # noqa: ANN401 - distributed has no types
+        comm: Any,  # distributed has no types
         node: str = "",
         succession: str = "",
         notes: Sequence[str] = (),
@@ -236,7 +236,7 @@ class LeaderConnections:
             self._working.discard(comm)
             self._tell()
 
-    def _end_of_workers(self, comm: Any, died: str) -> None:  # noqa: ANN401
+    def _end_of_workers(self, comm: Any, died: str) -> None:
         """Record that all of a leader's workers have ended for good; ``died`` names those that failed."""
         self._working.discard(comm)
         self._died += [died] if died else []

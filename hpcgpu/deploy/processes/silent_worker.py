@@ -31,7 +31,7 @@ class SilentWorker(Worker):
         finally:
             self._beat = None
 
-    async def close(self, *args: Any, **kwargs: Any) -> str | None:  # noqa: ANN401
+    async def close(self, *args: Any, **kwargs: Any) -> str | None:
         """Close as distributed does, after cancelling a heartbeat under way, unless it is the caller."""
         self.periodic_callbacks["heartbeat"].stop()
         # The heartbeat task itself may close the worker. Later callers must not cancel it.

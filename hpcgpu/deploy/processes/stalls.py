@@ -107,12 +107,12 @@ class ObjectStatusPlugin(WorkerStatusPlugin):
     distributed's plugins for it all have one name: a second object would replace the first (2026.8.0).
     """
 
-    def __init__(self, scheduler: Scheduler, comm: Any) -> None:  # noqa: ANN401 - distributed has no types
+    def __init__(self, scheduler: Scheduler, comm: Any) -> None:  # distributed has no types
         self.name = f"{WorkerStatusPlugin.name}-{id(comm)}"
         super().__init__(scheduler, comm)
 
 
-def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:  # noqa: ANN401
+def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:
     """Handle a cluster object's ``subscribe_worker_status`` as distributed's scheduler does, for any number of objects.
 
     ``stalled`` is the reason of a present stall, or empty.

@@ -52,7 +52,7 @@ class SpillPlugin(WorkerPlugin):
         worker.metrics[stalls.TROUBLE] = lambda _: "; ".join(worker.data.trouble)
         worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
 
-    def transition(self, key: Any, start: str, finish: str, **_: object) -> None:  # noqa: ANN401
+    def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""
         if finish in _SOON or finish in _RUNNING:
             task = self.worker.state.tasks[key]

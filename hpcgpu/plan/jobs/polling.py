@@ -18,7 +18,7 @@ def poll_in_s(
     asked_s: float | None,
     jobs: Sequence[JobFacts],
     acted: Collection[str] = (),
-    patience: Patience = Patience(),  # noqa: B008 - frozen
+    patience: Patience = Patience(),  # frozen
 ) -> float | None:
     """Return in how many seconds to poll for these jobs; None if their workers show everything.
 

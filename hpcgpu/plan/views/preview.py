@@ -129,7 +129,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
     return (*out, *(f"{_SCRIPT}: {line}" for line in lines if not line.startswith("@@")))
 
 
-def _changed(before: Any, after: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - JSON
+def _changed(before: Any, after: Any, path: str) -> Iterator[str]:  # JSON
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys((*before, *after)):
             yield from _changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
@@ -140,7 +140,7 @@ def _changed(before: Any, after: Any, path: str) -> Iterator[str]:  # noqa: ANN4
         yield f"{path}: {_word(before)} -> {_word(after)}"
 
 
-def _word(value: Any) -> str:  # noqa: ANN401 - JSON
+def _word(value: Any) -> str:  # JSON
     return "nothing" if value in (None, [], {}) else str(value)
 
 

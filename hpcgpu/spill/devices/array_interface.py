@@ -47,7 +47,7 @@ class NumbaArrays:
     def __init__(self, device: Gpu) -> None:
         self._device = device
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes; gives the calling thread the device's context.
 
         numba frees an array in the thread that drops the last reference, and never without a context (numba-cuda
@@ -58,7 +58,7 @@ class NumbaArrays:
         cuda.current_context()
         return extent_of(array)[:2]
 
-    def view_of(self, array: Any) -> ArrayView:  # noqa: ANN401
+    def view_of(self, array: Any) -> ArrayView:
         """Return the layout of the array there."""
         # the array's own dtype: the interface has no fields of records (numba-cuda 0.30.4)
         return ArrayView(*extent_of(array)[2:])._replace(dtype=np.dtype(array.dtype))
@@ -70,7 +70,7 @@ class NumbaArrays:
         except SpillError:  # cuda.bindings is not installed
             return device.kind("cupy").allocate(device, nbytes)
 
-    def array_of(self, memory: Any, view: ArrayView) -> Any:  # noqa: ANN401
+    def array_of(self, memory: Any, view: ArrayView) -> Any:
         """Return an array in allocated memory, which it keeps alive."""
         from numba import cuda
 
@@ -103,11 +103,11 @@ class RmmBuffers:
     def __init__(self, device: Gpu) -> None:
         del device
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes."""
         return int(array.ptr), int(array.size)
 
-    def view_of(self, array: Any) -> BytesView:  # noqa: ANN401
+    def view_of(self, array: Any) -> BytesView:
         """Return its size."""
         return BytesView(int(array.size))
 
@@ -118,7 +118,7 @@ class RmmBuffers:
         memory = with_room(device, nbytes, lambda: rmm.DeviceBuffer(size=nbytes), device.give_back)
         return memory, int(memory.ptr), 0
 
-    def array_of(self, memory: Any, view: BytesView) -> Any:  # noqa: ANN401
+    def array_of(self, memory: Any, view: BytesView) -> Any:
         """Return the memory itself."""
         del view
         return memory
@@ -142,11 +142,11 @@ class Immovable:
     def __init__(self, device: Gpu) -> None:
         del device
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes."""
         return extent_of(array)[:2]
 
-    def view_of(self, array: Any) -> NoReturn:  # noqa: ANN401
+    def view_of(self, array: Any) -> NoReturn:
         """Raise ImmovableError."""
         raise ImmovableError(array, TypeError("it shows device memory, but none can be made from bytes"))
 
@@ -154,7 +154,7 @@ class Immovable:
         """Raise TypeError: no such object has moved down."""
         raise TypeError(device, nbytes)
 
-    def array_of(self, memory: Any, view: Any) -> NoReturn:  # noqa: ANN401
+    def array_of(self, memory: Any, view: Any) -> NoReturn:
         """Raise TypeError, likewise."""
         raise TypeError(memory, view)
 

@@ -50,7 +50,7 @@ class DriverCopies:
         self._host = PinnedPool(PINNED_BYTES, self._lock_pages)
         self._stages = PinnedPool(_STAGED_MOVES * _STAGES * _STAGE_BYTES, self._lock_pages)
 
-    def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401
+    def call(self, name: str, *arguments: object) -> Any:
         """Call a function of the driver and return its value; MemoryError if the driver has no memory."""
         status, *values = getattr(self.driver, name)(*arguments)
         if status != self.driver.CUresult.CUDA_SUCCESS:
@@ -127,7 +127,7 @@ class DriverCopies:
             else:
                 self._up_by_stages(root, pointer)
 
-    def _in_one(self, stream: Any, copy: str, to: int, source: int, nbytes: int) -> None:  # noqa: ANN401
+    def _in_one(self, stream: Any, copy: str, to: int, source: int, nbytes: int) -> None:
         with self._finished(stream), self._event() as done:
             self.call(copy, to, source, nbytes, stream)
             self.call("cuEventRecord", done, stream)
@@ -184,7 +184,7 @@ class DriverCopies:
     def _by_stages(
         self,
         nbytes: int,
-        stream: Any,  # noqa: ANN401
+        stream: Any,
         start: Callable[[_Stage, slice], None],
         finish: Callable[[_Stage, slice], None],
     ) -> None:
@@ -202,7 +202,7 @@ class DriverCopies:
                 self.call("cuEventDestroy", stage.done)
 
     @contextmanager
-    def _finished(self, stream: Any) -> Iterator[None]:  # noqa: ANN401
+    def _finished(self, stream: Any) -> Iterator[None]:
         """Let no part of a failed copy stay under way to page-locked memory, which another copy gets next."""
         try:
             yield
@@ -218,7 +218,7 @@ class DriverCopies:
         finally:
             self.call("cuEventDestroy", event)
 
-    def _new_event(self) -> Any:  # noqa: ANN401
+    def _new_event(self) -> Any:
         # blocking: a thread that spins would take a core from the tasks
         flags = self.driver.CUevent_flags
         return self.call("cuEventCreate", int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING))

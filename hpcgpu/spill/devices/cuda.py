@@ -107,7 +107,7 @@ class CudaDevice:
         """Wait for the work of all streams."""
         self.copies.synchronize()
 
-    def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def buffer_of(self, array: Any) -> tuple[int, int]:
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
         if cudf.is_cudf(array):
             return cudf.CudfObjects(self).buffer_of(array)
@@ -182,7 +182,7 @@ class _Memory:
             _free(self._copies, self.pointer)
 
 
-def _free(copies: Any, pointer: int) -> None:  # noqa: ANN401 - DriverCopies: others free nothing here
+def _free(copies: Any, pointer: int) -> None:  # DriverCopies: others free nothing here
     try:
         with copies.context():
             # users' kernels run on other streams than that of the allocation
@@ -208,11 +208,11 @@ class CoreBuffers:
             )
         self._copies = copies
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes."""
         return int(array.handle), int(array.size)
 
-    def view_of(self, array: Any) -> BufferView:  # noqa: ANN401
+    def view_of(self, array: Any) -> BufferView:
         """Return its size."""
         return BufferView(int(array.size))
 
@@ -221,7 +221,7 @@ class CoreBuffers:
         memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes, device.waste), device.give_back)
         return memory, memory.pointer, int(self._copies.up_stream)
 
-    def array_of(self, memory: _Memory, view: BufferView) -> Any:  # noqa: ANN401
+    def array_of(self, memory: _Memory, view: BufferView) -> Any:
         """Return a Buffer that keeps the memory alive."""
         from cuda.core import Buffer
 

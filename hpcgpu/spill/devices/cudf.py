@@ -15,7 +15,7 @@ import numpy as np
 from hpcgpu.spill.devices.protocols import Gpu
 
 
-def is_cudf(x: Any) -> bool:  # noqa: ANN401
+def is_cudf(x: Any) -> bool:
     """Tell whether an object is a data frame, series, index or column of cuDF, by its type."""
     kind: type = type(x)
     return is_cudf_type(kind)
@@ -64,7 +64,7 @@ class CudfObjects:
     def __init__(self, device: Gpu) -> None:
         self._device = device
 
-    def buffer_of(self, x: Any) -> tuple[int, int]:  # noqa: ANN401
+    def buffer_of(self, x: Any) -> tuple[int, int]:
         """Return one id for all of an object's allocations, valid while they live, and their bytes."""
         bases = {id(base): int(base.size) for column in _columns(x) for base in _bases(column)}
         return hash(frozenset(bases)) if bases else id(x), sum(bases.values())
@@ -92,7 +92,7 @@ class CudfObjects:
         """Copy packed objects to the device, into memory of RMM."""
         return [v.kind.device_deserialize(v.header, [self._frame(root, *span) for span in v.frames]) for v in views]  # type: ignore[attr-defined]
 
-    def _copy_down(self, frame: Any, on_device: bool, part: np.ndarray) -> None:  # noqa: ANN401
+    def _copy_down(self, frame: Any, on_device: bool, part: np.ndarray) -> None:
         if not on_device:
             part[:] = np.frombuffer(memoryview(frame), np.uint8)
             return
@@ -100,7 +100,7 @@ class CudfObjects:
         if copy is not part:  # a page-locked buffer
             part[:] = copy
 
-    def _frame(self, root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> Any:  # noqa: ANN401
+    def _frame(self, root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> Any:
         part = root[begin : begin + nbytes]
         if not on_device:  # the object keeps it, while the packed bytes are used again
             return memoryview(part.copy())  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ class CudfObjects:
         return memory
 
 
-def _columns(x: Any) -> Iterator[Any]:  # noqa: ANN401
+def _columns(x: Any) -> Iterator[Any]:
     """Yield the columns of a frame and of its index; a RangeIndex is passed over, since it would make one."""
     index = getattr(x, "_index", None)
     if index is not None:
@@ -120,7 +120,7 @@ def _columns(x: Any) -> Iterator[Any]:  # noqa: ANN401
             yield getattr(column, "plc_column", column)
 
 
-def _bases(column: Any) -> Iterator[Any]:  # noqa: ANN401
+def _bases(column: Any) -> Iterator[Any]:
     """Yield the owners of the device memory of a pylibcudf column and of its children."""
     for span in (column.data(), column.null_mask()):
         if span is not None:

@@ -48,12 +48,12 @@ class CupyArrays:
             with contextlib.suppress(ValueError):  # inside using_allocator; the next array comes from outside
                 cupy.cuda.set_allocator(functools.partial(self._allocate_or_evict, allocate))
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and size of the array's allocation."""
         self._hook_allocator()
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
-    def view_of(self, array: Any) -> CupyView:  # noqa: ANN401
+    def view_of(self, array: Any) -> CupyView:
         """Return the layout of the array in its allocation."""
         return CupyView(array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
 
@@ -65,7 +65,7 @@ class CupyArrays:
             pointer = cupy.cuda.alloc(nbytes)
             return pointer, int(pointer.ptr), int(cupy.cuda.get_current_stream().ptr)
 
-    def array_of(self, memory: Any, view: CupyView) -> Any:  # noqa: ANN401
+    def array_of(self, memory: Any, view: CupyView) -> Any:
         """Return an array in allocated memory."""
         import cupy
 
@@ -79,7 +79,7 @@ class CupyArrays:
         with cupy.cuda.Device(device.number):
             return int(cupy.get_default_memory_pool().used_bytes())
 
-    def _allocate_or_evict(self, allocate: Callable[[int], Any], nbytes: int) -> Any:  # noqa: ANN401
+    def _allocate_or_evict(self, allocate: Callable[[int], Any], nbytes: int) -> Any:
         return with_room(self._device, nbytes, lambda: allocate(nbytes), self._device.give_back)
 
     def give_back(self) -> bool:

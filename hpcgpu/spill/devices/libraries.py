@@ -17,7 +17,7 @@ LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other")  # whose arrays t
 
 
 @functools.lru_cache(256)
-def library_of(kind: Any) -> str:  # noqa: ANN401 - a class; mypy takes type for what cannot be hashed
+def library_of(kind: Any) -> str:  # a class; mypy takes type for what cannot be hashed
     """Return the library of a class of device arrays.
 
     Returns
@@ -74,7 +74,7 @@ class Extent(NamedTuple):
     offset: int
 
 
-def extent_of(x: Any) -> Extent:  # noqa: ANN401
+def extent_of(x: Any) -> Extent:
     """Return the memory of an array (CUDA Array Interface, versions 0 to 3)."""
     told = x.__cuda_array_interface__
     shape, typestr = tuple(told["shape"]), told["typestr"]
@@ -93,7 +93,7 @@ def extent_of(x: Any) -> Extent:  # noqa: ANN401
     )
 
 
-def is_on_device(x: Any) -> bool:  # noqa: ANN401
+def is_on_device(x: Any) -> bool:
     """Tell whether an object that may show device memory shows some now; torch's do not in host memory."""
     try:
         return extent_of(x).nbytes > 0

@@ -10,7 +10,7 @@ from hpcgpu.spill.devices.libraries import UNPROXIED, is_on_device, library_of
 from hpcgpu.spill.devices.protocols import Device, ImmovableError
 
 
-def device_of(x: Any) -> Device | None:  # noqa: ANN401
+def device_of(x: Any) -> Device | None:
     """Return the device of an array; None for an object that is no device array."""
     kind: type = type(x)
     library = library_of(kind)
@@ -26,7 +26,7 @@ def device_of(x: Any) -> Device | None:  # noqa: ANN401
     return CudaDevice.current(operator.attrgetter(number)(x) if number else 0)
 
 
-def is_device_array(x: Any) -> bool:  # noqa: ANN401
+def is_device_array(x: Any) -> bool:
     """Tell whether an object lies in device memory, and the store moves it, or counts it."""
     kind: type = type(x)
     library = library_of(kind)
@@ -41,7 +41,7 @@ def is_device_array(x: Any) -> bool:  # noqa: ANN401
     return library != "other" or is_on_device(x)
 
 
-def is_immovable(array: Any) -> bool:  # noqa: ANN401
+def is_immovable(array: Any) -> bool:
     """Tell whether an array cannot be made again from bytes; then a peer gets it as its library pickles it."""
     kind: type = type(array)
     library = library_of(kind)
@@ -66,11 +66,11 @@ def is_unproxied(kind: type) -> bool:
     return library_of(kind) in UNPROXIED
 
 
-def is_left_to_cudf(x: Any) -> bool:  # noqa: ANN401
+def is_left_to_cudf(x: Any) -> bool:
     """Tell whether cuDF itself spills an object."""
     return cudf.is_cudf(x) and cudf.spills_itself()
 
 
-def _is_movable(buffer: Any) -> bool:  # noqa: ANN401
+def _is_movable(buffer: Any) -> bool:
     """Tell whether a Buffer of cuda.core is in device memory of this process."""
     return bool(buffer.size) and not buffer.is_mapped and not buffer.is_host_accessible

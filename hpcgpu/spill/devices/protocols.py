@@ -42,7 +42,7 @@ class Device(Protocol):
     def used_bytes(self) -> int:
         """Bytes that arrays hold."""
 
-    def buffer_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def buffer_of(self, array: Any) -> tuple[int, int]:
         """Return an id of the array's buffer, valid while it lives, and the buffer's bytes; views share both."""
 
     def synchronize(self) -> None:
@@ -140,16 +140,16 @@ class Kind(Protocol):
     prevent it.
     """
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes of the array's allocation."""
 
-    def view_of(self, array: Any) -> Any:  # noqa: ANN401
+    def view_of(self, array: Any) -> Any:
         """Return the layout of the array in its allocation; it can be pickled."""
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Return new device memory, its address, and the stream of the allocation."""
 
-    def array_of(self, memory: Any, view: Any) -> Any:  # noqa: ANN401
+    def array_of(self, memory: Any, view: Any) -> Any:
         """Return an array in allocated memory."""
 
     def used_bytes(self, device: Gpu) -> int:

@@ -46,7 +46,7 @@ class Tensors:
     def __init__(self, device: Gpu) -> None:
         self._number = device.number
 
-    def extent_of(self, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes of the tensor's storage; for a sparse tensor an id, and the bytes of its parts."""
         parts = _SPARSE.get(str(array.layout))
         if parts is not None:
@@ -54,7 +54,7 @@ class Tensors:
         storage = array.untyped_storage()
         return int(storage.data_ptr()), int(storage.nbytes())
 
-    def view_of(self, array: Any) -> TensorView:  # noqa: ANN401
+    def view_of(self, array: Any) -> TensorView:
         """Return the layout of the tensor in its storage; ImmovableError: it is more than its numbers."""
         if why := _why_immovable(array):
             raise ImmovableError(array, TypeError(why))
@@ -71,7 +71,7 @@ class Tensors:
         """Allocate on the calling thread's stream of torch."""
         import torch  # type: ignore[import-not-found] # of no extra of ours
 
-        def new() -> Any:  # noqa: ANN401
+        def new() -> Any:
             try:
                 return torch.empty(nbytes, dtype=torch.uint8, device=torch.device(self.kind, self._number))
             except torch.cuda.OutOfMemoryError as e:  # a RuntimeError
@@ -85,7 +85,7 @@ class Tensors:
 
         return int(torch.cuda.current_stream(self._number).cuda_stream)
 
-    def array_of(self, memory: Any, view: TensorView) -> Any:  # noqa: ANN401
+    def array_of(self, memory: Any, view: TensorView) -> Any:
         """Return a tensor in allocated memory."""
         import torch
 
@@ -121,7 +121,7 @@ def _is_parameter(kind: type) -> bool:
     return kind.__name__ == "Parameter" and kind.__module__ == "torch.nn.parameter"
 
 
-def _why_immovable(tensor: Any) -> str:  # noqa: ANN401
+def _why_immovable(tensor: Any) -> str:
     """Return which property of a tensor its numbers do not restore; empty if there is none."""
     kind: type = type(tensor)
     is_parameter = _is_parameter(kind)
@@ -193,7 +193,7 @@ class TorchCopies:
         self._tensor_at(pointer, root.nbytes).copy_(source)
         torch.cuda.synchronize(self._number)
 
-    def _tensor_at(self, pointer: int, nbytes: int) -> Any:  # noqa: ANN401
+    def _tensor_at(self, pointer: int, nbytes: int) -> Any:
         import torch
 
         return torch.as_tensor(_Bytes(pointer, nbytes), device=torch.device("cuda", self._number))

@@ -17,7 +17,7 @@ from hpcgpu.spill.proxies.placeholder import Resident
 from hpcgpu.spill.proxies.proxy import Proxy, call, for_each_class, is_proxy, make_proxy, source_of, unproxy
 
 
-def asproxy(x: Any) -> Any:  # noqa: ANN401
+def asproxy(x: Any) -> Any:
     """Return a proxy of an object that is up; a proxy, or None, is returned as it is."""
     register()
     return x if x is None or is_proxy(x) else make_proxy(Resident(x))
@@ -59,7 +59,7 @@ def _register_messages(_: ModuleType) -> None:
         table.register(Proxy, functools.partial(_dumps, table))
 
 
-def _dumps(table: Any, proxy: Any) -> Any:  # noqa: ANN401
+def _dumps(table: Any, proxy: Any) -> Any:
     """Return header and frames of the object; the message has the object's class beside them (``_pickled``)."""
     kind = source_of(proxy).kind
     try:
@@ -83,6 +83,6 @@ def _register_tables(module: ModuleType) -> None:
     for_each_class(enter)
 
 
-def _delegate(table: Any, kind: type) -> Callable[..., Any]:  # noqa: ANN401
+def _delegate(table: Any, kind: type) -> Callable[..., Any]:
     """Return a function that calls a table's function for a class, with the objects of proxies."""
     return lambda *args, **kwargs: call(table.dispatch(kind), args, kwargs)

@@ -12,14 +12,14 @@ METHODS = frozenset(
     fill sort partition put itemset resize byteswap setfield setflags
     append extend insert pop remove reverse clear update setdefault popitem add discard
     difference_update intersection_update symmetric_difference_update
-    """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
+    """.split()  # a list of so many quoted words is not easier to read
 )
 # Methods of data frames that write with inplace=True.
 INPLACE_METHODS = frozenset(
     """
     drop dropna fillna ffill bfill replace rename rename_axis reset_index set_index sort_values sort_index
     drop_duplicates query eval clip interpolate mask where
-    """.split()  # noqa: SIM905
+    """.split()
 )
 # Attributes through which code writes to the object.
 INDEXERS = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "__dlpack__"})
@@ -27,7 +27,7 @@ INDEXERS = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "_
 _FILLS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
 
 
-def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the arguments that a numpy function writes to."""
     first = function in _FILLS or getattr(function, "__name__", "") == "at"  # np.add.at
     if first or kwargs.get("copy") is False or kwargs.get("overwrite_input"):

@@ -37,7 +37,7 @@ class Source(Protocol):
     def length(self) -> int | None:
         """Return the object's ``len``, if it is known without the object."""
 
-    def up(self) -> Any:  # noqa: ANN401
+    def up(self) -> Any:
         """Bring the object up and return it; waits in the calling thread. Several threads may call, for one load."""
 
     def using(self) -> AbstractContextManager[Any]:
@@ -69,7 +69,7 @@ class State:
         self.token = object()  # a new one after each release
         self.proxy: Callable[[], Any] = _nothing  # a weak reference
 
-    def load(self) -> Any:  # noqa: ANN401
+    def load(self) -> Any:
         """Bring the object up, and let the proxy hold it unless it was released meanwhile."""
         token = self.token
         found = up(self.source)
@@ -93,7 +93,7 @@ class Placeholder:
     def __init__(self, state: State) -> None:
         object.__setattr__(self, "_state", state)
 
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattribute__(self, name: str) -> Any:
         state = _state_of(self)
         if name.startswith("__") and name.endswith("__"):
             kind = state.source.kind
@@ -122,7 +122,7 @@ for _name, _operation in _TOUCHES.items():
     setattr(Placeholder, f"__{_name}__", _touch(_operation))
 
 
-def _length(placeholder: Any) -> int:  # noqa: ANN401
+def _length(placeholder: Any) -> int:
     state = _state_of(placeholder)
     known = state.source.length()
     return len(state.load()) if known is None else known
@@ -131,12 +131,12 @@ def _length(placeholder: Any) -> int:  # noqa: ANN401
 Placeholder.__len__ = _length  # type: ignore[attr-defined]
 
 
-def up(source: Source) -> Any:  # noqa: ANN401
+def up(source: Source) -> Any:
     """Bring the object of a source up, and return it; raises as :func:`lifted`."""
     return lifted(source, source.up)
 
 
-def lifted(source: Source, lift: Callable[[], Any]) -> Any:  # noqa: ANN401
+def lifted(source: Source, lift: Callable[[], Any]) -> Any:
     """Return what ``lift`` returns; SpillError for all its errors but MemoryError."""
     try:
         return lift()
@@ -149,7 +149,7 @@ def lifted(source: Source, lift: Callable[[], Any]) -> Any:  # noqa: ANN401
 class Resident:
     """Source of an object that is up, and stays up. Thread-safe: it does not change."""
 
-    def __init__(self, value: Any) -> None:  # noqa: ANN401
+    def __init__(self, value: Any) -> None:
         self._value, self.kind = value, type(value)
 
     @property
@@ -161,7 +161,7 @@ class Resident:
     def length(self) -> int | None:
         """Return None: the object is up."""
 
-    def up(self) -> Any:  # noqa: ANN401
+    def up(self) -> Any:
         """Return it."""
         return self._value
 

@@ -43,11 +43,11 @@ class Proxy(BASE, metaclass=_Meta):
         self._self_state.proxy = weakref.ref(self)
 
     @property  # type: ignore[misc] # of object it can be set, too
-    def __class__(self) -> Any:  # noqa: ANN401
+    def __class__(self) -> Any:
         return self._self_state.source.kind
 
     @property
-    def __wrapped__(self) -> Any:  # noqa: ANN401
+    def __wrapped__(self) -> Any:
         held = HELD.__get__(self)
         return self._self_state.load() if type(held) is Placeholder else held
 
@@ -63,7 +63,7 @@ class Proxy(BASE, metaclass=_Meta):
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
 
-    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+    def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_self_"):
             super().__setattr__(name, value)
         else:
@@ -72,27 +72,27 @@ class Proxy(BASE, metaclass=_Meta):
     def __delattr__(self, name: str) -> None:
         _write(self, delattr, name)
 
-    def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401
+    def __setitem__(self, index: Any, value: Any) -> None:
         whole = issubclass(self._self_state.source.kind, (list, dict))  # these keep a proxy as any other object
         _write(self, operator.setitem, unproxy(index), value if whole else unproxy(value))
 
-    def __delitem__(self, index: Any) -> None:  # noqa: ANN401
+    def __delitem__(self, index: Any) -> None:
         _write(self, operator.delitem, unproxy(index))
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return call(getattr(ufunc, method), inputs, kwargs)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         del types
         return call(function, args, kwargs)
 
-    def __copy__(self) -> Any:  # noqa: ANN401
+    def __copy__(self) -> Any:
         return copy.copy(self.__wrapped__)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:  # noqa: ANN401
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.__wrapped__, memo)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:  # noqa: ANN401
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         del protocol  # the other process may not have this package
         return operator.getitem, ((self.__wrapped__,), 0)
 
@@ -101,7 +101,7 @@ class Proxy(BASE, metaclass=_Meta):
 
 
 def _binary(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, other: Any, *more: Any) -> Any:  # noqa: ANN401
+    def forward(self: Any, other: Any, *more: Any) -> Any:
         with ExitStack() as stack:
             return operation(_enter(stack, self), _enter(stack, other), *more)
 
@@ -109,7 +109,7 @@ def _binary(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def reflected(self: Any, other: Any, *more: Any) -> Any:  # noqa: ANN401
+    def reflected(self: Any, other: Any, *more: Any) -> Any:
         with ExitStack() as stack:
             return operation(_enter(stack, other), _enter(stack, self), *more)
 
@@ -117,7 +117,7 @@ def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any) -> Any:  # noqa: ANN401
+    def forward(self: Any) -> Any:
         with ExitStack() as stack:
             return operation(_enter(stack, self))
 
@@ -125,7 +125,7 @@ def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inplace(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def write(self: Any, other: Any) -> Any:  # noqa: ANN401
+    def write(self: Any, other: Any) -> Any:
         with ExitStack() as stack:
             return _write(self, operation, _enter(stack, other))
 
@@ -149,7 +149,7 @@ for _name in ("neg", "pos", "abs", "invert"):
     setattr(Proxy, f"__{_name}__", _unary(getattr(operator, _name)))
 
 
-def _enter(stack: ExitStack, x: Any) -> Any:  # noqa: ANN401
+def _enter(stack: ExitStack, x: Any) -> Any:
     """Return the object of a proxy, which stays up until the stack ends; anything else is returned as it is."""
     if not is_proxy(x):
         return x
@@ -157,7 +157,7 @@ def _enter(stack: ExitStack, x: Any) -> Any:  # noqa: ANN401
     return lifted(source, lambda: stack.enter_context(source.using()))
 
 
-def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Let an operation write to the object of a proxy; if the result is the object, return the proxy."""
     with ExitStack() as stack:
         found = _enter(stack, proxy)
@@ -168,7 +168,7 @@ def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any)
         return proxy if result is found else result
 
 
-def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function with the objects of all proxies, which stay up meanwhile."""
     _, targets = take_apart(written_arguments(function, args, kwargs), is_proxy)
     with ExitStack() as stack:
@@ -184,7 +184,7 @@ def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # noqa: 
         return tuple(own.get(id(r), r) for r in result) if type(result) is tuple else own.get(id(result), result)
 
 
-def _replaced(x: Any, by: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+def _replaced(x: Any, by: Callable[[Any], Any]) -> Any:
     skeleton, proxies = take_apart(x, is_proxy)
     return put_together(skeleton, [by(p) for p in proxies]) if proxies else x
 
@@ -216,12 +216,12 @@ def _indexer(name: str) -> property:
 
 
 def _writer(name: str) -> property:
-    def look_up(self: Any) -> Any:  # noqa: ANN401
+    def look_up(self: Any) -> Any:
         there = getattr(self.__wrapped__, name)
         if not callable(there):
             return there
 
-        def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(*args: Any, **kwargs: Any) -> Any:
             if name in INPLACE_METHODS and not kwargs.get("inplace"):
                 return there(*args, **kwargs)
             return _write(self, lambda found: getattr(found, name)(*args, **kwargs))
@@ -231,7 +231,7 @@ def _writer(name: str) -> property:
     return property(look_up)
 
 
-def _pickled(cls: Any) -> Any:  # noqa: ANN401
+def _pickled(cls: Any) -> Any:
     return "Proxy" if cls is Proxy else (operator.getitem, ((cls._self_kind,), 0))
 
 
@@ -240,7 +240,7 @@ _CLASSES: dict[type, type[Proxy]] = {}
 _watchers: list[Callable[[type[Proxy], type], None]] = []
 
 
-def make_proxy(source: Source) -> Any:  # noqa: ANN401
+def make_proxy(source: Source) -> Any:
     """Return a proxy for the object of a source; nothing is loaded."""
     cls = _CLASSES.get(source.kind)
     if cls is None:
@@ -266,19 +266,19 @@ def is_proxy(x: object) -> bool:
     return issubclass(type(x), Proxy)
 
 
-def source_of(proxy: Any) -> Source:  # noqa: ANN401
+def source_of(proxy: Any) -> Source:
     """Return the source of a proxy."""
     return proxy._self_state.source
 
 
-def release(proxy: Any) -> None:  # noqa: ANN401
+def release(proxy: Any) -> None:
     """Take the object from a proxy, which loads it again at the next touch. Operations under way keep the object."""
     state: State = proxy._self_state
     state.token = object()
     HELD.__set__(proxy, Placeholder(state))
 
 
-def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401
+def replaced(x: Any, by: Callable[[Source], Any]) -> Any:
     """Return a value in which ``by`` gives the replacement, not None, of each proxy; it is called once for each.
 
     Looks into the same objects as :func:`hpcgpu.spill.values.traverse.take_apart`. A value without proxies is returned
@@ -287,7 +287,7 @@ def replaced(x: Any, by: Callable[[Source], Any]) -> Any:  # noqa: ANN401
     return _replaced(x, lambda proxy: by(source_of(proxy)))
 
 
-def unproxy(x: Any) -> Any:  # noqa: ANN401
+def unproxy(x: Any) -> Any:
     """Return a value with its objects for all proxies in it, in these objects, too; looks where ``replaced`` does.
 
     SpillError if an object cannot be brought up.

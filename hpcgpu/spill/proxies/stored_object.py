@@ -16,7 +16,7 @@ class UnitReader(Protocol):
     """Keeps units up; :class:`hpcgpu.spill.store.reader.Reader` does. Thread-safe."""
 
     @property
-    def lock(self) -> Any:  # noqa: ANN401
+    def lock(self) -> Any:
         """The store's."""
 
     @property
@@ -60,7 +60,7 @@ class StoredObject:
         # no lock here: the garbage collector may run this in a thread that holds it
         self.reader.orphans.append(self.token)
 
-    def proxy(self) -> Any:  # noqa: ANN401
+    def proxy(self) -> Any:
         """Return the object's proxy: the living one, or a new one."""
         made = None
         while True:
@@ -81,7 +81,7 @@ class StoredObject:
         """Return the object's ``len``, if a copy below tells; nothing is loaded."""
         return self.unit.length_of(self.index)
 
-    def up(self) -> Any:  # noqa: ANN401
+    def up(self) -> Any:
         """Bring the object up, and return it; raises SpillError as the store does."""
         with self.using() as value:
             return value

@@ -219,7 +219,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._spill_thread.request_shrink(self.above_target)
         return -1
 
-    def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:  # noqa: ANN401
+    def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:
         """A task will need these keys: they go down last, and come up before it starts, if there is room.
 
         Parameters
@@ -237,7 +237,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         entries = [entry for key in keys if (entry := self._entries.get(key)) is not None]
         self._executor.tell(self._executor.state.expect, task, entries, priority, running)
 
-    def expect_no_more(self, task: Any) -> None:  # noqa: ANN401
+    def expect_no_more(self, task: Any) -> None:
         """A task is over, or does not run here."""
         self._executor.tell(self._executor.state.task_over, task)
 
@@ -281,7 +281,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                 self._executor.tell_of_lost_gpu(e)
                 raise
 
-    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
+    def __setitem__(self, key: Any, value: Any) -> None:
         identity_map, executor = self._reader.identity_map, self._executor
         ours = isinstance(value, Handle) and value.reader is self._reader
         if isinstance(value, Handle) and not ours:  # a handle is never kept as a value
@@ -305,7 +305,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         if todo is not None:
             executor.carry_out(todo)
 
-    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
+    def __getitem__(self, key: Any) -> Any:
         mode, executor = read_mode(), self._executor
         with executor.lock:
             entry = self._entries[key]
@@ -332,7 +332,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             logger.warning(_HINT)
         return self._reader.read(entry, todo)
 
-    def __delitem__(self, key: Any) -> None:  # noqa: ANN401
+    def __delitem__(self, key: Any) -> None:
         todo = Todo()
         with self._executor.lock:
             if (entry := self._entries.pop(key)) is not None:

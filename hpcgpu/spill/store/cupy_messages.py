@@ -12,7 +12,7 @@ from hpcgpu.spill.devices.cupy import CupyView
 from hpcgpu.spill.store.read_mode import read_mode
 
 
-def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN401
+def register(dask_serialize: Any, dask_deserialize: Any) -> None:
     """Let CuPy's arrays travel: between workers by UCX as their bytes, elsewhere as CuPy pickles them.
 
     distributed's own pair of functions needs numba or RMM, and fails without them, also in a client without this
@@ -31,7 +31,7 @@ def register(dask_serialize: Any, dask_deserialize: Any) -> None:  # noqa: ANN40
     dask_deserialize.register_lazy("cupy", add)
 
 
-def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: ANN401
+def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:
     """Return the layout of an array, made contiguous, and its host bytes; NotImplementedError if not for a worker."""
     import cupy
 
@@ -49,7 +49,7 @@ def serialize(array: Any) -> tuple[dict[str, Any], list[memoryview]]:  # noqa: A
     return {**layout, "dtype": pickle.dumps(array.dtype)}, [root.data]  # bfloat16 and records have no typestr
 
 
-def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:  # noqa: ANN401
+def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:
     """Return the array, on this process's current device."""
     import cupy
 

@@ -138,7 +138,7 @@ class Executor:
         return self.state.accounting.copy_bytes[HOST]
 
     # --- events -------------------------------------------------------------------------------------------------------
-    def tell(self, event: Callable[..., Instructions], *arguments: Any) -> None:  # noqa: ANN401
+    def tell(self, event: Callable[..., Instructions], *arguments: Any) -> None:
         """Tell the machine of an event, and carry out its instructions."""
         todo = Todo()
         with self.lock:
@@ -403,7 +403,7 @@ class Executor:
         count.number += 1
         count.seconds += seconds
 
-    def _attach(self, unit: Content, tier: int, data: Any) -> None:  # noqa: ANN401
+    def _attach(self, unit: Content, tier: int, data: Any) -> None:
         unit.put(tier, data)
         if tier == unit.top:
             self.known |= {name: content for content in unit.contents for name in content.names}
@@ -448,7 +448,7 @@ class Executor:
                 self.record(self.state.delete(orphan), todo)
 
     # --- instructions -------------------------------------------------------------------------------------------------
-    def _perform(self, instruction: Any) -> None:  # noqa: ANN401
+    def _perform(self, instruction: Any) -> None:
         kind = type(instruction)
         if kind is Copy:
             self._send(instruction)
@@ -485,7 +485,7 @@ class Executor:
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
 
-def _sizes(copy: Copy, data: Any) -> tuple[int, int]:  # noqa: ANN401
+def _sizes(copy: Copy, data: Any) -> tuple[int, int]:
     """Return what the result of a copy takes in its tier, and what was moved, in bytes; 0: as the unit says."""
     unit: Content = copy.unit  # type: ignore[assignment]
     if copy.to == DISK:

@@ -94,7 +94,7 @@ class IdentityMap:
         self._reader, self._lazily = reader, lazily
         self._bundles = Bundles()
 
-    def traverse(self, value: Any) -> Traversed:  # noqa: ANN401
+    def traverse(self, value: Any) -> Traversed:
         """Return what is in a value; without the lock.
 
         It does not raise: distributed waits for ever if a key from a peer cannot be set.
@@ -170,14 +170,14 @@ class IdentityMap:
         lazy = self._is_lazy(packed.skeleton, [kind for _, _, kind in packed.locations])
         return Traversed(ABSENT, packed.skeleton, _size_of(packed.skeleton), objects, lazy)
 
-    def _traversed_as_one(self, value: Any) -> Traversed | None:  # noqa: ANN401
+    def _traversed_as_one(self, value: Any) -> Traversed | None:
         """Return a value that is one object in host memory, or None."""
         held = held_by(value)
         if held and sum(held.values()) >= SMALL_BYTES:
             return Traversed(value, _OWNER, 0, (_InHost(value, held),))
         return Traversed(value, value, _size_of(value)) if type(value) is np.ndarray else None
 
-    def _traversed_in_parts(self, value: Any) -> Traversed:  # noqa: ANN401
+    def _traversed_in_parts(self, value: Any) -> Traversed:
         skeleton, parts = take_apart(value, self._is_part if self._lazily else _is_apart)
         objects = [self._traversed_object(p) for p in parts]
         if type(skeleton) is Slot:
@@ -185,12 +185,12 @@ class IdentityMap:
         kinds = [source_of(p).kind if is_proxy(p) else type(p) for p in parts]
         return Traversed(value, skeleton, _size_of(skeleton), objects, self._is_lazy(skeleton, kinds))
 
-    def _is_lazy(self, skeleton: Any, kinds: Sequence[type]) -> bool:  # noqa: ANN401
+    def _is_lazy(self, skeleton: Any, kinds: Sequence[type]) -> bool:
         # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
         # object.
         return self._lazily and bool(kinds) and is_data(skeleton) and not any(map(is_unproxied, kinds))
 
-    def _traversed_object(self, x: Any) -> _Object:  # noqa: ANN401
+    def _traversed_object(self, x: Any) -> _Object:
         if self._lazily and is_proxy(x):
             source = source_of(x)
             if isinstance(source, StoredObject) and source.reader is self._reader:
@@ -205,11 +205,11 @@ class IdentityMap:
             return _OnDevice(x, device, self._tier_of(device), (id(device), name), nbytes)
         return self._traversed_in_host(x)
 
-    def _traversed_in_host(self, x: Any) -> _InHost | _Alone:  # noqa: ANN401
+    def _traversed_in_host(self, x: Any) -> _InHost | _Alone:
         held = held_by(x)
         return _InHost(x, held) if held else _Alone(x, _size_of(x))  # _Alone: for the peer it was a part
 
-    def _is_part(self, x: Any) -> bool:  # noqa: ANN401
+    def _is_part(self, x: Any) -> bool:
         return _is_apart(x) or is_proxy(x)
 
     def _located(self, x: _Object, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
@@ -225,7 +225,7 @@ class IdentityMap:
         alone.set_kind(0, type(x.x))
         return alone, 0
 
-    def _unit_of_packed(self, x: Any, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:  # noqa: ANN401
+    def _unit_of_packed(self, x: Any, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
         if isinstance(x, _Packed):
             buffer = Buffer.of_packed(*x)
             self._bundles.add(buffer)
@@ -260,14 +260,14 @@ class IdentityMap:
         return unit, position
 
 
-def _is_apart(x: Any) -> bool:  # noqa: ANN401
+def _is_apart(x: Any) -> bool:
     return is_device_array(x) or is_left_to_cudf(x) or sum(held_by(x).values()) >= _BIG_BYTES
 
 
 _size_by_dask: Callable[[Any], int] | None = None
 
 
-def _size_of(skeleton: Any) -> int:  # noqa: ANN401
+def _size_of(skeleton: Any) -> int:
     global _size_by_dask  # noqa: PLW0603 - dask is imported with the first value, not with the store
     if _size_by_dask is None:
         from hpcgpu.spill.values.sizes import size_of

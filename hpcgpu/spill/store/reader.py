@@ -34,7 +34,7 @@ class Reader:
         self.lock, self.orphans = executor.lock, executor.orphans
         self.identity_map = IdentityMap(executor.known, executor.values, executor.tier_of, self, lazily)
 
-    def read(self, entry: Entry, todo: Todo) -> Any:  # noqa: ANN401
+    def read(self, entry: Entry, todo: Todo) -> Any:
         """Bring up a value for code that may write to it, and take the name that the entry has for the time of it."""
         try:
             self._executor.carry_out(todo)
@@ -45,7 +45,7 @@ class Reader:
                 self._executor.unname(entry, todo)
             self._executor.carry_out(todo)
 
-    def restore(self, entry: Entry, *, writes: bool = False) -> Any:  # noqa: ANN401
+    def restore(self, entry: Entry, *, writes: bool = False) -> Any:
         """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`.
 
         A pin of the units is not enough: without a name the members of a bundle go, and so do the parts of a value that
@@ -54,7 +54,7 @@ class Reader:
         with self._executor.needing(entry.used_units, writes=writes):
             return self._assembled(entry)
 
-    def _assembled(self, entry: Entry) -> Any:  # noqa: ANN401
+    def _assembled(self, entry: Entry) -> Any:
         """Return the value of an entry that has a name; its used units are up, and pinned."""
         value = entry.value
         if value is not ABSENT:

@@ -35,7 +35,7 @@ class EntryReader(Protocol):
     def orphans(self) -> deque[Any]:
         """Takes the entries of handles that go."""
 
-    def restore(self, entry: Entry) -> Any:  # noqa: ANN401
+    def restore(self, entry: Entry) -> Any:
         """Bring a value up, and return it."""
 
     def packed(self, entry: Entry) -> Packed:
@@ -63,7 +63,7 @@ class Handle:
         """Bytes of the value."""
         return self.entry.nbytes
 
-    def resolve(self) -> Any:  # noqa: ANN401
+    def resolve(self) -> Any:
         """Bring the value up, and return it."""
         return self.reader.restore(self.entry)
 
@@ -95,7 +95,7 @@ class Packed:
         """Bytes of the buffers."""
         return sum(root.nbytes for _, root, _ in self.buffers)
 
-    def unpack(self) -> Any:  # noqa: ANN401
+    def unpack(self) -> Any:
         """Return the value, with its arrays on this process's device."""
         arrays = [device.unpack(root, views) for device, root, views in self.buffers]
         return put_together(self.skeleton, [self.hosts[i] if b is None else arrays[b][i] for b, i, _ in self.locations])
@@ -110,6 +110,6 @@ def keep_packed() -> None:
     _keep = True
 
 
-def arrive(packed: Packed) -> Any:  # noqa: ANN401
+def arrive(packed: Packed) -> Any:
     """Return a value from a peer, where it arrives: packed for this process's store, or, in another process, itself."""
     return packed if _keep else packed.unpack()

@@ -17,7 +17,7 @@ Held = dict[int, int]
 Name = int | frozenset[int]
 
 
-def held_by(x: Any) -> Held:  # noqa: ANN401
+def held_by(x: Any) -> Held:
     """Return what an array of numbers or a table keeps in host memory; an empty dict for another object."""
     kind: type = type(x)
     if kind is np.ndarray:
@@ -43,7 +43,7 @@ def name_of(held: Held) -> Name:
     return next(iter(owners)) if len(owners) == 1 else frozenset(owners)
 
 
-def is_owner(x: Any) -> bool:  # noqa: ANN401
+def is_owner(x: Any) -> bool:
     """Tell whether an object is an array of numbers in host memory that owns its memory."""
     return type(x) is np.ndarray and x.base is None and not x.dtype.hasobject
 
@@ -62,7 +62,7 @@ def owner_of(array: np.ndarray) -> tuple[int, int]:
         array = base
 
 
-def _held_by_frame(frame: Any) -> Held:  # noqa: ANN401
+def _held_by_frame(frame: Any) -> Held:
     """Return what a data frame or series of pandas keeps in host memory.
 
     ``_mgr.blocks`` is not public (in pandas since 1.1, read in 3.1.1). But it is the one way to the columns' memory
@@ -88,5 +88,5 @@ def _held_by_frame(frame: Any) -> Held:  # noqa: ANN401
     return owners | {-id(frame): more_bytes}
 
 
-def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401
+def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:
     return ((b.address, b.size) for chunk in chunks for b in chunk.buffers() if b is not None)

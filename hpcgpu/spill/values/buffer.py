@@ -52,14 +52,14 @@ class Buffer(ObjectContent):
         buffer.names, buffer.at, buffer.in_host = (), HOST, (root, list(views))
         return buffer
 
-    def position_of(self, array: Any) -> tuple[int, bool]:  # noqa: ANN401
+    def position_of(self, array: Any) -> tuple[int, bool]:
         """Return the position of an array, and whether the array is new: then no copy has its layout."""
         position = self._positions.setdefault(id(array), len(self.arrays))
         if is_new := position == len(self.arrays):
             self.arrays.append(array)
         return position, is_new
 
-    def object_at(self, index: int) -> Any:  # noqa: ANN401
+    def object_at(self, index: int) -> Any:
         """Return one of the arrays."""
         return self.arrays[index]
 
@@ -74,7 +74,7 @@ class Buffer(ObjectContent):
         """Return its bytes on the host, and the layout of the arrays in them; it does not move, and is not on disk."""
         return self.in_host or self.device.pack(tuple(self.arrays), disk.empty)
 
-    def take(self, tier: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:
         """Give up the arrays, the bytes in host memory, or what is on disk."""
         data: Any
         if tier == DISK:
@@ -86,7 +86,7 @@ class Buffer(ObjectContent):
             self.arrays, self._positions = [], {}
         return data
 
-    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:
         """Hold a copy."""
         if tier == DISK:
             self._stored = data
@@ -95,7 +95,7 @@ class Buffer(ObjectContent):
         else:
             self.arrays, self._positions, self.names = data
 
-    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+    def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Copy between the device, host memory and disk."""
         if to == DISK and self.in_host is not None:
             root, views = self.in_host

@@ -27,7 +27,7 @@ _DEPTH = 3
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
-def is_plain(x: Any, depth: int = _DEPTH) -> bool:  # noqa: ANN401
+def is_plain(x: Any, depth: int = _DEPTH) -> bool:
     """Tell whether a small value may be in a bundle: the pickles of other values may be of any size, or fail."""
     kind: type = type(x)
     if kind in _PLAIN:
@@ -80,14 +80,14 @@ class Bundle(Content):
         """Forget a value that has lost its last name."""
         del self.entries[entry]
 
-    def take(self, tier: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:
         """Give up what is on disk, or what the members have."""
         if tier == DISK:
             data, self._stored = self._stored, None
             return data
         return [member.take(tier) for member in self.contents]
 
-    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:
         """Hold a copy on disk, or let the members hold theirs."""
         if tier == DISK:
             self._stored = data
@@ -109,7 +109,7 @@ class Buffers(Bundle):
         stored = self._stored
         return next((views for each, views in stored[1] if each is member), ()) if stored else ()
 
-    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+    def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Copy all members between the device, host memory and disk."""
         if source == DISK:
             stored, members = self._stored
@@ -128,7 +128,7 @@ class Buffers(Bundle):
 class Values(Bundle):
     """Small values (SkeletonUnits) in host memory; on disk one pickle. Threads as of :class:`Content`."""
 
-    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+    def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Pickle all members to disk, or unpickle."""
         del source
         if to == DISK:

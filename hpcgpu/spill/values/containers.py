@@ -35,7 +35,7 @@ _LIVE_ROOTS = frozenset(
     """
     _thread threading _io io socket _socket ssl _ssl select selectors subprocess multiprocessing concurrent asyncio
     _asyncio queue _queue contextvars _contextvars ctypes _ctypes mmap sqlite3 tornado distributed
-    """.split()  # noqa: SIM905 - a list of so many quoted words is not easier to read
+    """.split()  # a list of so many quoted words is not easier to read
 )
 _LIVE_KINDS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType)
 # Tables have parts of their own, which their libraries move; and our objects hold no values of users.
@@ -71,11 +71,11 @@ def _of_dict(x: dict[Any, Any]) -> list[Any]:
     return [*dict.keys(x), *dict.values(x)]
 
 
-def _fill_dict(x: Any, items: list[Any]) -> None:  # noqa: ANN401
+def _fill_dict(x: Any, items: list[Any]) -> None:
     dict.update(x, zip(items[: len(items) // 2], items[len(items) // 2 :], strict=True))
 
 
-def _fill_ordered(x: Any, items: list[Any]) -> None:  # noqa: ANN401
+def _fill_ordered(x: Any, items: list[Any]) -> None:
     for key, value in zip(items[: len(items) // 2], items[len(items) // 2 :], strict=True):
         OrderedDict.__setitem__(x, key, value)
 
@@ -84,16 +84,16 @@ _FACTORY: Any = defaultdict.__dict__["default_factory"]
 _MAXLEN: Any = deque.__dict__["maxlen"]
 
 
-def _fill_default(x: Any, items: list[Any]) -> None:  # noqa: ANN401
+def _fill_default(x: Any, items: list[Any]) -> None:
     _FACTORY.__set__(x, items[0])
     _fill_dict(x, items[1:])
 
 
-def _fill_namespace(x: Any, items: list[Any]) -> None:  # noqa: ANN401
+def _fill_namespace(x: Any, items: list[Any]) -> None:
     _fill_dict(x.__dict__, items)
 
 
-def _new_partial(kind: Any) -> Any:  # noqa: ANN401
+def _new_partial(kind: Any) -> Any:
     return functools.partial.__new__(kind, _nothing)
 
 
@@ -167,14 +167,14 @@ class Container:
 
     __slots__ = ("_attributes", "_base", "_dict", "_kind", "_slots", "attributes", "is_data", "kind")
 
-    def __init__(self, kind: type, base: type, attributes: Any, slots: tuple[Any, ...]) -> None:  # noqa: ANN401
+    def __init__(self, kind: type, base: type, attributes: Any, slots: tuple[Any, ...]) -> None:
         self._kind, self._base, self._dict, self._slots = kind, _BASES[base], attributes, slots
         self.attributes = (attributes is not None) + len(slots)
         self.kind = BoundMethod if kind is types.MethodType else kind
         own = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__")
         self.is_data = own or base is not object
 
-    def parts(self, x: Any) -> list[Any] | None:  # noqa: ANN401
+    def parts(self, x: Any) -> list[Any] | None:
         """Return what an object holds, its attributes last; None if it must stay closed."""
         parts = self._base.items(x)
         if not self.attributes:
@@ -191,15 +191,15 @@ class Container:
                 parts.append(UNSET)
         return None if self._slots and _holds_live(parts[-len(self._slots) :]) else parts
 
-    def attributes_of(self, x: Any) -> dict[str, Any] | None:  # noqa: ANN401
+    def attributes_of(self, x: Any) -> dict[str, Any] | None:
         """Return an object's ``__dict__``, if it has attributes other than slots."""
         return (self._dict.__get__(x) or None) if self._dict is not None else None
 
-    def new(self) -> Any:  # noqa: ANN401
+    def new(self) -> Any:
         """Return an empty object; UNSET if it can only be made of its contents."""
         return UNSET if self._base.new is None else self._base.new(self._kind)
 
-    def filled(self, x: Any, parts: list[Any]) -> Any:  # noqa: ANN401
+    def filled(self, x: Any, parts: list[Any]) -> Any:
         """Fill an object that :meth:`new` made with parts; return it."""
         items = parts[: len(parts) - self.attributes] if self.attributes else parts
         if x is UNSET:
@@ -215,7 +215,7 @@ class Container:
                     slot.__set__(x, value)
         return x
 
-    def hashed(self, parts: Any) -> Any:  # noqa: ANN401
+    def hashed(self, parts: Any) -> Any:
         """Return the parts that are hashed when an object is filled."""
         return parts[self._base.keyed(len(parts) - self.attributes)]
 

@@ -40,7 +40,7 @@ class Entry:
 
     def __init__(
         self,
-        value: Any,  # noqa: ANN401
+        value: Any,
         skeleton: SkeletonUnit,
         locations: Sequence[tuple[ObjectContent, int]],
         lazy: bool = False,

@@ -45,7 +45,7 @@ class HostObjects(ObjectContent):
     _pickled: serialization.Pickled | None = None
     _shapes: Sequence[_Shape] = ()
 
-    def __init__(self, x: Any, name: Name, nbytes: int) -> None:  # noqa: ANN401
+    def __init__(self, x: Any, name: Name, nbytes: int) -> None:
         super().__init__(nbytes, HOST, HOST)
         self.objects = [x]
         self.names = (name,)
@@ -53,21 +53,21 @@ class HostObjects(ObjectContent):
             self.set_kind(0, type(x))
 
     @classmethod
-    def of_held(cls, x: Any, held: Held) -> HostObjects:  # noqa: ANN401
+    def of_held(cls, x: Any, held: Held) -> HostObjects:
         """Return a unit of an object with what it keeps (:func:`hpcgpu.spill.values.aliasing.held_by`)."""
         made = cls(x, name_of(held), sum(held.values()))
         if len(held) > 1:
             made._held = dict(held)
         return made
 
-    def position_of(self, x: Any, held: Held) -> tuple[int, bool]:  # noqa: ANN401
+    def position_of(self, x: Any, held: Held) -> tuple[int, bool]:
         """Return the position of an object, and whether the object is new: then there is no copy of it."""
         if self.objects and self.objects[0] is x:
             return 0, False
         position = self._positions.get(id(x)) if self._positions else None
         return (self._take_up(x, held), True) if position is None else (position, False)
 
-    def object_at(self, index: int) -> Any:  # noqa: ANN401
+    def object_at(self, index: int) -> Any:
         """Return one of the objects."""
         return self.objects[index]
 
@@ -79,7 +79,7 @@ class HostObjects(ObjectContent):
         """Return the bytes of the allocations."""
         return self.nbytes if self._held is None else sum(self._held.values())
 
-    def take(self, tier: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:
         """Give up the objects, or what is on disk."""
         data: Any
         if tier == DISK:
@@ -90,7 +90,7 @@ class HostObjects(ObjectContent):
                 self._positions = self._held = None
         return data
 
-    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:
         """Hold a copy."""
         if tier == DISK:
             self._pickled = data
@@ -102,7 +102,7 @@ class HostObjects(ObjectContent):
             else:
                 self._take_up(x, held)
 
-    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+    def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Pickle to disk, or unpickle."""
         del source
         if to != DISK:
@@ -118,14 +118,14 @@ class HostObjects(ObjectContent):
             raise ImmovableError(next(x for x in kept if x is not None), e) from e.__cause__
 
     @staticmethod
-    def bytes_up(data: Any) -> int:  # noqa: ANN401
+    def bytes_up(data: Any) -> int:
         """Return the size of objects that came back up: each has bytes of its own now."""
         found: Held = {}
         for held in data.held:
             found.update(held)
         return sum(found.values())
 
-    def _take_up(self, x: Any, held: Held) -> int:  # noqa: ANN401
+    def _take_up(self, x: Any, held: Held) -> int:
         position = len(self.objects)
         self.objects.append(x)
         self.set_kind(position, type(x))

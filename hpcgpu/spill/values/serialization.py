@@ -35,7 +35,7 @@ class Pickled(NamedTuple):
     spans: tuple[tuple[int, int, int], ...]
 
 
-def write(disk: Disk, value: Any) -> Pickled:  # noqa: ANN401
+def write(disk: Disk, value: Any) -> Pickled:
     """Pickle a value to disk: all of it or, with OSError, nothing."""
     try:
         data, buffers = _dumps(value)
@@ -48,13 +48,13 @@ def write(disk: Disk, value: Any) -> Pickled:  # noqa: ANN401
     return Pickled(disk.write([memoryview(data), *frames]), spans)
 
 
-def read(disk: Disk, pickled: Pickled) -> Any:  # noqa: ANN401
+def read(disk: Disk, pickled: Pickled) -> Any:
     """Return the value; OSError or SpillError if it cannot be read back."""
     frames = disk.read(pickled.stored)
     return _loads(frames[0], [frames[i][begin:end] for i, begin, end in pickled.spans])
 
 
-def _loads(data: np.ndarray, buffers: Sequence[np.ndarray]) -> Any:  # noqa: ANN401
+def _loads(data: np.ndarray, buffers: Sequence[np.ndarray]) -> Any:
     try:
         return pickle.loads(data.data, buffers=buffers)
     except MemoryError:
@@ -86,7 +86,7 @@ def _is_for_others(_: logging.LogRecord) -> bool:
     return not getattr(_quiet, "here", False)
 
 
-def _dumps(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:  # noqa: ANN401
+def _dumps(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickle a value; if that fails, as distributed does, which knows classes of a client's script."""
     buffers: list[pickle.PickleBuffer] = []
     try:

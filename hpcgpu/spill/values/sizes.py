@@ -12,7 +12,7 @@ logger = logging.getLogger("distributed.worker.memory")
 _UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
 
 
-def size_of(value: Any) -> int:  # noqa: ANN401
+def size_of(value: Any) -> int:
     """Return the size of a value by dask's ``sizeof``; it does not raise."""
     try:
         return int(sizeof(value))

@@ -55,7 +55,7 @@ class Skeleton(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[Any]]:  # noqa: ANN401
+def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
     """Return the skeleton of a value, and its device arrays; the value itself is not changed.
 
     Looks into the objects that :mod:`hpcgpu.spill.values.containers` opens, to any depth, also in circles. A value
@@ -79,7 +79,7 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
     return value, []
 
 
-def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:  # noqa: ANN401
+def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
     """Return the value that :func:`take_apart` took apart: a new one each time, with the arrays that are given."""
     if type(skeleton) is Slot:
         return arrays[skeleton.number]
@@ -109,12 +109,12 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:  # noqa: ANN401
     return made[-1]
 
 
-def is_data(skeleton: Any) -> bool:  # noqa: ANN401
+def is_data(skeleton: Any) -> bool:
     """Tell whether arrays lie in containers and records only, and in no object whose methods use them."""
     return type(skeleton) is not Skeleton or all(_known(kind).is_data for kind in skeleton.kinds)
 
 
-def _known(kind: Any) -> Container:  # noqa: ANN401
+def _known(kind: Any) -> Container:
     container = container_of(kind)
     if container is None:
         raise SpillError(f"an object of {kind.__module__}.{kind.__qualname__} cannot be made from what it held")
@@ -130,7 +130,7 @@ class _Opened(NamedTuple):
 class _Found:
     """The objects of a value that are opened, and its arrays."""
 
-    def __init__(self, value: Any, is_array: Callable[[Any], bool], closed: set[int]) -> None:  # noqa: ANN401
+    def __init__(self, value: Any, is_array: Callable[[Any], bool], closed: set[int]) -> None:
         self.value = value
         self.arrays: list[Any] = []
         self.numbers: dict[int, int] = {}  # of the arrays, by their ids
@@ -226,7 +226,7 @@ class _Untouchable:
     def __eq__(self, other: object) -> bool:
         raise TypeError
 
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattribute__(self, name: str) -> Any:
         raise AttributeError(name)
 
 
@@ -248,7 +248,7 @@ def _badly_hashed(made: Skeleton, order: list[int]) -> set[int]:
     return set()
 
 
-def _behind(x: Any) -> Iterator[Any]:  # noqa: ANN401
+def _behind(x: Any) -> Iterator[Any]:
     """Yield what an object that stays closed leads to."""
     kind: type = type(x)
     if kind is types.FunctionType:

@@ -97,25 +97,25 @@ class Content(Unit, ABC):
             self.entries = tuple(e for e in self.entries if e is not entry)
 
     @abstractmethod
-    def take(self, tier: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:
         """Give up what a tier holds, and return it: the memory is free when the last reference goes."""
 
     @abstractmethod
-    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:
         """Let a tier hold what :meth:`copied` has returned."""
 
     @abstractmethod
-    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+    def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Return a copy for another tier; the source keeps its own. Raises whatever disk, device or pickle raise."""
 
     @staticmethod
-    def stored(data: Any) -> Stored:  # noqa: ANN401
+    def stored(data: Any) -> Stored:
         """Return what a copy on disk has there."""
         found: Stored = data[0]
         return found
 
     @staticmethod
-    def bytes_up(data: Any) -> int:  # noqa: ANN401
+    def bytes_up(data: Any) -> int:
         """Return the size in host memory of a copy from disk, if it may differ from before; else 0."""
         del data
         return 0
@@ -173,7 +173,7 @@ class ObjectContent(Content):
         return [found for ref in refs if (found := ref()) is not None]
 
     @abstractmethod
-    def object_at(self, index: int) -> Any:  # noqa: ANN401
+    def object_at(self, index: int) -> Any:
         """Return one of its objects, while it is up."""
 
     def length_of(self, index: int) -> int | None:
@@ -196,16 +196,16 @@ class SkeletonUnit(ObjectContent):
 
     _pickled: serialization.Pickled | None = None
 
-    def __init__(self, value: Any, nbytes: int) -> None:  # noqa: ANN401
+    def __init__(self, value: Any, nbytes: int) -> None:
         super().__init__(nbytes, HOST, HOST)
         self.value = value
 
-    def object_at(self, index: int) -> Any:  # noqa: ANN401
+    def object_at(self, index: int) -> Any:
         """Return the value."""
         del index
         return self.value
 
-    def take(self, tier: int) -> Any:  # noqa: ANN401
+    def take(self, tier: int) -> Any:
         """Give up the value, or what is on disk."""
         data: Any
         if tier == DISK:
@@ -214,14 +214,14 @@ class SkeletonUnit(ObjectContent):
             data, self.value = self.value, None
         return data
 
-    def put(self, tier: int, data: Any) -> None:  # noqa: ANN401
+    def put(self, tier: int, data: Any) -> None:
         """Hold a copy."""
         if tier == DISK:
             self._pickled = data
         else:
             self.value = data
 
-    def copied(self, source: int, to: int, disk: Disk) -> Any:  # noqa: ANN401
+    def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Pickle to disk, or unpickle."""
         del source
         if to == DISK:

@@ -61,7 +61,7 @@ OF_A_RUN = {
 }
 
 
-def value_of(name: str) -> Any:  # noqa: ANN401
+def value_of(name: str) -> Any:
     (option,) = (f for f in options() if user_name(f) == name)
     if option.metadata["kind"] == "flag":
         return not option.default

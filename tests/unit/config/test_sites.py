@@ -617,7 +617,7 @@ def test_the_page_of_keys_is_that_of_the_code() -> None:
     golden(ROOT / "docs" / "reference" / "site-files.md", schema.reference())
 
 
-def fits(value: Any, shape: dict[str, Any], whole: dict[str, Any]) -> bool:  # noqa: ANN401 - JSON
+def fits(value: Any, shape: dict[str, Any], whole: dict[str, Any]) -> bool:  # JSON
     """Check a value by those words of JSON Schema that the schema uses."""
     if "$ref" in shape:
         return fits(value, whole["$defs"][shape["$ref"].rpartition("/")[2]], whole)

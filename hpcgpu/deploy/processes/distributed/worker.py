@@ -19,17 +19,17 @@ from hpcgpu.spill.store.transfer import Handle
 class Unspill:
     """A task that unspills its arguments in the thread in which it runs."""
 
-    def __init__(self, spec: Any, store: GpuSpillBuffer) -> None:  # noqa: ANN401 - distributed has no types
+    def __init__(self, spec: Any, store: GpuSpillBuffer) -> None:  # distributed has no types
         self.spec, self.store = spec, store
 
-    def __call__(self, data: Mapping[Any, Any]) -> Any:  # noqa: ANN401
+    def __call__(self, data: Mapping[Any, Any]) -> Any:
         """Unspill the arguments and run the task; called by distributed in place of the task."""
         if self.spec.is_coro:
             return self._call_coroutine(data)
         with self.store.using(data):
             return self.spec(_resolved(data))
 
-    async def _call_coroutine(self, data: Mapping[Any, Any]) -> Any:  # noqa: ANN401
+    async def _call_coroutine(self, data: Mapping[Any, Any]) -> Any:
         with self.store.using(data):
             return await self.spec(await asyncio.to_thread(_resolved, data))
 
@@ -37,7 +37,7 @@ class Unspill:
         # a process of a user's executor has no store: it gets the task itself, with values
         return operator.getitem, ((self.spec,), 0)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.spec, name)
 
     def __repr__(self) -> str:
