@@ -116,7 +116,7 @@ class MissingRanks:
     def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
         """Return this node's processes of the ranks at the rendezvous, and of the other ranks."""
         found: dict[int, list[pids.Process]] = {}
-        for one in pids.own():
+        for one in pids.user_processes():
             if (rank := self._rank_of(one)) is not None:
                 found.setdefault(rank, []).append(one)
         there = {r: p for r, processes in found.items() for p in processes if p.title in (TITLE, _LATE)}

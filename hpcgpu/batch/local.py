@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.defaults import NoNotes, NoOffers
+from hpcgpu.batch.common import NoNotes, NoOffers
 from hpcgpu.batch.script import body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -64,13 +64,13 @@ class Local(NoOffers, NoNotes):
 
     def read_submit(self, result: Result) -> str:
         """Return the job id, or raise SubmitError with bash's message."""
-        found = _ID.search(result.stdout)
-        if result.returncode == 0 and found and not found[2]:
-            return found[1]
+        match = _ID.search(result.stdout)
+        if result.returncode == 0 and match and not match[2]:
+            return match[1]
         raise _refused("the job could not be started", result)
 
     def split(self, count: int) -> tuple[int, ...]:
-        """Return a submission for each job: there are no arrays."""
+        """Return a submission for each job: there are no common."""
         return (1,) * count
 
     def find(self, name: str, mark: str) -> Command | None:
@@ -118,10 +118,10 @@ class Local(NoOffers, NoNotes):
 
     def read_cancel(self, result: Result) -> bool:
         """Return False if the job was gone already."""
-        found = _ID.search(result.stdout)
-        if result.returncode != 0 or not found:
+        match = _ID.search(result.stdout)
+        if result.returncode != 0 or not match:
             raise _refused("the job could not be ended", result)
-        return _state(found[2] or "") is not JobState.ENDED
+        return _state(match[2] or "") is not JobState.ENDED
 
 
 def _state(native: str) -> JobState:
@@ -132,6 +132,6 @@ def _state(native: str) -> JobState:
     return JobState.RUNNING if native in _RUNNING else JobState.UNKNOWN
 
 
-def _refused(what: str, result: Result) -> SubmitError:
-    words = result.stderr.strip() or f"exit code {result.returncode}, and no word"
-    return SubmitError(f"{what}: {words}", evidence=result.stderr, transient=result.returncode == 124)
+def _refused(problem: str, result: Result) -> SubmitError:
+    message = result.stderr.strip() or f"exit code {result.returncode}, no output"
+    return SubmitError(f"{problem}: {message}", evidence=result.stderr, transient=result.returncode == 124)

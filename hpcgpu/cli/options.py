@@ -111,9 +111,9 @@ def _starting(words: Iterable[str]) -> Callable[[click.Context, click.Parameter,
 
 
 def _sites(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    from hpcgpu.host.sites import known_sites
+    from hpcgpu.host.sites import site_files
 
-    return _starting(sorted(known_sites()))(context, parameter, typed)
+    return _starting(sorted(site_files()))(context, parameter, typed)
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:

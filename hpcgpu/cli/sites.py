@@ -45,9 +45,9 @@ def site() -> None:
 def list_(as_json: bool) -> None:
     """List the machines that are known."""
     from hpcgpu.deploy import sites
-    from hpcgpu.host.sites import known_sites
+    from hpcgpu.host.sites import site_files
 
-    known = sorted(known_sites())
+    known = sorted(site_files())
     facts: dict[str, dict[str, Any]] = {}
     for name in known:
         try:

@@ -28,41 +28,31 @@ NIC_RULES = ("balanced", "nearest", "ucx")
 
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
-    """Return the value as :class:`~hpcgpu.model.Settings` holds it. Reading a read value changes nothing.
-
-    Parameters
-    ----------
-    option : Field
-        One of :func:`hpcgpu.model.settings.options`.
-    value : object
-        What was given: a Python value, or text.
-    where : str
-        Where it was set, for the message.
-
-    Raises
-    ------
-    ConfigError
-        Not a value of this option. The message says what was given, what is allowed, and where it was set.
-
-    """
+    """Read an option's value, a Python value or text, as Settings holds it; ConfigError, with ``where``, for others."""
     read = READERS[option.metadata["kind"]]
     return read_option(user_name(option), value, where, lambda plain: read(option, plain))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """Return a hint for an unknown word: the nearest known word, or all of them."""
     from difflib import get_close_matches
 
-    names = sorted(known)
-    close = get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(names)}"
+    options = sorted(names)
+    close = get_close_matches(word, options, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(options)}"
 
 
-def _whole(value: object, what: str, least: int) -> int:
+def option_of(directive: str) -> str:
+    """Parse a directive's option: ``--constraint`` of ``--constraint=gpu``, ``-l mem`` of ``-l mem=1gb``."""
+    words = directive.partition("=")[0].split()
+    return " ".join(words[: 2 if words[:1] == ["-l"] else 1])
+
+
+def _whole(value: object, noun: str, least: int) -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{value!r} is not a {what}; allowed: a whole number from {least}")
+        raise ConfigError(f"{value!r} is not a {noun}; allowed: a whole number from {least}")
     return value
 
 
@@ -104,8 +94,8 @@ def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
     if len(names) == 1 and names[0] in NIC_RULES:
         return names[0]
     if not names or (rules := sorted(set(names) & set(NIC_RULES))):
-        given = f"{rules[0]!r} is a rule and stands alone" if names else "there is no name in it"
-        raise ConfigError(f"{given}; allowed: {', '.join(map(repr, NIC_RULES))}, or names such as 'mlx5_0,mlx5_1:2'")
+        problem = f"{rules[0]!r} is a rule and stands alone" if names else "there is no name in it"
+        raise ConfigError(f"{problem}; allowed: {', '.join(map(repr, NIC_RULES))}, or names such as 'mlx5_0,mlx5_1:2'")
     return names
 
 
@@ -147,11 +137,17 @@ def _gpus(_: Field[Any], value: object) -> str:
         return str(_whole(value, "number of GPUs", 1))
     if not isinstance(value, str) or re.fullmatch(r"[\d\s,]*", value):
         raise ConfigError(
-            f"{value!r} is no number of GPUs: give gpus_per_node=4; gpus= is the number of all at a known site, "
-            "gpus=8, or simulated ones, 'sim:4' or 'sim:4x256MiB' (so many on each node)"
+            f"{value!r} is not a number of GPUs: give gpus_per_node=4; gpus= is the total at a known site, gpus=8, or "
+            "simulated GPUs of each node, 'sim:4' or 'sim:4x256MiB' (as simulate=)"
         )
     parse_simulated(value)
     return value
+
+
+def _simulate(_: Field[Any], value: object) -> str:
+    text = str(value).strip() if isinstance(value, (int, str)) and not isinstance(value, bool) else repr(value)
+    parse_simulated(text, "")
+    return text
 
 
 def _choice(option: Field[Any], value: object) -> str:
@@ -165,10 +161,10 @@ def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
     entries = _parts(value)
     if not isinstance(entries, Iterable) or isinstance(entries, (str, Mapping, bytes)):
         raise ConfigError(f"{value!r} is no list; allowed: a list of texts, or one text")
-    found = tuple(entries)
-    if wrong := [e for e in found if not isinstance(e, str)]:
+    texts = tuple(entries)
+    if wrong := [e for e in texts if not isinstance(e, str)]:
         raise ConfigError(f"{wrong[0]!r} is not text; allowed: a list of texts of one line each")
-    return tuple(one_line(e) for e in found)
+    return tuple(one_line(e) for e in texts)
 
 
 def _lines(option: Field[Any], value: object) -> tuple[str, ...]:
@@ -209,21 +205,17 @@ def _pairs(value: object, allowed: str, split: Callable[[str], Iterable[str]]) -
         return entries
     if not isinstance(entries, Iterable) or isinstance(entries, (str, bytes)):
         raise ConfigError(f"{value!r} is not a mapping; {allowed}")
-    found: dict[Any, Any] = {}
+    pairs: dict[Any, Any] = {}
     for entry in entries:
         if isinstance(plain := _parts(entry), Mapping):
-            found |= plain
+            pairs |= plain
             continue
         for text in split(entry) if isinstance(entry, str) else [str(entry)]:
-            name, equals, given = text.partition("=")
+            name, equals, text_value = text.partition("=")
             if not equals:
                 raise ConfigError(f"{text!r} has no '='; {allowed}")
-            found[name.strip()] = given
-    return found
-
-
-def _by_commas(text: str) -> Iterator[str]:
-    yield from filter(None, re.split(r"[,\s]+", text))
+            pairs[name.strip()] = text_value
+    return pairs
 
 
 def _one_variable(text: str) -> Iterator[str]:
@@ -240,26 +232,26 @@ def _one_variable(text: str) -> Iterator[str]:
 
 def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
     allowed = "allowed: {'GPU': 1}, or as text GPU=1, each by itself or with commas"
-    found: dict[str, float] = {}
-    for name, given in _pairs(value, allowed, _by_commas).items():
-        number = plain_number(given)
+    numbers: dict[str, float] = {}
+    for name, text_value in _pairs(value, allowed, lambda text: filter(None, re.split(r"[,\s]+", text))).items():
+        number = plain_number(text_value)
         if not isinstance(name, str) or number is None or number < 0:
-            raise ConfigError(f"{name!r}: {given!r} is not a number from 0; {allowed}")
-        found[one_line(name, "name")] = number
-    return MappingProxyType(found)
+            raise ConfigError(f"{name!r}: {text_value!r} is not a number from 0; {allowed}")
+        numbers[one_line(name, "name")] = number
+    return MappingProxyType(numbers)
 
 
 def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     allowed = "allowed: {'NAME': 'value'}, or as text NAME=value, each by itself"
-    for name, given in _pairs(value, allowed, _one_variable).items():
+    for name, raw in _pairs(value, allowed, _one_variable).items():
         if not isinstance(name, str) or not VARIABLE.fullmatch(name):
             raise ConfigError(f"{name!r} is no name of a variable; allowed: letters, digits and _, no digit first")
-        text = str(given) if isinstance(given, (int, float)) and not isinstance(given, bool) else given
+        text = str(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else raw
         if not isinstance(text, str) or MARKS.search(text):
-            raise ConfigError(f"{name}: {given!r} is no value; allowed: text without newline or control character")
-        found[name] = text
-    return MappingProxyType(found)
+            raise ConfigError(f"{name}: {raw!r} is no value; allowed: text without newline or control character")
+        variables[name] = text
+    return MappingProxyType(variables)
 
 
 READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
@@ -276,6 +268,7 @@ READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
         "device-limit": lambda _, value: limit.read_device_limit(value),
         "host-limit": lambda _, value: limit.read_host_limit(value),
         "gpus": _gpus,
+        "simulate": _simulate,
         "choice": _choice,
         "text": lambda _, value: read_text(value),
         "texts": _texts,

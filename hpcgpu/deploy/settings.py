@@ -19,7 +19,7 @@ from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
-from hpcgpu.host.home import expanded
+from hpcgpu.host.private import expanded
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
 from hpcgpu.model.limit import read_disk_limit, read_part
@@ -100,7 +100,7 @@ def read(
 def _say_unused(settings: Settings) -> None:
     """Say once that simulated GPUs have neither RMM nor cuDF: a script for GPUs runs on them unchanged."""
     names = [name for name in (*RMM, *CUDF) if getattr(settings, name)] if settings.gpus else []
-    text = f"{settings.said('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(names)}"
+    text = f"{settings.cite('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(names)}"
     if names and text not in _said:
         _said.add(text)
         log.say(text)
@@ -130,10 +130,10 @@ def _check_ucx(settings: Settings) -> None:
     from hpcgpu.host.discover import slingshot_interfaces
 
     if not protocols.is_ucx_installed():
-        raise ConfigError(f"{settings.said('protocol')} {protocols.ucx_missing()}")
+        raise ConfigError(f"{settings.cite('protocol')} {protocols.ucx_missing()}")
     if found := slingshot_interfaces():
         raise ConfigError(
-            f"{settings.said('protocol')}, but this machine's network is Slingshot ({', '.join(found)}), for which UCX "
+            f"{settings.cite('protocol')}, but this machine's network is Slingshot ({', '.join(found)}), for which UCX "
             "has no transport: leave protocol out, which gives tls on the nearest interface"
         )
 
@@ -142,7 +142,7 @@ def _expanded(settings: Settings) -> Settings:
     """Return the settings with ``~`` replaced as on this machine: no shell and no batch system does it."""
     if not (folder := settings.log_directory or "").startswith("~"):
         return settings
-    return replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
+    return replace(settings, log_directory=str(expanded(folder, settings.cite("log_directory"))))
 
 
 def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
@@ -150,7 +150,7 @@ def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
     words = site.launcher.command if site and site.batch == batch else ()
     if not site or not words or settings.launcher is not None:
         return settings
-    sources = MappingProxyType({**settings.sources, "launcher": site.said("launcher", "command")})
+    sources = MappingProxyType({**settings.sources, "launcher": site.place("launcher", "command")})
     return replace(settings, launcher=shlex.join(words), sources=sources)
 
 

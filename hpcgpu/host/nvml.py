@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from hpcgpu.model import CpuSet, Gpu
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import printable
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
@@ -68,13 +67,13 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _gpu(nvml, handle)
-            found = _slices(nvml, handle, gpu) if _is_divided(nvml, handle) else [gpu]
+            devices = _slices(nvml, handle, gpu) if _is_divided(nvml, handle) else [gpu]
         except nvml.NVMLError as e:
             warnings.append(f"NVML says of its GPU {index}: {e}")
             continue
-        gpus += found
+        gpus += devices
         nodes |= _memory_node(nvml, handle)
-        if not found:
+        if not devices:
             warnings.append(
                 f"the GPU at {gpu.pci} is divided into MIG slices, but none that this process can open: "
                 "nvidia-smi -L lists the slices there are"
@@ -166,4 +165,4 @@ def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
 
 def _text(value: str | bytes) -> str:
     """Return NVML's text: nvidia-ml-py returned bytes before version 12."""
-    return printable(value.decode() if isinstance(value, bytes) else value)
+    return pci.printable(value.decode() if isinstance(value, bytes) else value)

@@ -43,7 +43,7 @@ _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", 
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
-# Variables that sbatch and srun would take from this job into another (of_this_job); PBS's are not among them.
+# Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
@@ -123,8 +123,8 @@ def render_memory(granted: Mapping[str, int]) -> str:
 def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
     """Return the granted memory of this host."""
     # PBS may use another name for a host. If the host is not listed, the least of all values counts.
-    said = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
-    granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in said if nbytes.isdigit()}
+    entries = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
+    granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in entries if nbytes.isdigit()}
     nbytes = granted.get(host.partition(".")[0], min(filter(None, granted.values()), default=0))
     return HostMemory(nbytes, f"mem= of PBS job {environ['PBS_JOBID']}") if nbytes else None
 
@@ -162,7 +162,7 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
 
 
-def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
+def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of variables that a job submitted from this one must not inherit."""
     # sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
     # none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Users' variables for srun cannot be told

@@ -42,7 +42,7 @@ class HostMemory(NamedTuple):
     source: str  # of the number, in words
 
     @property
-    def known(self) -> bool:
+    def has_size(self) -> bool:
         """Whether a source gives the size."""
         return self.source != NOT_TOLD
 

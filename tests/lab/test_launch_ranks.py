@@ -10,7 +10,7 @@ from lab import CHECKOUT, Lab
 from launched import ME, PROBE, check, others
 
 from hpcgpu.launch import mpirun, srun
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=2), World(nodes=2, per_node=1, extra=False)]
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 PROBE = "tests/support/launch_probe.py"
 ME = ("@ME@",)

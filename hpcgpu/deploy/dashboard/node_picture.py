@@ -44,7 +44,7 @@ def drawn(topology: Topology, names: Sequence[str], bindings: Sequence[Binding])
     for nic in ports.all:
         if not nic.active:
             dead.setdefault(ports.why_not[nic], []).append(label(nic))
-    said = [f"{', '.join(sorted(who))}: {why.one if len(who) == 1 else why.many}" for why, who in dead.items()]
+    said = [f"{', '.join(sorted(who))}: {why.singular if len(who) == 1 else why.plural}" for why, who in dead.items()]
     return {"svg": render_svg(topology, bindings, names), "dead_ports": said}
 
 

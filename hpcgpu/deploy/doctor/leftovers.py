@@ -9,12 +9,12 @@ from pathlib import Path
 from hpcgpu.deploy.jobs import record as records
 from hpcgpu.deploy.jobs import runs
 from hpcgpu.errors import JobError, SubmitError
-from hpcgpu.host.home import own_folder
+from hpcgpu.host.private import user_folder
 
 
 def home() -> Path:
     """Return the folder of all trials, on the file system that the nodes share."""
-    return own_folder("doctor")
+    return user_folder("doctor")
 
 
 def clean_up(say: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from hpcgpu.deploy.doctor.exchange import CERTIFICATE, Listening, Order
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import probes, process
-from hpcgpu.host.knocking import Answer, Endpoint, Listener, knock_often
+from hpcgpu.host.knocking import Answer, Endpoint, Listener, probe_often
 from hpcgpu.plan.doctor.facts import Link
 
 _MEET_S = 30.0  # for the other nodes to come, and for the login node to have knocked
@@ -35,7 +35,7 @@ def knock(source: str, target: Listening, order: Order, folder: Path) -> tuple[L
 
 def _knock_by(protocol: str, source: str, target: Listening, order: Order, certificate: Path) -> list[Link]:
     places = [place for place in target.where if place.protocol == protocol]
-    knocks = {str(i): partial(knock_often, place, order.token, certificate) for i, place in enumerate(places)}
+    knocks = {str(i): partial(probe_often, place, order.token, certificate) for i, place in enumerate(places)}
     seen, why = probes.gather(knocks, _MEET_S)
     answers = seen | {i: Answer(error=text) for i, text in why.items()}
     return [_link(source, target, place, answers[str(i)]) for i, place in enumerate(places)]

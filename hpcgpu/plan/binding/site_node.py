@@ -14,17 +14,9 @@ _KERNEL_AND_UNITS = 0.15
 
 
 def topology_of(node: NodeType) -> Topology:
-    """Return the node that a site's document describes.
-
-    Invented, since no document says it: one PU for each core, PCI addresses in the order of the GPUs' numbers, equal
-    memory on all NUMA nodes (64 GiB if nobody says how much), and the numbers of the GPUs' own memory.
-
-    Raises
-    ------
-    ConfigError
-        The document does not say to which NUMA nodes the GPUs belong.
-
-    """
+    """Return the topology of a documented node; raise ConfigError if its GPUs' NUMA nodes are not documented."""
+    # No document has all facts, so some are invented: one PU for each core, PCI addresses in the order of the GPUs'
+    # numbers, equal memory on all NUMA nodes (64 GiB if undocumented), and the numbers of the GPUs' own memory.
     if not node.numa_cores or not node.gpu_numa:
         raise ConfigError("no document says on which NUMA nodes the GPUs are (numa_cores and gpu_numa)")
     starts = [sum(node.numa_cores[:i]) for i in range(len(node.numa_cores) + 1)]
@@ -33,7 +25,7 @@ def topology_of(node: NodeType) -> Topology:
     numa = tuple(
         NumaNode(i, CpuSet(range(starts[i], starts[i + 1])), each, package) for i, package in enumerate(packages)
     )
-    own = tuple(
+    gpu_memory = tuple(
         NumaNode(len(numa) + 8 * i, CpuSet(), 0, packages[home], "gpu")
         for i, home in enumerate(node.gpu_numa)
         if node.gpu_memory_nodes
@@ -53,34 +45,23 @@ def topology_of(node: NodeType) -> Topology:
             for i, port in enumerate(node.ports)
         ),
         source="documented",
-        other_memory=own,
+        other_memory=gpu_memory,
     )
 
 
 def disagreements(topology: Topology, site: Site, queue: str | None) -> tuple[str, ...]:
-    """Return where a node is not as its site's file says, in words that name both; the node is what counts.
-
-    Parameters
-    ----------
-    topology : Topology
-        The node as it is.
-    site : Site
-        The site; with several types of nodes, that of the queue, or the type that comes nearest.
-    queue : str or None
-        The job's queue; None: not known.
-
-    """
-    wanted = site.node(queue)
-    kinds = [wanted] if wanted else list(site.nodes.values())
-    found = [[*_of_node(topology, node), *_of_network(topology, site)] for node in kinds]
-    nearest = min(range(len(found)), key=lambda i: len(found[i]), default=None)
+    """Describe the differences between a node and its site's file: its ``queue``'s, or the most similar, type."""
+    documented = site.node(queue)
+    kinds = [documented] if documented else list(site.nodes.values())
+    differences = [[*_of_node(topology, node), *_of_network(topology, site)] for node in kinds]
+    nearest = min(range(len(differences)), key=lambda i: len(differences[i]), default=None)
     if nearest is None:
         return ()
-    said = site.cited(kinds[nearest].source, *site.path_of(kinds[nearest]))
+    citation = site.cited(kinds[nearest].source, *site.path_of(kinds[nearest]))
     return tuple(
-        f"the site file of {site.name} says {theirs} ({said}), this node has {ours}: the node's own counts; "
+        f"the site file of {site.name} says {theirs} ({citation}), this node has {ours}: the node's own counts; "
         "hpcgpu site show prints what the file says"
-        for theirs, ours in found[nearest]
+        for theirs, ours in differences[nearest]
     )
 
 

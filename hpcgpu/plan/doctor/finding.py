@@ -20,7 +20,7 @@ class Verdict(enum.Enum):
 _WIDEST = max(len(verdict.value) for verdict in Verdict)
 
 
-class Seen(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of a check; ``advice`` is "" if all is well."""
 
     verdict: Verdict
@@ -54,7 +54,7 @@ class Check(NamedTuple, Generic[F]):
 
     name: str
     needs: tuple[str, ...]
-    look: Callable[[F], Seen]
+    look: Callable[[F], CheckResult]
 
 
 def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
@@ -70,30 +70,30 @@ def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
     return tuple(out)
 
 
-def ok(seen: str) -> Seen:
+def ok(seen: str) -> CheckResult:
     """Return an OK result."""
-    return Seen(Verdict.OK, seen)
+    return CheckResult(Verdict.OK, seen)
 
 
-def warning(seen: str, advice: str) -> Seen:
+def warning(seen: str, advice: str) -> CheckResult:
     """Return a result that may be slow, or fail later."""
-    return Seen(Verdict.WARNING, seen, advice)
+    return CheckResult(Verdict.WARNING, seen, advice)
 
 
-def failed(seen: str, advice: str) -> Seen:
+def failed(seen: str, advice: str) -> CheckResult:
     """Return a result that keeps a cluster from working."""
-    return Seen(Verdict.FAILED, seen, advice)
+    return CheckResult(Verdict.FAILED, seen, advice)
 
 
-def not_looked_at(why: str) -> Seen:
+def not_looked_at(why: str) -> CheckResult:
     """Return a result without an observation, and the reason."""
-    return Seen(Verdict.NOT_LOOKED_AT, why)
+    return CheckResult(Verdict.NOT_LOOKED_AT, why)
 
 
-def worst(found: Iterable[Seen]) -> Seen:
+def worst(results: Iterable[CheckResult]) -> CheckResult:
     """Return the first of the worst of several results."""
     order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
-    return min(found, key=lambda seen: order.index(seen.verdict))
+    return min(results, key=lambda seen: order.index(seen.verdict))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
@@ -103,10 +103,10 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
     """Return the findings as aligned lines, the advice of each below it; ``paint`` colours the word of a verdict."""
-    found = list(findings)
-    width = max((len(finding.name) for finding in found), default=0)
+    listed = list(findings)
+    width = max((len(finding.name) for finding in listed), default=0)
     lines = []
-    for finding in found:
+    for finding in listed:
         word = paint(finding.verdict, f"{finding.verdict.value:<{_WIDEST}}")
         lines.append(f"{finding.name:<{width}}  {word}  {_one_line(finding.seen)}".rstrip())
         if finding.advice:
@@ -116,10 +116,10 @@ def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = l
 
 def described(findings: Iterable[Finding]) -> dict[str, Any]:
     """Return the findings as plain data."""
-    found = list(findings)
+    listed = list(findings)
     return {
-        "exit_code": exit_code(found),
-        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in found],
+        "exit_code": exit_code(listed),
+        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in listed],
     }
 
 

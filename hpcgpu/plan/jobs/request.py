@@ -109,7 +109,7 @@ def _check_cores(settings: Settings, count: int) -> None:
     if each is None or wanted > each:
         has = f"a GPU has cores_per_gpu={each}" if each else "it requests none from the batch system"
         raise ConfigError(
-            f"{settings.said('cores')} binds each worker to so many cores, and {has}; to request {cores} cores of a "
+            f"{settings.cite('cores')} binds each worker to so many cores, and {has}; to request {cores} cores of a "
             f"node give cores_per_gpu={max(1, cores // count)} in its place; to bind so many give "
             f"cores_per_gpu={wanted} too"
         )

@@ -14,7 +14,7 @@ from ranks import BIN, environment
 from waiting import scaled
 
 from hpcgpu.launch import mpirun
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 
 def here(argv: tuple[str, ...]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ GOOD = [
 @pytest.mark.parametrize(("name", "value", "expected"), GOOD)
 def test_good_values(name: str, value: object, expected: object) -> None:
     read = read_value(BY_NAME[name], value, "here")
-    found = read.given if isinstance(read, Limit) else read
+    found = read.value if isinstance(read, Limit) else read
     assert (found, type(found)) == (expected, type(expected) if not isinstance(expected, dict) else MappingProxyType)
     if found is not None:
         assert read_value(BY_NAME[name], found, "here") == read
@@ -394,7 +394,7 @@ def test_what_does_not_go_together() -> None:
     assert "without TLS" in fails({"protocol": "tls", "security": False})
     assert "tcp is not encrypted" in fails({"protocol": "tcp", "security": True})
     assert read_settings({"protocol": "ucx"}).protocol == "ucx"
-    assert "makes 4 on each node" in fails({"gpus": "sim:4", "gpus_per_node": 2})
+    assert "simulates 4 on each node" in fails({"gpus": "sim:4", "gpus_per_node": 2})
     assert read_settings({"gpus": "sim:4", "gpus_per_node": 4}).gpus_per_node == 4
 
 
@@ -476,7 +476,7 @@ def test_a_security_object_says_what_to_write() -> None:
 
 @pytest.mark.parametrize(("given", "instead"), [(5, "gpus_per_node=5"), ("5", "gpus_per_node=5"), ("0,1", "gpus_per")])
 def test_a_number_of_gpus_of_unknown_nodes_says_what_to_add(given: object, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"GPUs.*: give {instead}.*'sim:4'.*set by keyword gpus"):
+    with pytest.raises(ConfigError, match=f"GPUs.*: give {instead}.*simulate=.*set by keyword gpus"):
         read_settings({"gpus": given})
 
 

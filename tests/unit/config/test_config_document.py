@@ -62,7 +62,7 @@ def values() -> st.SearchStrategy[dict[str, object]]:
         if f.metadata["kind"] == "choice"
         else BY_KIND[f.metadata["kind"]]
         for f in options()
-        if f.name not in ("security", "gpus_per_node", *RMM, *CUDF)
+        if f.name not in ("security", "gpus_per_node", "simulate", *RMM, *CUDF)
     }
     with_rapids = st.builds(lambda a, b: a | b, _any_of(one, "gpus"), st.sampled_from(TOGETHER))
     return (_any_of(one) | with_rapids).filter(lambda v: (v.get("protocol"), v.get("rendezvous")) != ("ucx", "mpi"))

@@ -9,7 +9,7 @@ import pytest
 from hpcgpu.batch import inventory
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.sites.limits import check_submission
-from hpcgpu.config.sites.live import as_it_is, to_say
+from hpcgpu.config.sites.live import apply_live_facts, format_differences
 from hpcgpu.config.sites.match import is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
@@ -34,12 +34,12 @@ AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 def live(sinfo: str, file: str = FILE) -> tuple[Site, Site, Any]:
     site = read_site(file, "m.yaml")
     found = inventory.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
-    return site, *as_it_is(site, found)
+    return site, *apply_live_facts(site, found)
 
 
 def said(sinfo: str, file: str = FILE, **given: Any) -> list[str]:
     site, now, differing = live(sinfo, file)
-    return list(to_say(differing, asked(now, **given), site))
+    return list(format_differences(differing, asked(now, **given), site))
 
 
 def asked(site: Site, **given: Any) -> Settings:
@@ -115,15 +115,15 @@ def test_pbs_says_it_of_its_own_queues_and_nodes() -> None:
     nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
     queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
     found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
-    now, differing = as_it_is(site, found)
-    first, second = to_say(differing, asked(now), site)
+    now, differing = apply_live_facts(site, found)
+    first, second = format_differences(differing, asked(now), site)
     assert "qstat -Q says 12:00:00: what qstat -Q says counts" in first
     assert "ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), pbsnodes says 48" in second
 
 
 def test_nothing_is_compared_without_an_answer() -> None:
     site = read_site(FILE, "m.yaml")
-    assert as_it_is(site, Inventory(batch="slurm")) == (site, ())
+    assert apply_live_facts(site, Inventory(batch="slurm")) == (site, ())
 
 
 def test_which_machine_it_is() -> None:

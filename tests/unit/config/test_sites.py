@@ -79,7 +79,7 @@ def script(site: Site, settings: Settings, *, member: bool = False) -> str:
 
 
 def test_at_least_twenty_machines() -> None:
-    assert sorted(sites.known_sites()) == OURS
+    assert sorted(sites.site_files()) == OURS
     assert len(OURS) >= 20
 
 
@@ -252,7 +252,7 @@ def test_an_account_of_the_environment() -> None:
     settings = read_settings({}, site=load("casper"), environ={"PBS_ACCOUNT": "x"}, asks=True)
     assert (settings.account, settings.where("account")) == (
         "x",
-        f"PBS_ACCOUNT, as {load('casper').said('account')} has it",
+        f"PBS_ACCOUNT, as {load('casper').place('account')} has it",
     )
     assert asked(load("casper"), {"account": "own"}, {"PBS_ACCOUNT": "x"}).account == "own"
 
@@ -448,7 +448,7 @@ def test_by_environment() -> None:
     ],
 )
 def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tuple[str, str] | None) -> None:
-    texts = {name: path.read_text() for name, path in sites.known_sites().items()}
+    texts = {name: path.read_text() for name, path in sites.site_files().items()}
     assert looks_like(texts, environ, host) == found
 
 
@@ -556,7 +556,7 @@ def test_a_wrong_file_is_named_with_the_line_and_the_path_to_the_value(text: str
         ),
         (
             "rules: [{forbid: --mem}]",
-            "rules[0].forbid: --mem is forbidden, but dialect.memory writes it: say dialect: {memo",
+            "rules[0].forbid: --mem is forbidden, but dialect.memory writes it: write dialect: {memo",
         ),
         (
             "dialect: {gpus: gres}\nrules: [{forbid: --gres}]",

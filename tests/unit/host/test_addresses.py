@@ -15,7 +15,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.connect_first import connect_first
 from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import LaunchError
-from hpcgpu.host.addresses import local_address, own_addresses
+from hpcgpu.host.addresses import local_address, reachable_addresses
 
 ALL = ("0.0.0.0", "::")
 
@@ -53,7 +53,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_nodes_addresses_are_those_on_which_somebody_listens(
     bound: tuple[str, ...], interface: str | None, addresses: set[str]
 ) -> None:
-    found = own_addresses(bound, interface)
+    found = reachable_addresses(bound, interface)
     assert set(found) == addresses
     assert [":" in a for a in found] == sorted(":" in a for a in found)  # IPv4 first
 
@@ -61,9 +61,9 @@ def test_a_nodes_addresses_are_those_on_which_somebody_listens(
 @pytest.mark.usefixtures("node")
 def test_an_interface_that_is_not_there_or_has_no_such_address_is_said() -> None:
     with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
-        own_addresses(ALL, "hsn0")
+        reachable_addresses(ALL, "hsn0")
     with pytest.raises(LaunchError, match="no interface of this node has an address"):
-        own_addresses(("::",), "ib0")
+        reachable_addresses(("::",), "ib0")
 
 
 @pytest.mark.usefixtures("node")

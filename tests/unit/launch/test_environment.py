@@ -11,7 +11,7 @@ from paths import DATA
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.host.pids import LAUNCHER
-from hpcgpu.launch.environment import is_isolated, of_this_job, read_allocation, read_launch, read_rank
+from hpcgpu.launch.environment import inherited_variables, is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import Allocation, RankFacts
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV
 
@@ -87,12 +87,12 @@ def test_another_job_inherits_nothing_of_this_one_but_what_its_user_has_set(name
     own = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "OMPI_MCA_btl": "tcp", "HPCGPU_QUEUE": "gpu", "DASK_X": "1"}
     of_script = {"HPCGPU_SCRIPT_ENV": "DASK_SCHEDULER_ADDRESS,HPCGPU_SCRIPT_SCHEDULER", "HPCGPU_SCRIPT_SCHEDULER": "a"}
     environ = {**recorded(name), **own, **of_script, "DASK_SCHEDULER_ADDRESS": "a"}
-    left = environ.keys() - of_this_job(environ)
+    left = environ.keys() - inherited_variables(environ)
     assert own.keys() <= left
     assert not [
         n for n in left - own.keys() if n.startswith(("SLURM", "PMIX_", "OMPI_COMM", "HPCGPU_SCRIPT", "DASK_S"))
     ]
-    assert of_this_job(own | {"SLURM_MPI_TYPE": "pmix"}) == frozenset()  # on a login node all is the user's
+    assert inherited_variables(own | {"SLURM_MPI_TYPE": "pmix"}) == frozenset()  # on a login node all is the user's
 
 
 def test_no_variable_of_ours_is_taken_for_an_option() -> None:

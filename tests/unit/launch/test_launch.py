@@ -12,7 +12,7 @@ from paths import DATA
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, plan_launch
 
 RECORDED = DATA / "launch/version"

@@ -16,9 +16,9 @@ from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Settings
+from hpcgpu.model.layout import World
 from hpcgpu.model.site import Site
 from hpcgpu.model.site_facts import Launcher
-from hpcgpu.model.world import World
 from hpcgpu.plan.jobs.launcher import LauncherFacts, plan_launch
 
 VERSIONS = DATA / "launch/version"

@@ -182,7 +182,8 @@ def test_reasons_that_differ_in_their_numbers_are_one_line() -> None:
     topology = machine("turin-4gpu-nvml")
     said = [w for w in words(ET.fromstring(render_svg(topology, planned(topology)))) if w.startswith("worker")]
     assert said[1:] == [
-        "worker 0: NUMA node 1 has fewer cores than its share: PUs 0-15,128-143 are on others; likewise workers 1-3",
+        "worker 0: NUMA node 1 has fewer cores than its share: PUs 0-15,128-143 are on other nodes; "
+        "likewise workers 1-3",
         "worker 0: mlx5_0, mlx5_3, mlx5_1, mlx5_2 are nearer but their ports are down → mlx5_4; likewise worker 1",
     ]
 

@@ -88,7 +88,7 @@ def test_slow_ports_are_not_used() -> None:
     nics = tuple(Nic(f"mlx5_{i}", f"0000:0{i}:00.0", rate_gbps=r, numa_node=0) for i, r in enumerate((25.0, 200.0)))
     ports = Ports(replace(SMALL, nics=nics))
     assert [n.name for n in ports.usable] == ["mlx5_1"]
-    assert ports.why_not[nics[0]].one == "it has 25 Gb/s where others have 200"
+    assert ports.why_not[nics[0]].singular == "it has 25 Gb/s where others have 200"
 
 
 def test_slingshot_plans_an_interface_and_no_ucx_device() -> None:
@@ -110,18 +110,18 @@ def test_gpus_of_unknown_place_get_an_even_share_and_a_warning() -> None:
     bindings = plan_bindings(SMALL, gpus, pus(SMALL))
     assert [str(b.cpuset) for b in bindings] == ["0-1", "2-3", "4-5", "6-7"]
     assert {b.memory_policy for b in bindings} == {"none"}
-    assert all("nobody knows which NUMA node" in b.reasons[0] for b in bindings)
+    assert all("NUMA node of this GPU is unknown" in b.reasons[0] for b in bindings)
 
 
 def test_a_gpu_whose_node_was_not_granted_says_so() -> None:
     gpu = replace(simulated_gpus(SMALL, 1, GIB, "n")[0], numa_node=0)
     binding = plan_bindings(SMALL, [gpu], CpuSet([6, 7]))[0]
-    assert binding.reasons == ("no core of its own NUMA node 0 for it: PUs 6-7 are on others",)
+    assert binding.reasons == ("no core of its own NUMA node 0 is left: PUs 6-7 are on other nodes",)
 
 
 def test_nothing_granted_or_a_gpu_twice_is_an_error() -> None:
     gpu = simulated_gpus(SMALL, 1, GIB, "n")[0]
-    with pytest.raises(BindingError, match="no core is granted"):
+    with pytest.raises(BindingError, match="no CPU core is available"):
         plan_bindings(SMALL, [gpu], CpuSet())
     with pytest.raises(BindingError, match="given twice"):
         plan_bindings(SMALL, [gpu, gpu], pus(SMALL))
@@ -258,8 +258,8 @@ def test_local_cores_have_local_memory() -> None:
 def test_efa_and_usnic_are_not_called_ethernet() -> None:
     nics = (Nic("rdmap16s27", "0000:10:1b.0", kind="efa"), Nic("usnic_0", "0000:12:00.0", kind="usnic"))
     why = Ports(replace(SMALL, nics=nics)).why_not
-    assert why[nics[0]].one.startswith("EFA, which UCX's verbs do not drive")
-    assert why[nics[1]].one.startswith("usNIC, which UCX does not drive")
+    assert why[nics[0]].singular.startswith("EFA, which UCX's verbs do not drive")
+    assert why[nics[1]].singular.startswith("usNIC, which UCX does not drive")
 
 
 def test_a_share_is_in_one_cache_where_one_has_room() -> None:
@@ -283,7 +283,7 @@ def test_local_cores_that_cannot_be_had_are_said() -> None:
     gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(SMALL, 3, GIB, "n"))
     bindings = plan_bindings(SMALL, gpus, pus(SMALL), Settings(cores="local"))
     assert sorted(len(b.cpuset) for b in bindings) == [2, 3, 3]
-    assert all("cores='local' cannot be had" in b.reasons[0] for b in bindings)
+    assert all("cores='local' is impossible" in b.reasons[0] for b in bindings)
 
 
 def test_a_launchers_masks_are_respected_when_asked() -> None:
@@ -335,7 +335,7 @@ def test_host_memory_is_divided_without_the_simulated_devices() -> None:
     assert plan_memory_limit_bytes(Limit(0), HostMemory(8 * GIB, ""), 4) is None
     with pytest.raises(ConfigError, match=r"12\.0 GiB"):
         plan_memory_limit_bytes(Limit(3 * GIB), HostMemory(8 * GIB, ""), 4)
-    with pytest.raises(ConfigError, match="sim:2x256MiB"):
+    with pytest.raises(ConfigError, match="2x256MiB"):
         plan_memory_limit_bytes(SHARE, HostMemory(2 * GIB, ""), 4, simulated_bytes=4 * GIB)
 
 

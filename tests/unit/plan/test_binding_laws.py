@@ -169,7 +169,7 @@ def test_local_cores_are_of_the_gpus_own_node_where_each_has_one(case: Case) -> 
     case = replace(case, wanted=replace(case.wanted, cores="local"))
     nodes = {n.os_index: n.cpuset for n in case.topology.numa_nodes}
     bindings = case.bindings
-    fallen_back = any("cannot be had" in r for b in bindings for r in b.reasons)
+    fallen_back = any("is impossible" in r for b in bindings for r in b.reasons)
     for b in bindings:
         home = nodes.get(b.gpus[0].numa_node, CpuSet()) & case.allowed  # type: ignore[arg-type]
         if home and not b.shared_cores and not fallen_back:
@@ -441,7 +441,7 @@ def test_p17_unknown_locality_is_bound_to_what_is_allowed(case: Case) -> None:
     gpus = tuple(replace(g, numa_node=None) for g in case.gpus)
     bindings = replace(case, gpus=gpus, wanted=Settings(memory_policy=case.wanted.memory_policy)).bindings
     assert frozenset().union(*(b.cpuset for b in bindings)) == case.allowed
-    assert all(any("nobody knows which NUMA node" in r for r in b.reasons) for b in bindings)
+    assert all(any("NUMA node of this GPU is unknown" in r for r in b.reasons) for b in bindings)
     assert all(b.memory_policy in ("none", "interleave") for b in bindings)
 
 

@@ -49,7 +49,7 @@ LOGIN = LoginFacts(
     home=SHARED,
     scratch=DISK,
     limits=FREE,
-    names=Names(host="login1", resolved=("10.0.0.9",), own=(("ib0", "10.0.0.9"),)),
+    names=Names(host="login1", resolved=("10.0.0.9",), interfaces=(("ib0", "10.0.0.9"),)),
 )
 NIC = Nic("mlx5_0", "0000:01:00.0")
 

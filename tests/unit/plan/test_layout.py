@@ -87,7 +87,7 @@ def test_ranks_that_see_other_devices_are_isolated() -> None:
 def test_a_node_without_a_rank_and_a_world_without_gpus_are_errors() -> None:
     with pytest.raises(WorldError, match="the job has 3 nodes, but ranks run on 2 of them"):
         plan_layout(records([(1, 1), (1, 1)]), 3)
-    with pytest.raises(WorldError, match="--gpus sim:4"):
+    with pytest.raises(WorldError, match="--simulate 4"):
         plan_layout([RankRecord(0, "n", 0)])
 
 
@@ -186,7 +186,7 @@ def test_a_device_limit_above_the_gpu_is_lowered_and_said() -> None:
 
 
 def test_fewer_gpus_than_planned_is_an_error() -> None:
-    with pytest.raises(LaunchError, match="n was to have 4 GPUs, but 3 can be opened there"):
+    with pytest.raises(LaunchError, match="n should have 4 GPUs, but only 3"):
         plan_workers(Settings(), node(gpus=GPUS[:3]), SHARES)
 
 
@@ -216,8 +216,8 @@ def test_what_a_launchers_masks_do_is_said() -> None:
     apart = {r: CpuSet([r]) for r in range(5)}
     said = node_warnings(Settings(), apart, specs)
     assert said == (
-        "the launcher tied each rank to cores of its own; the workers have all of these together, PUs 0-4 "
-        "(--respect-launcher keeps each to its rank's)",
+        "the launcher bound each rank to cores of its own; the workers share out all these cores, PUs 0-4 "
+        "(--respect-launcher keeps each worker on its rank's cores)",
     )
     assert node_warnings(Settings(respect_launcher=True), apart, specs) == ()
     assert node_warnings(Settings(), dict.fromkeys(range(5), CpuSet(range(8))), specs) == ()
@@ -259,7 +259,7 @@ def test_memory_bound_to_nodes_fits_them() -> None:
     bound = Settings(memory_policy="bind")
     specs = plan_workers(bound, node(memory=HostMemory(64 << 30, "")), SHARES)
     assert {s.memory_limit_bytes for _, s in specs} == {4 << 30}
-    with pytest.raises(ConfigError, match="memory_policy='bind' ties one to NUMA nodes 0, which have"):
+    with pytest.raises(ConfigError, match="memory_policy='bind' binds a worker to NUMA nodes 0, which have"):
         plan_workers(replace(bound, memory_limit=Limit(5 << 30)), node(memory=HostMemory(64 << 30, "")), SHARES)
 
 

@@ -11,7 +11,7 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan.binding.memory import is_memory_asked, plan_host_memory, plan_memory_limit_bytes, share_of
+from hpcgpu.plan.binding.memory import asks_granted_memory, plan_host_memory, plan_memory_limit_bytes, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.plan.views.overview import render_workers
 
@@ -91,7 +91,7 @@ def test_the_plan_says_what_limits_the_workers_memory() -> None:
         said.count("memory limit 1.0 GiB: its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 1
     )  # once for all
     # a node that other jobs may use, and nobody limits this one
-    assert table(node(NODE, range(2)), free).count("of 64.0 GiB, all of this node, which other jobs may use, too") == 1
+    assert table(node(NODE, range(2)), free).count("of 64.0 GiB, all of this node, which other jobs may also use") == 1
     for quiet in (node(NODE), node(NODE, range(2), in_job=False)):
         assert "memory limit" not in table(quiet, free)
     given = Settings(device_memory_limit=Limit(0), memory_limit=Limit(GIB))
@@ -100,13 +100,13 @@ def test_the_plan_says_what_limits_the_workers_memory() -> None:
 
 def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
     pbs, free, given = Allocation(batch="pbs"), Settings(), Settings(memory_bytes=8 * GIB)
-    assert is_memory_asked(pbs, free, "in-allocation")
-    assert is_memory_asked(pbs, given, "in-allocation")  # memory= of Dask's configuration did not make this job
-    assert is_memory_asked(pbs, free, "gang")
-    assert not is_memory_asked(pbs, given, "gang")
-    assert not is_memory_asked(pbs, free, "member")  # each of an array would
+    assert asks_granted_memory(pbs, free, "in-allocation")
+    assert asks_granted_memory(pbs, given, "in-allocation")  # memory= of Dask's configuration did not make this job
+    assert asks_granted_memory(pbs, free, "gang")
+    assert not asks_granted_memory(pbs, given, "gang")
+    assert not asks_granted_memory(pbs, free, "member")  # each of an array would
     for batch in ("slurm", "local"):
-        assert not is_memory_asked(Allocation(batch=batch), free, "in-allocation")
+        assert not asks_granted_memory(Allocation(batch=batch), free, "in-allocation")
 
 
 def test_the_plan_names_the_job_of_pbs() -> None:

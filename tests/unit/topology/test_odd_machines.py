@@ -137,7 +137,7 @@ def test_ports_of_the_fabric_manager_serve_no_worker(rails: str, expected: list[
         return
     assert ports_of(topology) == expected
     ports = Ports(topology)
-    why = {nic.name: reason.one for nic, reason in ports.why_not.items()}
+    why = {nic.name: reason.singular for nic, reason in ports.why_not.items()}
     assert why["mlx5_0"] == "it has a PCI link of 3.9 GB/s where others have 63.0: a management port"
 
 
@@ -240,7 +240,7 @@ def test_equal_uuids_are_taken_for_unknown() -> None:
     cards = [host_bridge(0x20 + i, function(0x30 + i, GPU_IDS, uuid="GPU-x" if i < 2 else "GPU-y")) for i in range(3)]
     topology = hwloc_xml.read(machine(*cards))
     assert [g.uuid for g in topology.gpus] == ["", "", "GPU-y"]
-    assert "several GPUs have the UUID GPU-x: it is taken for unknown" in topology.warnings
+    assert "several GPUs have the UUID GPU-x: it is ignored" in topology.warnings
 
 
 def test_pus_of_an_unknown_numa_node_of_nccl_are_not_idle() -> None:
@@ -256,7 +256,7 @@ def test_a_device_twice_in_a_file_of_nccl_counts_once() -> None:
     pci = '<pci busid="0000:01:00.0" class="0x030200"/>'
     topology = nccl_xml.read(f'<system><cpu numaid="0" affinity="f">{pci}{pci}</cpu></system>')
     assert len(topology.gpus) == 1
-    assert "0000:01:00.0 is described in two places: the first one counts" in topology.warnings
+    assert "0000:01:00.0 is described in two places: the first place counts" in topology.warnings
 
 
 NUMA_2 = '<object type="NUMANode" os_index="0" cpuset="0xf0" nodeset="0x2"/>'

@@ -110,7 +110,7 @@ def test_what_is_not_hwloc_is_refused_with_its_name() -> None:
         hwloc_xml.read('<!DOCTYPE topology [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><topology>&b;</topology>')
     with pytest.raises(ParseError, match="line 1: <object Machine> has cpuset='0xzz'; expected a mask such as 0x"):
         hwloc_xml.read('<topology><object type="Machine" cpuset="0xzz"/></topology>')
-    with pytest.raises(ParseError, match="no node"):
+    with pytest.raises(ParseError, match="no core"):
         hwloc_xml.read('<topology version="2.0"/>')
 
 
@@ -138,8 +138,8 @@ def test_a_file_without_cores_is_planned_on_the_pus_of_its_numa_nodes() -> None:
       <object type="NUMANode" os_index="1" cpuset="0xc" nodeset="0x2" local_memory="64"/></object></topology>"""
     topology = hwloc_xml.read(text)
     assert [str(c) for c in topology.cores] == ["0", "1", "2", "3"]
-    assert "which PUs share a core is not described (each counts as a core)" in topology.warnings[0]
-    with pytest.raises(ParseError, match="no node to plan for"):
+    assert "describe which PUs share a core (each counts as a core)" in topology.warnings[0]
+    with pytest.raises(ParseError, match="describes no node"):
         hwloc_xml.read(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
 
 
@@ -154,7 +154,7 @@ def test_numa_nodes_that_were_left_out_leave_what_hangs_there_without_a_place() 
       <object type="Core" cpuset="0x2"/></object></topology>"""
     topology = hwloc_xml.read(text)
     assert [g.numa_node for g in topology.gpus] == [0, None]
-    assert "NUMA nodes 1 are left out of this file" in topology.warnings[0]
+    assert "lacks NUMA nodes 1," in topology.warnings[0]
     assert "lstopo --disallowed" in topology.warnings[0]
 
 
