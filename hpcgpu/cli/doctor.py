@@ -43,7 +43,7 @@ def doctor(
         return _in_job(on_nodes, on_node)
     from hpcgpu.deploy.doctor import leftovers, login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.finding import Finding, described, examine, exit_code, render
+    from hpcgpu.plan.doctor.finding import Finding, as_plain, examine, exit_code, render
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     asked = login.read(given_settings(arguments), FROM, batch, must=submit)
@@ -55,7 +55,7 @@ def doctor(
         of_the_job, seen = trial.run(asked.job, log.say)
         facts = confirmed(facts, seen) if seen else facts
     findings = (*examine(LOGIN_CHECKS, facts), *of_the_job)
-    click.echo(json.dumps(described(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
+    click.echo(json.dumps(as_plain(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
     return exit_code(findings)
 
 

@@ -93,7 +93,7 @@ def test_a_home_that_the_nodes_do_not_have_is_named(slurm_lab: Lab) -> None:
     finally:
         slurm_lab.exec(slurm_lab.login, ["rm", "-r", home], check=True)
     check(found, "job", "failed", "0 of 2 nodes", "the home is not shared with the nodes")
-    check(found, "home", "warning", "seems to be this machine's own")
+    check(found, "home", "warning", "seems to exist on this machine only")
 
 
 def test_a_doctor_that_is_killed_leaves_no_pending_job(slurm_lab: Lab) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from hpcgpu.model import Hop
-from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
+from hpcgpu.model import Hop, Nic
+from hpcgpu.plan.doctor.facts import GpuSpeed, NodeFacts, TrialFacts, Ucx
 from hpcgpu.plan.doctor.finding import CheckResult, failed, not_looked_at, ok, warning, worst
 from hpcgpu.units import format_bytes
 
@@ -18,13 +19,12 @@ def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
     return seen._replace(seen=f"{node.host}: {seen.seen}")
 
 
-def each(facts: TrialFacts, need: str, look: Callable[[NodeFacts], CheckResult]) -> CheckResult:
-    """Return the worst result of the nodes with this fact."""
+def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
+    """Return the worst result of the nodes, each judged by this fact of it."""
+    values = [(node, getattr(node, fact)) for node in facts.nodes]
     return worst(
-        on(node, not_looked_at(node.unknown.get(need, "it is not known")))
-        if getattr(node, need) is None
-        else on(node, look(node))
-        for node in facts.nodes
+        on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
+        for node, value in values
     )
 
 
@@ -42,9 +42,9 @@ def check_gpus(facts: TrialFacts) -> CheckResult:
                 "array in submit, and leave workers_per_gpu at 1; or start NVIDIA's MPS in the job",
             )
         return ok(f"{len(first.gpus)} on each node: {first.gpus[0]}, driver {first.driver or 'unknown'}")
-    summary = "; ".join(
-        f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs{_granted(node)}" for node in poor
-    )
+    counts = [f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs" for node in poor]
+    granted = [f" (granted: {node.granted_gpus})" if node.granted_gpus is not None else "" for node in poor]
+    summary = "; ".join(map("".join, zip(counts, granted, strict=True)))
     silent = next((node.no_driver or "no driver answers" for node in poor if not node.driver), "")
     if any(node.granted_gpus for node in poor) and silent:
         return failed(
@@ -65,10 +65,6 @@ def check_gpus(facts: TrialFacts) -> CheckResult:
     )
 
 
-def _granted(node: NodeFacts) -> str:
-    return "" if node.granted_gpus is None else f" (granted: {node.granted_gpus})"
-
-
 def check_drivers(facts: TrialFacts) -> CheckResult:
     """Check that all nodes have one driver version."""
     drivers = {node.host: node.driver for node in facts.nodes if node.driver}
@@ -85,9 +81,9 @@ def check_nics(facts: TrialFacts) -> CheckResult:
     return each(facts, "nics", _nics_of)
 
 
-def _nics_of(node: NodeFacts) -> CheckResult:
-    """Judge a node's ports: an unused one may be dead, one that a GPU would take must not."""
-    ports = [nic for nic in node.nics or () if not nic.virtual]
+def _nics_of(node: NodeFacts, nics: Sequence[Nic]) -> CheckResult:
+    """Judge a node's ports: an unused port may be dead, a port that a GPU would use may not."""
+    ports = [nic for nic in nics if not nic.virtual]
     fast = [nic for nic in ports if nic.kind in RDMA] or ports
     alive = [f"{nic.name}:{nic.port}" for nic in fast if nic.active]
     dead = ", ".join(f"{nic.name}:{nic.port} ({nic.kind}) is {nic.state}" for nic in fast if not nic.active)
@@ -118,12 +114,10 @@ def _nearest(node: NodeFacts) -> list[Hop]:
 
 def check_cuda(facts: TrialFacts) -> CheckResult:
     """Check how fast CUDA starts and copies."""
-    return each(facts, "speed", _speed_of)
+    return each(facts, "speed", lambda _, speed: _speed_of(speed))
 
 
-def _speed_of(node: NodeFacts) -> CheckResult:
-    speed = node.speed
-    assert speed
+def _speed_of(speed: GpuSpeed) -> CheckResult:
     copies = [
         f"{name} {format_bytes(int(value))}/s"
         for name, value in (("near", speed.near_bytes_per_s), ("far", speed.far_bytes_per_s))
@@ -141,13 +135,12 @@ def _speed_of(node: NodeFacts) -> CheckResult:
 
 def check_ucx(facts: TrialFacts) -> CheckResult:
     """Check that UCX has a transport for the network."""
-    return each(facts, "ucx", lambda node: _ucx_of(node, facts.protocol))
+    return each(facts, "ucx", lambda node, ucx: _ucx_of(node, ucx, facts.protocol))
 
 
-def _ucx_of(node: NodeFacts, protocol: str) -> CheckResult:
-    assert node.ucx
-    summary = f"UCX {node.ucx.version}: {', '.join(node.ucx.transports)}"
-    fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in node.ucx.transports)
+def _ucx_of(node: NodeFacts, ucx: Ucx, protocol: str) -> CheckResult:
+    summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
+    fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
     if any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()) and not fast:
         advice = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
         return (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 
 class Verdict(enum.Enum):
@@ -21,11 +21,11 @@ _WIDEST = max(len(verdict.value) for verdict in Verdict)
 
 
 class CheckResult(NamedTuple):
-    """The result of a check; ``advice`` is "" if all is well."""
+    """The result of a check."""
 
     verdict: Verdict
     seen: str
-    advice: str = ""
+    advice: str = ""  # "": all is well
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +38,21 @@ class Finding:
     advice: str = ""  # what to do; "": nothing
 
 
-class Facts(Protocol):
-    """Facts of which some may be None."""
-
-    @property
-    def unknown(self) -> Mapping[str, str]:
-        """The reason for each fact that is None, by its name."""
-
-
-F = TypeVar("F", bound=Facts)
-
-
-class Check(NamedTuple, Generic[F]):
-    """A check: its name, the facts that it needs, and the function that judges them."""
+class Check(NamedTuple):
+    """A check: a fact, and the function that judges it."""
 
     name: str
-    needs: tuple[str, ...]
-    look: Callable[[F], CheckResult]
+    fact: str  # a field of the facts, perhaps None; "": all of them
+    look: Callable[[Any], CheckResult]  # called with the fact
 
 
-def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
-    """Run the checks; one whose facts are missing is reported as not looked at."""
+def examine(checks: Iterable[Check], facts: Any) -> tuple[Finding, ...]:
+    """Run the checks; a check is not looked at if its fact is None, for the reason in ``facts.unknown``."""
     out = []
-    for check in checks:
-        missing = [need for need in check.needs if getattr(facts, need) is None]
-        if missing:
-            why = facts.unknown.get(missing[0], "it is not known here")
-            out.append(Finding(check.name, Verdict.NOT_LOOKED_AT, why))
-        else:
-            out.append(Finding(check.name, *check.look(facts)))
+    for name, fact, look in checks:
+        value = getattr(facts, fact) if fact else facts
+        missing = not_looked_at(facts.unknown.get(fact, "it is not known here"))
+        out.append(Finding(name, *(missing if value is None else look(value))))
     return tuple(out)
 
 
@@ -76,12 +62,12 @@ def ok(seen: str) -> CheckResult:
 
 
 def warning(seen: str, advice: str) -> CheckResult:
-    """Return a result that may be slow, or fail later."""
+    """Return a result with which a cluster may be slow, or fail later."""
     return CheckResult(Verdict.WARNING, seen, advice)
 
 
 def failed(seen: str, advice: str) -> CheckResult:
-    """Return a result that keeps a cluster from working."""
+    """Return a result with which a cluster cannot work."""
     return CheckResult(Verdict.FAILED, seen, advice)
 
 
@@ -102,7 +88,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
-    """Return the findings as aligned lines, the advice of each below it; ``paint`` colours the word of a verdict."""
+    """Format the findings as aligned lines, each with its advice below; ``paint`` colours a verdict."""
     listed = list(findings)
     width = max((len(finding.name) for finding in listed), default=0)
     lines = []
@@ -114,8 +100,8 @@ def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = l
     return "".join(f"{line}\n" for line in lines)
 
 
-def described(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return the findings as plain data."""
+def as_plain(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Convert the findings to plain data for JSON."""
     listed = list(findings)
     return {
         "exit_code": exit_code(listed),

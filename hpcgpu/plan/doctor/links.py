@@ -22,20 +22,19 @@ def check_links(facts: TrialFacts) -> CheckResult:
             "the nodes have not found each other's addresses",
             "the folder of the run is slow to show new files: look at the home's file system",
         )
-    return _links_seen(links, "between nodes")
+    return _check_ways(links, "between nodes")
 
 
-def check_login_links(facts: TrialFacts) -> CheckResult:
+def check_login_links(links: Sequence[Link]) -> CheckResult:
     """Check that this machine, on which a cluster object lives, reaches the nodes."""
-    assert facts.links is not None
-    seen = _links_seen(facts.links, "from here to the nodes")
-    if all(link.error for link in facts.links):
-        return warning(
-            seen.seen,
-            "a cluster object here connects through the batch system instead (a tunnel by srun or ssh), which is "
-            "slower: run scripts in the job (hpcgpu jobscript), or ask the administrators to open the nodes' ports",
-        )
-    return seen
+    result = _check_ways(links, "from here to the nodes")
+    if any(not link.error for link in links):
+        return result
+    return warning(
+        result.seen,
+        "a cluster object here connects through the batch system instead (a tunnel by srun or ssh), which is "
+        "slower: run scripts in the job (hpcgpu jobscript), or ask the administrators to open the nodes' ports",
+    )
 
 
 def check_ucx_links(facts: TrialFacts) -> CheckResult:
@@ -55,8 +54,8 @@ def check_ucx_links(facts: TrialFacts) -> CheckResult:
     return failed(summary, advice) if facts.protocol == UCX else warning(summary, advice)
 
 
-def _links_seen(links: Sequence[Link], where: str) -> CheckResult:
-    """Judge connections by TCP and TLS: of each, one open path between two machines is enough."""
+def _check_ways(links: Sequence[Link], where: str) -> CheckResult:
+    """Check connections by TCP and TLS: of each protocol, one open way between two machines is enough."""
     if plain := _cut([link for link in links if link.protocol == "tcp"]):
         return failed(
             _describe(plain),

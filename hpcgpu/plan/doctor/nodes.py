@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from hpcgpu.plan.doctor.devices import RDMA, check_cuda, check_drivers, check_gpus, check_nics, check_ucx, each, on
-from hpcgpu.plan.doctor.facts import NodeFacts, Python, TrialFacts
+from hpcgpu.plan.doctor.facts import Folder, Launcher, NodeFacts, Python, TrialFacts
 from hpcgpu.plan.doctor.finding import Check, CheckResult, failed, not_looked_at, ok, warning, worst
 from hpcgpu.plan.doctor.links import check_links, check_login_links, check_ucx_links
-from hpcgpu.plan.doctor.login import IMPORTANT, limits_seen, locked_seen
+from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
 from hpcgpu.units import format_bytes
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
@@ -110,7 +110,7 @@ def check_cpus(facts: TrialFacts) -> CheckResult:
 
 def check_node_limits(facts: TrialFacts) -> CheckResult:
     """Check the limits in the job."""
-    return worst(on(node, limits_seen(node.limits)) for node in facts.nodes)
+    return worst(on(node, check_limits(node.limits)) for node in facts.nodes)
 
 
 def check_node_locked_memory(facts: TrialFacts) -> CheckResult:
@@ -119,15 +119,13 @@ def check_node_locked_memory(facts: TrialFacts) -> CheckResult:
     def seen(node: NodeFacts) -> CheckResult:
         if not any(nic.kind in RDMA for nic in node.nics or ()):
             return on(node, ok("no network card there registers memory"))
-        return on(node, locked_seen(node.limits, needed=facts.protocol == "ucx"))
+        return on(node, check_locked_memory(node.limits, needed=facts.protocol == "ucx"))
 
     return worst(seen(node) for node in facts.nodes)
 
 
-def check_launcher(facts: TrialFacts) -> CheckResult:
+def check_launcher(launcher: Launcher) -> CheckResult:
     """Check that launcher and MPI library fit: the ranks were started and must have met in one world."""
-    launcher = facts.launcher
-    assert launcher
     advice = (
         "load the MPI module with which mpi4py was built (--job-script-prologue 'module load ...'), build mpi4py "
         "by the site's MPI, take the launcher of that MPI (--launcher), or do without MPI: --rendezvous file"
@@ -167,12 +165,10 @@ def check_temporary(facts: TrialFacts) -> CheckResult:
 
 def check_node_scratch(facts: TrialFacts) -> CheckResult:
     """Check that the folder for spilling has room and is fast."""
-    return each(facts, "scratch", _scratch_of)
+    return each(facts, "scratch", lambda _, folder: _scratch_of(folder))
 
 
-def _scratch_of(node: NodeFacts) -> CheckResult:
-    folder = node.scratch
-    assert folder
+def _scratch_of(folder: Folder) -> CheckResult:
     if folder.error:
         return failed(
             f"{folder.path}: {folder.error}",
@@ -194,27 +190,27 @@ def _scratch_of(node: NodeFacts) -> CheckResult:
     return ok(summary)
 
 
-_ANSWERED: tuple[Check[TrialFacts], ...] = (
-    Check("versions", (), check_versions),
-    Check("node to node", (), check_links),
-    Check("here to nodes", ("links",), check_login_links),
-    Check("node to node by UCX", (), check_ucx_links),
-    Check("clocks", (), check_clock),
-    Check("GPUs", (), check_gpus),
-    Check("GPU drivers", (), check_drivers),
-    Check("CUDA", (), check_cuda),
-    Check("CPUs", (), check_cpus),
-    Check("limits in the job", (), check_node_limits),
-    Check("locked memory in the job", (), check_node_locked_memory),
-    Check("network ports", (), check_nics),
-    Check("UCX", (), check_ucx),
-    Check("launcher and MPI", ("launcher",), check_launcher),
-    Check("socket paths", (), check_temporary),
-    Check("scratch of the nodes", (), check_node_scratch),
+_ANSWERED: tuple[Check, ...] = (
+    Check("versions", "", check_versions),
+    Check("node to node", "", check_links),
+    Check("here to nodes", "links", check_login_links),
+    Check("node to node by UCX", "", check_ucx_links),
+    Check("clocks", "", check_clock),
+    Check("GPUs", "", check_gpus),
+    Check("GPU drivers", "", check_drivers),
+    Check("CUDA", "", check_cuda),
+    Check("CPUs", "", check_cpus),
+    Check("limits in the job", "", check_node_limits),
+    Check("locked memory in the job", "", check_node_locked_memory),
+    Check("network ports", "", check_nics),
+    Check("UCX", "", check_ucx),
+    Check("launcher and MPI", "launcher", check_launcher),
+    Check("socket paths", "", check_temporary),
+    Check("scratch of the nodes", "", check_node_scratch),
 )
-JOB_CHECKS: tuple[Check[TrialFacts], ...] = (Check("job", (), check_job), *_ANSWERED)
+JOB_CHECKS: tuple[Check, ...] = (Check("job", "", check_job), *_ANSWERED)
 
 
-def checks_for(facts: TrialFacts) -> tuple[Check[TrialFacts], ...]:
+def checks_for(facts: TrialFacts) -> tuple[Check, ...]:
     """Return the checks that have facts: without an answer of a node, the job's alone."""
     return JOB_CHECKS if facts.nodes else JOB_CHECKS[:1]
