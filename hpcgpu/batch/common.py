@@ -78,24 +78,14 @@ def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
     )
 
 
-class NoNotes:
-    """A batch system whose answers say enough about a request, and that needs no force to end a job."""
+class Plain:
+    """A batch system that is not asked about nodes and limits beforehand, and needs no force to end a job."""
 
     __slots__ = ()
-
-    def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return no messages."""
-        return ()
 
     def force(self, result: Result) -> Command | None:
         """Return None: ``cancel`` needs no force."""
         return None
-
-
-class NoOffers:
-    """A batch system that is not asked beforehand: its refusals and comments describe its nodes and limits."""
-
-    __slots__ = ()
 
     def offers(self, spec: JobSpec) -> Command | None:
         """Return None: no command."""

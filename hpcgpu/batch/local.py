@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.common import NoNotes, NoOffers
+from hpcgpu.batch.common import Plain
 from hpcgpu.batch.script import body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -45,8 +45,12 @@ _ENDED = frozenset(("gone", "Z", "X"))
 
 
 @dataclass(frozen=True, slots=True)
-class Local(NoOffers, NoNotes):
+class Local(Plain):
     """The machine itself; it has no dialect."""
+
+    def notes(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return no messages."""
+        return ()
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script. The user's options have no effect: no program reads them."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hpcgpu.batch import common, pbs_answers, pbs_options
-from hpcgpu.batch.common import NoOffers, unasked
+from hpcgpu.batch.common import Plain, unasked
 from hpcgpu.batch.script import body, exit_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobSpec, JobStatus, Result
@@ -23,7 +23,7 @@ _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pbs(NoOffers):
+class Pbs(Plain):
     """PBS in the dialect of a site."""
 
     gpus: str = "ngpus"  # the chunk's resource for GPUs: ngpus, gpus; none if jobs get whole nodes
@@ -75,15 +75,20 @@ class Pbs(NoOffers):
 
     def read_submit(self, result: Result) -> str:
         """Return the job id, or raise SubmitError with qsub's message."""
-        return pbs_answers.read_id(result)
+        ids = re.findall(rf"^\s*({pbs_answers.ID})\s*$", result.stdout, re.M)
+        if result.returncode == 0 and ids:
+            return str(ids[-1])
+        raise pbs_answers.refused("qsub refused the job", result)
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
         return Command(("qselect", "-N", pbs_options.marked(name, mark)))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return the ids; an array's id (``123[].server``) is for all of its elements."""
-        return pbs_answers.read_ids(result)
+        """Return the ids; an array has one id (``123[].server``, run/d1-qselect) for all of its elements."""
+        if result.returncode != 0:
+            raise pbs_answers.refused("qselect did not answer", result)
+        return tuple(re.findall(rf"(?<!\S)({pbs_answers.ID})(?:@\S+)?(?!\S)", result.stdout))
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
         """Return ``123[0].server``, ``123[1].server``, ...; the id itself if it is no array."""

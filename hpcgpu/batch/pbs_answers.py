@@ -50,21 +50,6 @@ _OVER_LIMIT = frozenset({38, 39})
 _UNSENT = "cannot connect to server"
 
 
-def read_id(result: Result) -> str:
-    """Return the id that qsub prints."""
-    ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
-    if result.returncode == 0 and ids:
-        return str(ids[-1])
-    raise _refused("qsub refused the job", result)
-
-
-def read_ids(result: Result) -> tuple[str, ...]:
-    """Return the ids that qselect prints, one on a line; an array has one id (``123[].server``, run/d1-qselect)."""
-    if result.returncode != 0:
-        raise _refused("qselect did not answer", result)
-    return tuple(re.findall(rf"(?<!\S)({ID})(?:@\S+)?(?!\S)", result.stdout))
-
-
 def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
     """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended."""
     # A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
@@ -82,7 +67,7 @@ def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, Job
     # Only here the state of an array says that of an element; the array of a running one is B, or F with 1.
     over = {job_id: gone[array] for job_id in job_ids if (array := _whole(job_id)) in gone}
     if result.returncode != 0 and not out and not gone and not _GONE.search(result.stderr):
-        raise _refused("qstat did not answer", result)
+        raise refused("qstat did not answer", result)
     return out | {job_id: s for job_id, s in (gone | over).items() if job_id not in out}
 
 
@@ -90,7 +75,7 @@ def read_cancel(result: Result) -> bool:
     """Return False if the job has ended or is ending already; raise SubmitError with qdel's message."""
     over = bool(_GONE.search(result.stderr) or _ENDING.search(result.stderr))
     if result.returncode != 0 and not over:
-        raise _refused("qdel failed", result)
+        raise refused("qdel failed", result)
     return not over
 
 
@@ -142,7 +127,8 @@ def _exit_code(text: str) -> int | None:
     return int(text) - 128 if int(text) > 256 else int(text)
 
 
-def _refused(problem: str, result: Result) -> SubmitError:
+def refused(problem: str, result: Result) -> SubmitError:
+    """Return the error for a program's failure, with its message."""
     output = result.stderr.strip() or result.stdout.strip()
     message = output.partition("\nusage:")[0] or f"exit code {result.returncode}, no output"
     transient, over_limit = result.returncode in _TRANSIENT, result.returncode in _OVER_LIMIT

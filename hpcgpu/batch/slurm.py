@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hpcgpu.batch import common, slurm_answers
-from hpcgpu.batch.common import NoNotes, unasked
+from hpcgpu.batch.common import Plain, unasked
 from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
@@ -57,7 +57,7 @@ _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm(NoNotes):
+class Slurm(Plain):
     """Slurm in the dialect of a site."""
 
     gpus: str = "gpus-per-node"  # gpus-per-node, gres, gpus (the job's total); none if jobs get whole nodes

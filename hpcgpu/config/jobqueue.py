@@ -43,11 +43,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
 _WHY: Mapping[str, str] = MappingProxyType(
-    {
-        "python": "here it is one program",
-        "job-directives-skip": _ONLY_OPTIONS,
-        "header-skip": _ONLY_OPTIONS,
-    }
+    {"python": "here it is one program", "job-directives-skip": _ONLY_OPTIONS, "header-skip": _ONLY_OPTIONS}
 )
 _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 

@@ -67,8 +67,8 @@ def _port(option: Field[Any], value: object) -> int:
         number = ""
     elif host not in _LOOPBACK:
         raise ConfigError(
-            f"{value!r} is not on loopback, the only place where others cannot reach the dashboard; give the port "
-            "alone, such as ':8787'; ssh -L brings it to another machine"
+            f"{value!r} is not on loopback; elsewhere other users could reach the dashboard; give the port alone, such "
+            "as ':8787'; ssh -L forwards it to another machine"
         )
     if isinstance(value, bool) or not number.isascii() or not number.isdecimal() or int(number) > _HIGHEST_PORT:
         raise ConfigError(f"{value!r} is not a port; allowed: 1 to {_HIGHEST_PORT}, or 0 for a free one")
@@ -82,8 +82,8 @@ def _cores(option: Field[Any], value: object) -> str | int:
         return _count(option, value)
     except ConfigError as error:
         raise ConfigError(
-            f"{value!r} is no number of cores; allowed: 'all' (equal shares), 'local' (those on the GPU's NUMA node), "
-            "or a whole number from 1 for each worker"
+            f"{value!r} is not a number of cores; allowed: 'all' (equal shares), 'local' (the cores on the GPU's NUMA "
+            "node), or a whole number from 1 for each worker"
         ) from error
 
 
@@ -94,7 +94,7 @@ def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
     if len(names) == 1 and names[0] in NIC_RULES:
         return names[0]
     if not names or (rules := sorted(set(names) & set(NIC_RULES))):
-        problem = f"{rules[0]!r} is a rule and stands alone" if names else "there is no name in it"
+        problem = f"{rules[0]!r} is a rule and stands alone" if names else f"{value!r} has no name"
         raise ConfigError(f"{problem}; allowed: {', '.join(map(repr, NIC_RULES))}, or names such as 'mlx5_0,mlx5_1:2'")
     return names
 
@@ -104,8 +104,8 @@ def _node_bytes(_: Field[Any], value: object) -> int:
     size = limit.read_size(value, "allowed: bytes as a number, or text such as '5GB', '512MiB'")
     if size < _SMALLEST_NODE_BYTES:
         raise ConfigError(
-            f"{value!r} is {format_bytes(size)}{meant(value)}; allowed: a size from 1 MiB such as '5GB', or nothing at "
-            "all for what the site gives"
+            f"{value!r} is {format_bytes(size)}{meant(value)}; allowed: a size from 1 MiB such as '5GB'; without "
+            "memory= the site's default counts"
         )
     return size
 
@@ -151,16 +151,15 @@ def _simulate(_: Field[Any], value: object) -> str:
 
 
 def _choice(option: Field[Any], value: object) -> str:
-    choices = option.metadata["choices"]
-    if value in choices:
+    if value in (choices := option.metadata["choices"]):
         return str(value)
-    raise ConfigError(f"{value!r} is no choice; allowed: {', '.join(choices)}")
+    raise ConfigError(f"{value!r} is not a choice; allowed: {', '.join(choices)}")
 
 
 def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
     entries = _parts(value)
     if not isinstance(entries, Iterable) or isinstance(entries, (str, Mapping, bytes)):
-        raise ConfigError(f"{value!r} is no list; allowed: a list of texts, or one text")
+        raise ConfigError(f"{value!r} is not a list; allowed: a list of texts, or one text")
     texts = tuple(entries)
     if wrong := [e for e in texts if not isinstance(e, str)]:
         raise ConfigError(f"{wrong[0]!r} is not text; allowed: a list of texts of one line each")
@@ -192,8 +191,8 @@ def _parts(value: object) -> object:
 def _flag(option: Field[Any], value: object) -> bool:
     if option.name == "security" and hasattr(value, "get_connection_args"):  # distributed's, without its import
         raise ConfigError(
-            "a Security object is not taken: each cluster makes a certificate of its own, which Client(cluster) takes "
-            "from it; leave security out (TLS is on), or give security=False for none"
+            "a Security object is not accepted: each cluster makes its own certificate, which Client(cluster) uses; "
+            "leave security out (TLS is on), or give security=False (TLS is off)"
         )
     return read_flag(value)
 
@@ -224,8 +223,8 @@ def _one_variable(text: str) -> Iterator[str]:
         name, value, second = two.groups()
         as_json = json.dumps({name.strip(): f"{value},{second}"})
         raise ConfigError(
-            f"{text!r} looks like two variables; give each by itself: '{name}={value}' and '{second.strip()}'; if it "
-            f"is one with such a value: {as_json}"
+            f"{text!r} looks like two variables; give each by itself: '{name}={value}' and '{second.strip()}'; for one "
+            f"variable with this value: {as_json}"
         )
     yield text
 
@@ -246,10 +245,10 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     allowed = "allowed: {'NAME': 'value'}, or as text NAME=value, each by itself"
     for name, raw in _pairs(value, allowed, _one_variable).items():
         if not isinstance(name, str) or not VARIABLE.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of a variable; allowed: letters, digits and _, no digit first")
+            raise ConfigError(f"{name!r} is not a variable's name; allowed: letters, digits and _, no digit first")
         text = str(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else raw
         if not isinstance(text, str) or MARKS.search(text):
-            raise ConfigError(f"{name}: {raw!r} is no value; allowed: text without newline or control character")
+            raise ConfigError(f"{name}: {raw!r} is not allowed; allowed: text without newline or control character")
         variables[name] = text
     return MappingProxyType(variables)
 

@@ -39,7 +39,13 @@ def topology() -> Topology:
     machine = _placed_by_nccl(gpus.joined(machine, facts.gpus, facts.memory_nodes))
     if facts.trouble and any(g.can_run for g in machine.gpus):
         warnings = (*warnings, f"the GPUs of this node cannot be used. {facts.trouble}")
-    return replace(machine, warnings=(*warnings, *machine.warnings, *facts.warnings, *_nowhere(machine)))
+    lost = dict.fromkeys(g.pci for g in machine.gpus if g.numa_node is None and g.can_run)
+    if lost and machine.source != _AFFINITY:
+        lost_text = (
+            f"the NUMA node of the GPU at {', '.join(lost)} is unknown: its workers get an even share of the cores"
+        )
+        facts = facts._replace(warnings=(*facts.warnings, lost_text))
+    return replace(machine, warnings=(*warnings, *machine.warnings, *facts.warnings))
 
 
 def _placed_by_nccl(machine: Topology) -> Topology:
@@ -52,13 +58,6 @@ def _placed_by_nccl(machine: Topology) -> Topology:
             return nccl_xml.locate(machine, file.read(document.MAX_BYTES + 1).decode("utf-8", "replace"))
     except (OSError, ParseError) as e:
         return replace(machine, warnings=(*machine.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
-
-
-def _nowhere(machine: Topology) -> tuple[str, ...]:
-    lost = tuple(dict.fromkeys(g.pci for g in machine.gpus if g.numa_node is None and g.can_run))
-    if not lost or machine.source == _AFFINITY:
-        return ()
-    return (f"the NUMA node of the GPU at {', '.join(lost)} is unknown: its workers get an even share of the cores",)
 
 
 def _machine() -> tuple[Topology, tuple[str, ...]]:

@@ -1,8 +1,7 @@
 """The XML of this machine from libhwloc, by ctypes: eight functions, no C structures.
 
-The library is loaded with RTLD_LOCAL and unloaded at once: an MPI library in the same process
-brings its own libhwloc, and one that is loaded globally before it makes Open MPI's MPI_Init abort
-(seen with pyhwloc 3.0.1 and Open MPI 5.0.11).
+The library is loaded with RTLD_LOCAL and unloaded at once: an MPI library in the same process brings its own libhwloc,
+and after a global load of another one Open MPI's MPI_Init aborts (pyhwloc 3.0.1 with Open MPI 5.0.11).
 """
 
 from __future__ import annotations

@@ -67,16 +67,21 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _gpu(nvml, handle)
-            devices = _slices(nvml, handle, gpu) if _is_divided(nvml, handle) else [gpu]
+            divided = False
+            with contextlib.suppress(nvml.NVMLError):  # "not supported" before Ampere
+                divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+            devices = _slices(nvml, handle, gpu) if divided else [gpu]
         except nvml.NVMLError as e:
             warnings.append(f"NVML says of its GPU {index}: {e}")
             continue
         gpus += devices
-        nodes |= _memory_node(nvml, handle)
+        # Old drivers and old nvidia-ml-py lack the call; GPUs with plain PCI memory say "not supported".
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            nodes |= {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
         if not devices:
             warnings.append(
-                f"the GPU at {gpu.pci} is divided into MIG slices, but none that this process can open: "
-                "nvidia-smi -L lists the slices there are"
+                f"the GPU at {gpu.pci} is divided into MIG slices, but this process can open no slice: "
+                "nvidia-smi -L lists the slices"
             )
 
 
@@ -122,20 +127,6 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError:  # GPUs that share the host's memory have no size of their own
         return 0
-
-
-def _is_divided(nvml: Any, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
-    except nvml.NVMLError:  # "not supported" before Ampere
-        return False
-
-
-def _memory_node(nvml: Any, handle: Any) -> set[int]:
-    # Neither old drivers nor old nvidia-ml-py have the call; GPUs with plain PCI memory say "not supported".
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        return {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
-    return set()
 
 
 def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:

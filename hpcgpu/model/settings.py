@@ -116,10 +116,7 @@ class Settings:
     )
     cpu_workers: int = option(0, "number", "workers without a GPU on each node, beside those of the GPUs")
     drain_s: float = option(
-        120.0,
-        "seconds",
-        "how long before a job's time limit its workers hand their data to others",
-        user_name="drain",
+        120.0, "seconds", "how long before a job's time limit its workers hand their data to others", user_name="drain"
     )
     nthreads: int = option(1, "count", "threads of a worker", aliases=("threads_per_worker",))
     cores_per_gpu: int | None = option(None, "count", "cores asked of the batch system for each GPU")

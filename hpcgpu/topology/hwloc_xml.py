@@ -60,7 +60,9 @@ def _topology(root: ET.Element) -> Topology:
     # Some people scrub the UUIDs of their files.
     equal = [uuid for uuid, count in Counter(g.uuid for g in gpus if g.uuid).items() if count > 1]
     gpus = [replace(g, uuid="") if g.uuid in equal else g for g in gpus]
-    warnings = (*warnings, *(_SCRUBBED.format(uuid) for uuid in equal), *_left_out(machines, objects))
+    nodes = CpuSet().union(*(safe_xml.cpuset(m, "complete_nodeset") for m in machines))
+    left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
+    warnings = (*warnings, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
     # "Cache" with a depth until hwloc 1.11.
     l3 = {
         _cpus(o) for o, _ in objects if (o.get("type"), o.get("depth")) == ("Cache", "3") or o.get("type") == "L3Cache"
@@ -128,11 +130,6 @@ def _described(objects: Sequence[Placed]) -> CpuSet:
     return CpuSet(safe_xml.count(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
 
 
-def _left_out(machines: Sequence[ET.Element], objects: Sequence[Placed]) -> tuple[str, ...]:
-    missing = CpuSet(CpuSet().union(*(safe_xml.cpuset(m, "complete_nodeset") for m in machines)) - _described(objects))
-    return (_LEFT_OUT.format(missing),) if missing else ()
-
-
 def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]:
     for child in node.findall("object"):
         yield child, parents
@@ -170,10 +167,6 @@ def _number(node: ET.Element, name: str, convert: Callable[[str], int] = int, ab
     return convert(absent) if info is None else safe_xml.read(info, "value", convert, "a whole number")
 
 
-def _kib(text: str) -> int:
-    return int(text.removesuffix("KiB"))  # hwloc 3 writes the unit too ("16671616KiB")
-
-
 def _decimal(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
@@ -189,7 +182,8 @@ def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
     facts, size = _infos(device), 0
     for osdev in device.findall("object"):
         facts |= _infos(osdev)
-        size = _number(osdev, "CUDAGlobalMemorySize", _kib) * 1024 or size
+        # hwloc 3 writes the unit too ("16671616KiB").
+        size = _number(osdev, "CUDAGlobalMemorySize", lambda text: int(text.removesuffix("KiB"))) * 1024 or size
     model = facts.get("GPUModel") or facts.get("PCIDevice", "")
     return [Gpu(address, facts.get("NVIDIAUUID", ""), model, name, near, size)]
 
@@ -220,16 +214,11 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
         ports = [int(k[4:-5]) for k in facts if _PORT_STATE.fullmatch(k)]
         for port in sorted(ports) or [1]:
             lid = _number(osdev, f"Port{port}LID", lambda text: int(text, 16))
-            interface = _sibling(nets, port, len(ports))
+            # The IP interface of a port is the one with the same number, or the function's only one.
+            same = [n for n in nets if _number(n, "Port", absent="1") == port] or (nets if len(ports) <= 1 else [])
+            interface = safe_xml.word(same[0], "name") if same else ""
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
             state = pci.port_state(facts.get(f"Port{port}State", ""))
             name = safe_xml.word(osdev, "name")
             out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link))
     return out
-
-
-def _sibling(nets: list[ET.Element], port: int, ports: int) -> str:
-    """Return the IP interface of a port: the function's only one, or the one with the same port number."""
-    same = [n for n in nets if _number(n, "Port", absent="1") == port]
-    chosen = same or (nets if ports <= 1 else [])
-    return safe_xml.word(chosen[0], "name") if chosen else ""

@@ -205,10 +205,7 @@ def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], r
 
 
 def _deal(
-    free: list[int],
-    shares: Sequence[_Share],
-    localities: Sequence[_Locality],
-    level: Callable[[_Locality], Hashable],
+    free: list[int], shares: Sequence[_Share], localities: Sequence[_Locality], level: Callable[[_Locality], Hashable]
 ) -> list[int]:
     """Give the free cores of each node, or package, to the shares at home there, up to their sizes; return the rest."""
     here: dict[Hashable, dict[int | None, list[int]]] = {}

@@ -16,7 +16,9 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
     """Plan a worker's RMM and cuDF, by its name and share of its GPU (0: unknown); ConfigError for a wrong size."""
     cite = settings.cite
     sizes = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
-    pool, most, threshold = (_rmm_bytes(settings, name, device_memory_bytes) for name in sizes)
+    limits: list[Limit] = [getattr(settings, name) for name in sizes]
+    nbytes = [limit.bytes_of(device_memory_bytes, cite(n), GPU_MEMORY) for n, limit in zip(sizes, limits, strict=True)]
+    pool, most, threshold = (n // _ALIGNED_BYTES * _ALIGNED_BYTES if n else None for n in nbytes)
     if pool and not settings.rmm_managed_memory and 0 < device_memory_bytes < pool:
         raise ConfigError(f"{cite(sizes[0])}, but the worker's GPU has {format_bytes(device_memory_bytes)} for it")
     if pool and most and most < pool:
@@ -40,12 +42,6 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
     layers_given = [(name, tuple((k, v) for k, v in arguments.items() if v is not None)) for name, arguments in layers]
     resources = () if layers_given == [("CudaMemoryResource", ())] else tuple(layers_given)  # RMM's own choice
     return Rapids(resources, settings.rmm_libraries, tuple(needs)) if needs else None
-
-
-def _rmm_bytes(settings: Settings, name: str, device_memory_bytes: int) -> int | None:
-    limit: Limit = getattr(settings, name)
-    size = limit.bytes_of(device_memory_bytes, settings.cite(name), GPU_MEMORY)
-    return size // _ALIGNED_BYTES * _ALIGNED_BYTES if limit else None
 
 
 def cudf_env(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -69,7 +69,9 @@ def _check_ways(links: Sequence[Link], where: str) -> CheckResult:
             "below), or something between the machines looks into connections: tell the administrators. "
             "--no-security does without encryption",
         )
-    dead = [link for link in links if link.error and link.address not in _of_several(links)]
+    # Several machines have one address, as bridges of containers do: it leads to no other machine.
+    local = {k.address for k in links if any(k.address == o.address and k.target != o.target for o in links)}
+    dead = [link for link in links if link.error and link.address not in local]
     if dead:
         good = sorted({link.interface for link in links} - {link.interface for link in dead})
         named = f"name one that works: --interface {good[0]}" if good else "have the administrators look at them"
@@ -101,8 +103,3 @@ def _describe(links: Sequence[Link]) -> str:
         f"{k.source} to {k.target} at {k.address} ({k.interface}{f', {k.protocol}' if several else ''}): {k.error}"
         for k in links[:_MOST_LINKS]
     )
-
-
-def _of_several(links: Sequence[Link]) -> set[str]:
-    """Return addresses that several machines have, as bridges of containers do: they lead nowhere else."""
-    return {k.address for k in links if any(k.address == o.address and k.target != o.target for o in links)}

@@ -82,10 +82,7 @@ JOBS: dict[str, tuple[JobFacts, str]] = {
         job().registered(4, 1.0).registered(4, 2.0, silent=True).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
         "UP 4/4 (node2 is down)",
     ),
-    "its node was down": (
-        job().registered(4, 1.0).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
-        "UP 4/4",
-    ),
+    "its node was down": (job().registered(4, 1.0).listed(replace(RUNNING, trouble="node2 is down"), 3.0), "UP 4/4"),
     "its node is down, and it never had a worker": (
         job().listed(replace(RUNNING, trouble="node1 is down, node2 is down"), 1.0),
         "STARTING 0/4 (node1 is down, node2 is down)",
