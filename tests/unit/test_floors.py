@@ -277,7 +277,6 @@ LONG = {
     "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
-    "spill/state/accounting.py": "all counts of bytes and all orders of units: each change of a unit changes several",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",
 }

@@ -186,7 +186,7 @@ def _free(copies: Any, pointer: int) -> None:  # DriverCopies: others free nothi
     try:
         with copies.context():
             # users' kernels run on other streams than that of the allocation
-            copies.call("cuCtxSynchronize")
+            copies.synchronize()
             if copies.has_pools:
                 copies.call("cuMemFreeAsync", pointer, copies.up_stream)
             else:

@@ -28,8 +28,8 @@ from hpcgpu.plan.views.memory_table import Moved, WorkerMemory, render, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.log import SpillLog
-from hpcgpu.spill.store.todo import Count
+from hpcgpu.spill.store.inbox import Count
+from hpcgpu.spill.store.reports import SpillLog
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")

@@ -130,7 +130,7 @@ def test_a_log_filter_that_raises_stops_no_move(store: GpuSpillBuffer, gpu: Faul
     assert_moves(store)
 
 
-@pytest.mark.parametrize("function", ["bytes_up", "put", "_count"])
+@pytest.mark.parametrize("function", ["bytes_up", "put"])
 def test_a_copy_whose_result_cannot_be_kept_fails(
     function: str, store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     assert store.settle(scaled(20))
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
     with monkeypatch.context() as patch:
-        patch.setattr(Executor if function == "_count" else Buffer, function, broken)
+        patch.setattr(Buffer, function, broken)
         assert isinstance(aside(lambda: store[key]).exception(20), KeyError)
     assert store._executor.under_way == 0
     assert_moves(store)
@@ -154,7 +154,7 @@ def test_a_reader_that_is_interrupted_in_a_copy_keeps_nobody_waiting(
 ) -> None:
     store = stored(1024 * KIB, None, jit_unspill=False)
     store["a"] = [gpu.asarray(np.full(8 * KIB, i, "u1")) for i in range(4)]
-    store._executor.tell(store._executor.state.limit, 2, 1)
+    store._executor.report(store._executor.state.limit, 2, 1)
     assert store.settle(scaled(20))
     assert store.tiers["device"] == 0
     gpu.up = KeyboardInterrupt()
@@ -176,12 +176,12 @@ def test_an_interrupt_between_two_instructions_loses_none(
         raise KeyboardInterrupt
 
     store["first"] = gpu.asarray(np.zeros(1 * KIB, "u1"))  # now the store knows the device
-    store._executor.tell(store._executor.state.limit, 2, 1024 * KIB)
+    store._executor.report(store._executor.state.limit, 2, 1024 * KIB)
     fill(store, gpu)
     with monkeypatch.context() as patch:
         patch.setattr(Executor, "_send_to_spill_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            store._executor.tell(store._executor.state.limit, 2, LIMIT)
+            store._executor.report(store._executor.state.limit, 2, LIMIT)
     assert_moves(store)
 
 
