@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_limit, read_host_limit, read_part
 from hpcgpu.model.plain import read_flag, read_option, read_text
 
-T = TypeVar("T")
 _WHERE = "keyword {} of GpuSpillBuffer"
 
 
@@ -40,5 +39,5 @@ def read_folder(folder: str | os.PathLike[str] | None) -> str | None:
     return None if folder is None else _read("local_directory", folder, read_text)
 
 
-def _read(name: str, value: object, read: Callable[[object], T]) -> T:
+def _read(name: str, value: object, read: Callable[[Any], Any]) -> Any:
     return read_option(name, value, _WHERE.format(name), read)
