@@ -164,7 +164,7 @@ class Executor:
             if out := self.state.leave(bundle, content):
                 self.record(out, todo)
             if not content.keys:
-                bundle.remove(content)
+                del bundle.members[content]
                 if content.names:
                     self._forget_names(content)
                 todo.garbage.append(content.take(HOST))

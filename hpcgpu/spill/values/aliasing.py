@@ -11,14 +11,14 @@ import numpy as np
 # attributes of pandas' own columns: of dates and categories, and of numbers that may be missing
 _ARRAYS = ("_ndarray", "_data", "_mask")
 _TABLES = {"DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
-# What an object keeps in host memory. By an id that is valid while the allocation lives: the bytes of an allocation
-# that views share. By the negative of the object's own id: the bytes that the object has for itself.
+# The host memory that an object keeps, in bytes: by an id that is valid while the allocation lives, for an allocation
+# that views share; by the negative of the object's own id, for memory of the object alone.
 Held = dict[int, int]
 Name = int | frozenset[int]
 
 
 def held_by(x: Any) -> Held:
-    """Return what an array of numbers or a table keeps in host memory; an empty dict for another object."""
+    """Return the host memory that an array of numbers or a table keeps; an empty dict for another object."""
     kind: type = type(x)
     if kind is np.ndarray:
         if x.dtype.hasobject:
@@ -32,7 +32,7 @@ def held_by(x: Any) -> Held:
 
 @functools.lru_cache(256)
 def _family(kind: type) -> str:
-    """Return the library of a class of tables; empty for another class."""
+    """Return the library of a class of tables; "" for another class."""
     family = kind.__module__.partition(".")[0]
     return family if _TABLES.get(kind.__name__) == family else ""
 
@@ -57,15 +57,15 @@ def owner_of(array: np.ndarray) -> tuple[int, int]:
         if base is None:
             return id(array), array.nbytes
         if not isinstance(base, np.ndarray):
-            # The owner is no array. The length of bytes is known; of another owner it is what the last array shows.
+            # the owner is no array: take its length if it is bytes, else the bytes of the last array
             return id(base), len(base) if isinstance(base, (bytes, bytearray)) else array.nbytes
         array = base
 
 
 def _held_by_frame(frame: Any) -> Held:
-    """Return what a data frame or series of pandas keeps in host memory.
+    """Return the host memory that a data frame or series of pandas keeps.
 
-    ``_mgr.blocks`` is not public (in pandas since 1.1, read in 3.1.1). But it is the one way to the columns' memory
+    ``_mgr.blocks`` is not public (in pandas since 1.1, read in 3.1.1). But it is the only way to the columns' memory
     that makes no array for each column, and a shuffle gives a thousand small frames, which are views of one.
     """
     owners: dict[int, int] = {}
@@ -81,7 +81,7 @@ def _held_by_frame(frame: Any) -> Held:
             objects |= any(array.dtype.hasobject for array in arrays)
         else:
             more_bytes += int(values.nbytes)
-    if objects:  # the objects that a column refers to: dask estimates them
+    if objects:  # dask estimates the objects of a column
         from hpcgpu.spill.values.sizes import size_of
 
         more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))

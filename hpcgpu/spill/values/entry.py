@@ -19,10 +19,6 @@ class Entry:
 
     IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
     read without it; the other attributes never change.
-
-    ``value`` is the value itself, if it was stored or read and its used units are still up; else ABSENT. ``skeleton``
-    is the value without its parts, and ``locations`` has the unit and the position of each. If ``lazy``, parts come up
-    one by one, at first use (jit_unspill): readers get a value with proxies for them.
     """
 
     __slots__ = (
@@ -39,15 +35,13 @@ class Entry:
     )
 
     def __init__(
-        self,
-        value: Any,
-        skeleton: SkeletonUnit,
-        locations: Sequence[tuple[ObjectContent, int]],
-        lazy: bool = False,
+        self, value: Any, skeleton: SkeletonUnit, locations: Sequence[tuple[ObjectContent, int]], lazy: bool = False
     ) -> None:
-        self.value, self.skeleton, self.locations, self.lazy = value, skeleton, locations, lazy
+        self.value = value  # the value itself, if it was stored or read and its used units are still up; else ABSENT
+        self.skeleton, self.locations = skeleton, locations  # without its parts; the unit and position of each part
+        self.lazy = lazy  # parts come up one by one, at first use (jit_unspill): readers get proxies for them
         self.names, self.key = 0, ABSENT  # the number of keys and handles; the last key, for messages
-        self.units: tuple[Content, ...]  # what moves, each once: the parts, or their bundles
+        self.units: tuple[Content, ...]  # the units that move, each once: the parts, or their bundles
         self.small: tuple[ObjectContent, ...] = ()  # the parts that are in bundles
         if skeleton is NO_SKELETON or not locations:
             only = skeleton if skeleton is not NO_SKELETON else locations[0][0]
@@ -58,7 +52,7 @@ class Entry:
             parts = skeleton, *each_once(locations)
             self.units = tuple(dict.fromkeys(part.unit for part in parts))
             self.small = tuple(part for part in parts if part.bundle is not None)
-        self.used_units = (skeleton,) if lazy else self.units  # what comes up with the value
+        self.used_units = (skeleton,) if lazy else self.units  # the units that come up with the value
 
     @property
     def is_plain(self) -> bool:
@@ -67,5 +61,5 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts, wherever they are."""
+        """Bytes of all parts, in any tier."""
         return self.skeleton.nbytes + sum(part.nbytes for part in each_once(self.locations))
