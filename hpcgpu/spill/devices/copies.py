@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -275,38 +275,3 @@ class _Locked:
             self._unlock(self._pointer)
         except SpillError:  # the process ends, and the driver has ended before
             return
-
-
-class NoCopies:
-    """Stands in where no library can copy: cuda.bindings is there without a driver, or nothing is.
-
-    Objects that show device memory count, and stay. Thread-safe: it does not change.
-    """
-
-    # Nobody knows. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = free_bytes = 1
-    idle_bytes = 0
-
-    def __init__(self, why: str, may_pass: bool = False) -> None:
-        self._why, self.may_pass = why, may_pass
-
-    def trim(self) -> int:
-        """Return 0: there is no pool."""
-        return 0
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing comes up, so that no copy is kept."""
-
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        del pointer, nbytes, empty
-        raise SpillError(f"nothing here can copy device memory: {self._why}")
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        self.to_host(*extents[0], empty)
-
-    def to_device(self, root: np.ndarray, pointer: int, after: int) -> NoReturn:
-        """Raise SpillError."""
-        del root, after
-        self.to_host(pointer, 0, np.empty)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.allocation_failure import with_room
+from hpcgpu.spill.devices.allocation_failure import attached_gpu, with_room
 from hpcgpu.spill.devices.protocols import Gpu
 
 
@@ -39,9 +39,9 @@ def _allocate_or_evict(allocate: Callable[[int], Any], nbytes: int) -> Any:
     except MemoryError:
         import cupy
 
-        from hpcgpu.spill.devices.cuda import CudaDevice
-
-        device = CudaDevice.current(cupy.cuda.runtime.getDevice())
+        device = attached_gpu(cupy.cuda.runtime.getDevice())
+        if device is None:  # no store has values on it
+            raise
         return with_room(device, nbytes, lambda: allocate(nbytes), device.give_back)
 
 

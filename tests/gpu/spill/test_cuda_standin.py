@@ -21,8 +21,9 @@ from waiting import scaled, until
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
-from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies, NoCopies
+from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies
 from hpcgpu.spill.devices.cuda import CudaDevice
+from hpcgpu.spill.devices.driver_error import NoCopies
 from hpcgpu.spill.devices.lookup import device_of
 
 MIB = 1 << 20
