@@ -1,13 +1,17 @@
-"""The allocations that an object in host memory lies in: a view keeps all of its allocation alive."""
+"""The host memory that an object keeps: a view keeps all of its allocation alive; and sizes of values, by dask."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import logging
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+logger = logging.getLogger("distributed.worker.memory")
+_UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
 # attributes of pandas' own columns: of dates and categories, and of numbers that may be missing
 _ARRAYS = ("_ndarray", "_data", "_mask")
 _TABLES = {"DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
@@ -82,11 +86,27 @@ def _held_by_frame(frame: Any) -> Held:
         else:
             more_bytes += int(values.nbytes)
     if objects:  # dask estimates the objects of a column
-        from hpcgpu.spill.values.sizes import size_of
-
         more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))
     return owners | {-id(frame): more_bytes}
 
 
 def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:
     return ((b.address, b.size) for chunk in chunks for b in chunk.buffers() if b is not None)
+
+
+@functools.cache
+def _sizeof() -> Callable[[Any], int]:
+    from dask.sizeof import sizeof
+
+    return sizeof
+
+
+def size_of(value: Any) -> int:
+    """Return the size of a value by dask's ``sizeof``, which is imported with the first value; it does not raise."""
+    try:
+        return int(_sizeof()(value))
+    except Exception:  # of a user's sizeof; distributed catches all, too
+        # as text: a log handler that keeps records would keep the frames, with the value in them
+        why = traceback.format_exc()
+        logger.warning("the size of a %s is taken for %d bytes: %s", type(value), _UNKNOWN_BYTES, why)
+        return _UNKNOWN_BYTES

@@ -15,7 +15,7 @@ from hpcgpu.spill.state.units import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.buffer import Buffer
-from hpcgpu.spill.values.unit import Content, SkeletonUnit, Whole
+from hpcgpu.spill.values.unit import Content, Entry, SkeletonUnit
 
 _Content = TypeVar("_Content", Buffer, SkeletonUnit)
 # A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
@@ -45,7 +45,7 @@ class Bundle(Content):
     Bundles makes it and adds members; Executor adds names and removes members. Threads as in :class:`Content`.
     """
 
-    entries: dict[Whole, None]
+    entries: dict[Entry, None]
 
     def __init__(self, top: int, at: int) -> None:
         super().__init__(0, top, at)
@@ -63,11 +63,11 @@ class Bundle(Content):
         """The members."""
         return tuple(self.members)
 
-    def join(self, entry: Whole) -> None:
+    def join(self, entry: Entry) -> None:
         """Hold a part of one more value that has a name."""
         self.entries[entry] = None
 
-    def leave(self, entry: Whole) -> None:
+    def leave(self, entry: Entry) -> None:
         """Forget a value that has lost its last name."""
         del self.entries[entry]
 

@@ -1,4 +1,4 @@
-"""The units that move between tiers, with their data: device buffers, and values in host memory.
+"""The units that move between tiers, with their data, and the stored values that they are parts of.
 
 The state machine decides the tier of a unit; these classes hold and copy its data. :meth:`Content.take` and
 :meth:`Content.put` run under the store's lock and only change references; :meth:`Content.copied` does the work, without
@@ -16,22 +16,11 @@ from typing import Any, Protocol
 from hpcgpu.spill.state.units import DISK, HOST, Unit
 from hpcgpu.spill.storage.disk import Disk, Stored
 from hpcgpu.spill.values import serialization
+from hpcgpu.spill.values.traverse import Slot
 
+ABSENT = object()
 _NUMBERS = itertools.count()
 _FEW = 8
-
-
-class Whole(Protocol):
-    """A value that units are parts of: a :class:`hpcgpu.spill.values.entry.Entry`."""
-
-    value: Any
-    locations: Sequence[tuple[ObjectContent, int]]
-    lazy: bool
-    key: Any
-
-    @property
-    def skeleton(self) -> Content:
-        """The value without its parts."""
 
 
 class ProxiedObject(Protocol):
@@ -53,7 +42,7 @@ class Content(Unit, ABC):
 
     # The values with names that it is a part of. Containers are set only when they change: every value has a unit, and
     # with their containers a million of them would cost the garbage collector seconds.
-    entries: tuple[Whole, ...] | dict[Whole, None] = ()
+    entries: tuple[Entry, ...] | dict[Entry, None] = ()
 
     def __init__(self, nbytes: int, top: int, at: int) -> None:
         # not by Unit.__init__, for speed
@@ -64,7 +53,7 @@ class Content(Unit, ABC):
     def contents(self) -> tuple[ObjectContent, ...]:
         """The objects that move with it: itself, or the members of a bundle."""
 
-    def join(self, entry: Whole) -> None:
+    def join(self, entry: Entry) -> None:
         """Become a part of one more value that has a name."""
         if not self.entries:
             self.entries = (entry,)
@@ -75,7 +64,7 @@ class Content(Unit, ABC):
         else:  # many views of one array
             self.entries = dict.fromkeys((*self.entries, entry))
 
-    def leave(self, entry: Whole) -> None:
+    def leave(self, entry: Entry) -> None:
         """Forget a value that has lost its last name."""
         if len(self.entries) == 1:
             self.entries = ()
@@ -207,3 +196,47 @@ class SkeletonUnit(ObjectContent):
 def each_once(locations: Iterable[tuple[ObjectContent, int]]) -> tuple[ObjectContent, ...]:
     """Return the units of locations, each once."""
     return tuple(dict.fromkeys(unit for unit, _ in locations))
+
+
+# the skeleton of a value that is itself an array or a table
+NO_SKELETON = SkeletonUnit(Slot(0), 0)
+
+
+class Entry:
+    """A value under one or more names: keys of the store, and handles.
+
+    IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
+    read without it; the other attributes never change.
+    """
+
+    __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
+
+    def __init__(
+        self, value: Any, skeleton: SkeletonUnit, locations: Sequence[tuple[ObjectContent, int]], lazy: bool = False
+    ) -> None:
+        self.value = value  # the value itself, if it was stored or read and its used units are still up; else ABSENT
+        self.skeleton, self.locations = skeleton, locations  # without its parts; the unit and position of each part
+        self.lazy = lazy  # parts come up one by one, at first use (jit_unspill): readers get proxies for them
+        self.names, self.key = 0, ABSENT  # the number of keys and handles; the last key, for messages
+        self.units: tuple[Content, ...]  # the units that move, each once: the parts, or their bundles
+        self.small: tuple[ObjectContent, ...] = ()  # the parts that are in bundles
+        if skeleton is NO_SKELETON or not locations:
+            only = skeleton if skeleton is not NO_SKELETON else locations[0][0]
+            self.units = (only.bundle or only,)
+            if only.bundle is not None:
+                self.small = (only,)
+        else:
+            parts = skeleton, *each_once(locations)
+            self.units = tuple(dict.fromkeys(part.unit for part in parts))
+            self.small = tuple(part for part in parts if part.bundle is not None)
+        self.used_units = (skeleton,) if lazy else self.units  # the units that come up with the value
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value has no parts on a device, and readers get no proxies."""
+        return not self.lazy and all(unit.top == HOST for unit in self.units)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, in any tier."""
+        return self.skeleton.nbytes + sum(part.nbytes for part in each_once(self.locations))
