@@ -70,7 +70,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "sizes"), ("spill", "serialization")}
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "aliasing"), ("spill", "serialization")}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
