@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Command, JobSpec, Offer, Result
+from hpcgpu.model import Command, CpuSet, JobSpec, Offer, Result
 
 # Reasons and comments of jobs that wait for ever unless they or the cluster change (Slurm 22.05.8: main.c, and tests;
 # OpenPBS: tests/data/batch/pbs). The reasons for nodes that are down are different.
@@ -44,13 +44,7 @@ def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[
 
 def runs(indexes: Iterable[int]) -> tuple[str, ...]:
     """Return single indexes and ranges without a hole, in order: ``1``, ``3-4`` for 1, 3, 4."""
-    out: list[tuple[int, int]] = []
-    for index in sorted(set(indexes)):
-        if out and out[-1][1] == index - 1:
-            out[-1] = (out[-1][0], index)
-        else:
-            out.append((index, index))
-    return tuple(str(first) if first == last else f"{first}-{last}" for first, last in out)
+    return tuple(filter(None, str(CpuSet(indexes)).split(",")))
 
 
 def split(count: int, limit: int) -> tuple[int, ...]:

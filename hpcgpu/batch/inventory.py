@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcgpu.batch.slurm_answers import GPUS, ask_offers, limit_s
-from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, Result
 from hpcgpu.model.inventory import Inventory
 from hpcgpu.model.site_facts import NodeType, Queue
-from hpcgpu.units import format_duration, parse_duration_s
+from hpcgpu.units import format_duration
 
 _WORD = re.compile(r"(\w+)=(\S*)")
 _ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
@@ -214,13 +213,6 @@ def _queues(queues: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> I
             name=name,
             nodes=_limits(_count(least.get("nodect")), nodes),
             gpus=_limits(_count(least.get("ngpus")), gpus),
-            walltime=_clock(str(most.get("walltime", ""))),
+            walltime=format_duration(seconds) if (seconds := limit_s(str(most.get("walltime", "")))) else None,
             node=next(iter(types)) if len(types) == 1 else "",
         )
-
-
-def _clock(text: str) -> str | None:
-    try:
-        return format_duration(seconds) if (seconds := parse_duration_s(text)) > 0 else None
-    except ConfigError:
-        return None

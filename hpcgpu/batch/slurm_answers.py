@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from hpcgpu.batch.common import advice
@@ -106,11 +106,6 @@ def _expanded(word: str) -> Iterator[str]:
             return
         for number in range(int(first), int(last or first) + 1):
             yield from _expanded(f"{before}{number:0{len(first)}}{after}")
-
-
-def ask_nodes(hosts: Sequence[str]) -> Command:
-    """Return the sinfo for nodes, with a line for each node and partition; the reason is the only free text."""
-    return Command(("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E"))
 
 
 def read_lost_nodes(result: Result) -> Mapping[str, str]:

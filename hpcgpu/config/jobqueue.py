@@ -49,10 +49,8 @@ _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores.
-
-    null, 0 and empty values are left out, and ``cores`` too if ``gpus_per_node``, which divides them, is unknown.
-    """
+    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores."""
+    # null, 0 and empty values are left out, and cores too if gpus_per_node, which divides them, is unknown.
     entries = _set_entries(section)
     values: dict[str, object] = {}
     keys: dict[str, str] = {}

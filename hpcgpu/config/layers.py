@@ -61,7 +61,11 @@ def read_settings(
         read_layer({"jit_unspill": environ.get(_JIT) or None}, lambda _: _JIT),
         _from_dask(_section(dask_config), dask_places),
     ]
-    values = _by_nodes({name: keywords for layer in reversed(layers) for name, keywords in layer.items()}, site)
+    values = {name: value for layer in reversed(layers) for name, value in layer.items()}
+    if values.get("gpus", ("",))[0].isdecimal():
+        from hpcgpu.config.sites.follow import nodes_for
+
+        values = nodes_for(values, site)
     if "gpus" not in layers[0]:
         values = _fewer_simulated(values)
     if jobqueue is not None:
@@ -78,15 +82,6 @@ def read_settings(
     )
     check_settings(settings, site)
     return settings
-
-
-def _by_nodes(values: dict[str, tuple[Any, str]], site: Site | None) -> dict[str, tuple[Any, str]]:
-    """Replace a number of all GPUs, ``gpus=8``, by nodes and the GPUs of each."""
-    if not values.get("gpus", ("",))[0].isdecimal():
-        return values
-    from hpcgpu.config.sites.follow import nodes_for
-
-    return nodes_for(values, site)
 
 
 def _fewer_simulated(values: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
@@ -116,11 +111,8 @@ def chosen_site(
 
 
 def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> Layer:
-    """Read one layer's values under the options' user names; ``where`` maps a name as typed to its source.
-
-    None means not given. Raises ConfigError for a name that is unknown or another package's, an option under two names,
-    or an invalid value.
-    """
+    """Read a layer under user names; ConfigError for an unknown, repeated or foreign name, or an invalid value."""
+    # where maps a name as typed to its source. None means not given.
     values: dict[str, tuple[Any, str]] = {}
     for name, value in entries.items():
         if value is None:

@@ -144,12 +144,9 @@ HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})
 
 
 def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate keywords of dask-cuda's LocalCUDACluster for a cluster on this machine.
-
-    Returns keywords for :func:`hpcgpu.config.layers.read_settings`, which names the replacement of unknown ones, and
-    the variables of the ranks (``CUDA_VISIBLE_DEVICES``: the granted GPUs). Raises ConfigError without a GPU, or for
-    more workers than GPUs.
-    """
+    """Translate LocalCUDACluster's keywords into settings and variables for the ranks; ConfigError for wrong GPUs."""
+    # The settings go to read_settings, which names the replacement of unknown keywords; the variable
+    # CUDA_VISIBLE_DEVICES has the granted GPUs.
     ours = dict(keywords)
     environ: dict[str, str] = {}
     if "dashboard_address" in ours and ours["dashboard_address"] is None:  # as LocalCluster has it

@@ -23,22 +23,13 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
 
 
 def _check_trust(settings: Settings) -> None:
-    where, protocol = settings.where, settings.protocol
-    if protocol == "ucx" and settings.security:
-        raise ConfigError(
-            f"protocol='ucx' (set by {where('protocol')}) with security=True (set by {where('security')}): UCX cannot "
-            "encrypt; leave security out and accept it, or take protocol='tls'"
-        )
-    if protocol == "tls" and settings.security is False:
-        raise ConfigError(
-            f"protocol='tls' (set by {where('protocol')}) with security=False (set by {where('security')}): "
-            "leave one of the two out; without TLS it is protocol='tcp'"
-        )
-    if protocol == "tcp" and settings.security:
-        raise ConfigError(
-            f"protocol='tcp' (set by {where('protocol')}) with security=True (set by {where('security')}): tcp is not "
-            "encrypted; leave protocol out, or take protocol='tls'"
-        )
+    both = f"{settings.cite('protocol')} with {settings.cite('security')}"
+    if settings.protocol == "ucx" and settings.security:
+        raise ConfigError(f"{both}: UCX cannot encrypt; leave security out and accept it, or use protocol='tls'")
+    if settings.protocol == "tls" and settings.security is False:
+        raise ConfigError(f"{both}: leave one of the two out; without TLS it is protocol='tcp'")
+    if settings.protocol == "tcp" and settings.security:
+        raise ConfigError(f"{both}: tcp is not encrypted; leave protocol out, or use protocol='tls'")
 
 
 def _check_network(settings: Settings, site: Site | None) -> None:

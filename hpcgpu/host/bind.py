@@ -24,13 +24,11 @@ _WORD_BITS = 64
 
 
 def bind(binding: Binding) -> None:
-    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores.
-
-    BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
-    or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out. Where
-    the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays; :func:`read_binding`
-    shows it.
-    """
+    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores."""
+    # BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
+    # or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out.
+    # Where the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays;
+    # :func:`read_binding` shows it.
     now = CpuSet(os.sched_getaffinity(0))
     target = binding.cpuset & now
     if not target:

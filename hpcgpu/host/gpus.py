@@ -11,11 +11,9 @@ from hpcgpu.model import CpuSet, Gpu, Topology
 
 
 def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # frozen
-    """Return the topology with NVML's facts about the GPU at the same PCI address.
-
-    Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
-    locality. ``memory_nodes`` are a GPU's own memory: not for a worker's heap.
-    """
+    """Return the topology with NVML's facts about the GPU at the same PCI address."""
+    # Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
+    # locality. memory_nodes are a GPU's own memory: not for a worker's heap.
     facts: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         facts.setdefault(gpu.pci, []).append(gpu)
@@ -51,12 +49,10 @@ def openable(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 
 def visible(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:
-    """Return those of NVML's GPUs and MIG slices that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it, in its order.
-
-    The text has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
-    UUIDs ``GPU-…`` and ``MIG-…`` or prefixes of them. None: not set, all GPUs. Empty: no GPU. CUDA stops at the first
-    token that names nothing. ConfigError: one is named twice, a prefix is ambiguous, or a slice has its old name.
-    """
+    """Return NVML's GPUs and slices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ConfigError if ambiguous."""
+    # The text has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
+    # UUIDs GPU-… and MIG-… or prefixes of them. None: not set, all GPUs. "": no GPU. CUDA stops at the first token that
+    # names no device.
     devices = sorted((g for g in gpus if g.uuid), key=lambda g: g.pci)
     if text is None:
         return tuple(devices)

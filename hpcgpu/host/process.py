@@ -186,6 +186,4 @@ def refused(error: BaseException) -> str:
 
 def alive(pid: int) -> bool:
     """Return whether the process lives and is not a zombie."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:
-        return f.read().rpartition(")")[2].split()[0] != "Z"
-    return False
+    return pids.start_time(pid) is not None

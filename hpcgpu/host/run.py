@@ -21,11 +21,9 @@ _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 
 
 async def run(command: Command) -> Result:
-    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait.
-
-    Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
-    ``timeout_s``, -9: ended by signal 9; the output is kept.
-    """
+    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait."""
+    # Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
+    # timeout_s, -9: ended by signal 9; the output is kept.
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
         # Pipes of our own: asyncio's Process.wait() also waits for the end of its pipes (Python 3.11).

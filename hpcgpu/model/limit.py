@@ -55,11 +55,8 @@ class Limit:
         return self.value if isinstance(self.value, int) else 0
 
     def bytes_of(self, memory_bytes: int, setting: str, memory: str, workers: int = 1) -> int:
-        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction.
-
-        ``workers`` share the memory. ``said`` (``rmm_pool_size=0.5``, and where it was set) and ``memory`` ("the size
-        of this GPU's memory") are for the error message.
-        """
+        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction."""
+        # The error names setting (rmm_pool_size=0.5, and its source) and memory ("the size of this GPU's memory").
         if isinstance(self.value, str):
             return memory_bytes // max(workers, 1)
         if isinstance(self.value, int):
@@ -72,10 +69,8 @@ class Limit:
         return int(self.value * memory_bytes)
 
     def of_device(self, memory_bytes: int, setting: str = "") -> int:
-        """Compute the bytes on a device at which spilling begins, at most its size; 0: never.
-
-        ``memory_bytes`` is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
-        """
+        """Compute the bytes on a device at which spilling begins, at most its size; 0: never."""
+        # memory_bytes is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
         setting = setting or f"device_memory_limit={self!r}"
         size = self.bytes_of(memory_bytes, setting, GPU_MEMORY)
         return min(size, memory_bytes) if memory_bytes else size

@@ -63,7 +63,8 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
     inner = width - 2 * _PAD
     makers = [partial(_numa_node, node, n) for n in numa]
     inside = in_rows(makers, x + _PAD, y + 30, inner, columns)
-    others = [partial(_memory, m) for m in node.of_package(number)]
+    memories = (m for m in node.topology.other_memory if m.package == number)
+    others = [partial(_memory, m) for m in memories if node.home(m.cpuset) is None]
     below = in_rows(others, x + _PAD, bottom(inside, y) + GAP, inner, columns_for(inner, _MEMORY_WIDTH))
     inside = (*inside, *below)
     texts = (Text(x + _PAD, y + 21, f"package {number}", _LARGE, bold=True),)
@@ -99,7 +100,7 @@ def _parts(
 
 def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float) -> list[Tile]:
     """Lay out a box for each core, in rows of about equal length; wider if workers share it, for their tags."""
-    owners = [node.of_core(c) for c in cores]
+    owners = [tuple(i for i, b in enumerate(node.bindings) if b.cpuset & core) for core in cores]
     most = max((len(o) for o in owners), default=0)
     high = math.ceil(most / _TAGS_ACROSS) * TAG + 3 if most > 1 else _CORE_HEIGHT
     fitting = int((width + _CORE_GAP) // (_CORE_WIDTH + _CORE_GAP))

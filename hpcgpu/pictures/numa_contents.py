@@ -33,10 +33,6 @@ class Node:
     cores: tuple[CpuSet, ...]  # the topology's, and one for each planned PU without a core, as in the plan
     gpus: tuple[Gpu, ...]  # the topology's, and other (simulated) ones of the bindings, by PCI address
 
-    def of_core(self, core: CpuSet) -> tuple[int, ...]:
-        """Return the workers that have a PU of this core."""
-        return tuple(i for i, b in enumerate(self.bindings) if b.cpuset & core)
-
     def of_gpu(self, gpu: Gpu) -> tuple[int, ...]:
         """Return the workers whose own GPU this is."""
         return tuple(i for i, b in enumerate(self.bindings) if b.gpus and _same_gpu(b.gpus[0], gpu))
@@ -51,21 +47,18 @@ class Node:
         homes = {n.os_index for n in self.topology.numa_nodes}
         packages = {n.package for n in self.topology.numa_nodes}
         return NumaContents(
-            tuple(c for c in self.cores if self._home(c) == numa),
+            tuple(c for c in self.cores if self.home(c) == numa),
             tuple(g for g in self.gpus if (g.numa_node if g.numa_node in homes else None) == numa),
             tuple(n for n in self.topology.nics if (n.numa_node if n.numa_node in homes else None) == numa),
             tuple(
                 m
                 for m in self.topology.other_memory
-                if self._home(m.cpuset) == numa and (numa is not None or m.package not in packages)
+                if self.home(m.cpuset) == numa and (numa is not None or m.package not in packages)
             ),
         )
 
-    def of_package(self, package: int) -> tuple[NumaNode, ...]:
-        """Return the memory of this package that belongs to no NUMA node with cores."""
-        return tuple(m for m in self.topology.other_memory if m.package == package and self._home(m.cpuset) is None)
-
-    def _home(self, pus: CpuSet) -> int | None:
+    def home(self, pus: CpuSet) -> int | None:
+        """Return the NUMA node with cores that has one of these PUs; None if there is none."""
         return next((n.os_index for n in self.topology.numa_nodes if n.cpuset & pus), None)
 
     def format_workers(self, workers: Sequence[int]) -> str:

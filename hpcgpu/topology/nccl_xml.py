@@ -40,11 +40,9 @@ class _Function:
 
 
 def read(text: str) -> Topology:
-    """Parse NCCL's XML into a topology; each NUMA node counts as a package, as in NCCL, because the file has none.
-
-    A network function without a device name is left out, since UCX could not use it, and named in ``warnings``. Raises
-    ParseError for other text, a text cut off, several hosts, a file without PUs, and an unreadable value.
-    """
+    """Parse NCCL's XML into a topology; raise ParseError for other text, several hosts, or a file without PUs."""
+    # Each NUMA node counts as a package, as in NCCL, because the file has none. A network function without a device
+    # name is left out, since UCX could not use it, and named in the warnings.
     root, functions, claims, warnings = _parse(text)
     claims, functions, warnings = _numbered(claims, functions, warnings)
     pus = CpuSet().union(*claims.values())

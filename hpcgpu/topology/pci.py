@@ -91,11 +91,9 @@ def port_state(number: str) -> str:
 def hops(
     chains: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], nics: Iterable[Nic], *, host_bridges: bool = True
 ) -> tuple[Hop, ...]:
-    """Return the PCI path of each pair of GPU and NIC with a common bridge.
-
-    ``chains`` has the bridges above each device, from the top; ``host_bridges``: the first of them is the host bridge.
-    The distance of other pairs is that of their NUMA nodes.
-    """
+    """Return the PCI path of each pair of GPU and NIC with a common bridge."""
+    # chains has the bridges above each device, from the top; host_bridges: the first of them is the host bridge. The
+    # distance of other pairs is that of their NUMA nodes.
     out = set()
     for gpu in gpus:
         for nic in nics:

@@ -76,9 +76,9 @@ def test_a_file_that_says_more_than_the_machine_is_named_and_the_machine_counts(
     said = warned.splitlines()
     assert len(said) == 2
     assert "jobs in queue main have 24:00:00 at most" in said[0]
-    assert "sinfo says 02:00:00: what sinfo says counts" in said[0]
+    assert "sinfo says 02:00:00: hpcgpu uses the value of sinfo" in said[0]
     assert "jobs may ask for 64 CPUs of such a node" in said[1]
-    assert "sinfo says 8: what sinfo says counts" in said[1]
+    assert "sinfo says 8: hpcgpu uses the value of sinfo" in said[1]
     assert "  cores_per_gpu = 2    (site lab, sinfo, not ~/.config/hpcgpu/sites/lab.yaml:" in plan
 
 

@@ -27,11 +27,9 @@ _MORE = (
 
 
 def render(inventory: Inventory, name: str, date: str, topology: Topology | None, match: Mapping[str, str]) -> str:
-    """Return the YAML of a draft, which ``hpcgpu site check`` accepts.
-
-    ``date`` is today, ``2026-11-23``; ``topology`` is this node's, None if unreadable; ``match`` has variables that
-    name the machine, with their values.
-    """
+    """Return the YAML of a draft, which ``hpcgpu site check`` accepts."""
+    # date is today, 2026-11-23; topology is this node's, None if unreadable; match has variables that name the machine,
+    # with their values.
     out = ["version: 2", f"name: {name}", f"{UNKNOWN} title: the machine and the centre", f"batch: {inventory.batch}"]
     out += [f"{UNKNOWN} {text}" for text in inventory.silent]
     of = "sinfo and scontrol" if inventory.batch == "slurm" else "pbsnodes and qstat"

@@ -43,10 +43,8 @@ def nodes_for(values: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
 
 
 def follow(site: Site, users: Said, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
-    """Return the site's settings below the ``users``': its defaults, and what follows from queue and nodes.
-
-    ``environ`` has the account of users of some sites. ``asks``: for a job to submit; else for a run inside a job.
-    """
+    """Return the site's settings below the ``users``': its defaults, and what follows from queue and nodes."""
+    # environ has the account of users of some sites. asks: for a job to submit; else for a run inside a job.
     out: dict[str, tuple[Any, str]] = {
         name: (value, site.place("defaults", name)) for name, value in site.settings.items()
     }

@@ -66,14 +66,11 @@ def _of_queue(site: Site, queue: Queue, now: Queue) -> Iterator[Difference]:
     if queue.walltime_by_nodes and limit > longest:  # a policy of the scheduler's, which the queue does not show
         return
     key = "walltime_by_nodes" if queue.walltime_by_nodes else "walltime"
-    shorter = {nodes: _shorter(each, now.walltime) for nodes, each in queue.walltime_by_nodes.items()}
+    steps = queue.walltime_by_nodes.items()
+    shorter = {nodes: min(each, now.walltime, key=parse_duration_s) for nodes, each in steps}
     text = f"jobs in queue {queue.name} have {format_duration(longest)} at most"
     ours, value_now = format_duration(limit), shorter or now.walltime
     yield _difference(site, queue, (*path, key), text, ours, value_now, is_limit=limit > longest)
-
-
-def _shorter(one: str | int, other: str | int) -> str | int:
-    return min(one, other, key=parse_duration_s)
 
 
 def _of_node(site: Site, queue: Queue, now: Queue, inventory: Inventory) -> Iterator[Difference]:
@@ -109,8 +106,8 @@ def _difference(
     source = site.nodes[str(path[1])].source if of_nodes else queue.source
     program = _PROGRAMS[site.batch][of_nodes]
     message = (
-        f"the site file of {site.name} says: {theirs} ({site.cited(source, *path)}), {program} says {ours}: what "
-        f"{program} says counts; hpcgpu site show prints what the file says"
+        f"the site file of {site.name} says: {theirs} ({site.cited(source, *path)}), {program} says {ours}: hpcgpu "
+        f"uses the value of {program}; hpcgpu site show prints the file"
     )
     return Difference(queue.name, path, message, is_limit, value)
 

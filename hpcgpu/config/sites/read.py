@@ -40,11 +40,7 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.valu
 
 
 def read_site(text: str, name: str) -> Site:
-    """Return the site of a YAML text; ``name`` is the file's in messages, such as ``site_configs/perlmutter.yaml``.
-
-    Raises ConfigError for other than YAML, a violation of the schema, and contradictions, with the line, the path to
-    the value and a proposal.
-    """
+    """Parse a site file, called ``name`` in messages; ConfigError with line, path and advice if it is wrong."""
     node, raw = _load(text, name)
     try:
         lines = dict(_lines(node, ()))

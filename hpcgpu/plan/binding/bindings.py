@@ -23,15 +23,12 @@ def plan_bindings(
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
 ) -> tuple[Binding, ...]:
-    """Plan the bindings of one node's workers, in the order of ``gpus``; the plan does not depend on this order.
-
-    ``allowed`` are the job's PUs by its cgroup and its launcher's mask; ``allowed_nodes`` its NUMA nodes, None: all.
-    ``masks``, one for each worker, bound its cores (``respect_launcher``). Workers of one GPU are adjacent; the
-    ``cpu_workers``, without a GPU, are last, each with ``nthreads`` cores or an even share if that is less. Cores are
-    whole, within ``allowed``, and disjoint; with fewer cores than workers each worker has all of them
-    (``shared_cores``). Raises BindingError without an allowed core or for a GPU that is given twice; ConfigError for
-    cores or ports that the node does not have.
-    """
+    """Plan the bindings of one node's workers, in the order of ``gpus``; BindingError or ConfigError if impossible."""
+    # The plan does not depend on the order. allowed are the job's PUs by its cgroup and its launcher's mask;
+    # allowed_nodes its NUMA nodes, None: all. masks, one for each worker, bound its cores (respect_launcher). Workers
+    # of one GPU are adjacent; the cpu_workers, without a GPU, are last, each with nthreads cores or an even share if
+    # that is less. Cores are whole, within allowed, and disjoint; with fewer cores than workers each worker has all of
+    # them (shared_cores).
     _check(topology, gpus, allowed)
     each = settings.workers_per_gpu
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))

@@ -55,13 +55,11 @@ def split_cores(
     reserved: int = 0,
     for_cpu_workers: int = 0,
 ) -> CoreShares:
-    """Divide ``cores``, sorted by lowest PU, among workers; if these are more, each worker has all cores.
-
-    ``homes`` are the NUMA nodes of the workers' GPUs, None: unknown. ``rule``: ``all`` divides all cores, the numbers
-    differ by one at most; ``local`` divides only the cores of each home among its workers; a number is that of each
-    worker. ``reserved`` cores stay free, under ``all`` an equal part of each worker's, the farthest first; so do the
-    farthest ``for_cpu_workers``. Raises ConfigError if there are fewer cores than the rule asks for.
-    """
+    """Divide ``cores``, sorted by lowest PU, among workers; ConfigError if there are fewer than the rule asks for."""
+    # homes are the NUMA nodes of the workers' GPUs, None: unknown. With fewer cores than workers, each worker has all
+    # cores. The rule "all" divides all cores, the numbers differ by one at most; "local" divides only the cores of each
+    # home among its workers; a number is that of each worker. reserved cores stay free, under "all" an equal part of
+    # each worker's, the farthest first; so do the farthest for_cpu_workers.
     if isinstance(rule, int) and rule * len(homes) + reserved + for_cpu_workers > len(cores):
         _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
     if len(cores) < len(homes):

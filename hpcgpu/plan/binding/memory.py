@@ -20,15 +20,13 @@ def plan_memory_nodes(
     *,
     divide_all: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
-    """Plan each worker's memory policy and NUMA nodes; ``none`` if there is one node, or the GPU's locality is unknown.
-
-    ``homes`` are the NUMA nodes of the workers' GPUs (None: unknown), ``cpusets`` the workers' PUs, ``allowed`` the
-    NUMA nodes of the process (None: all). The NUMA nodes of a package are divided among its workers: each has its home;
-    a node without a GPU goes to the workers with cores there, else (not without ``divide_all``) to the worker with the
-    least memory so far. On machines with several NUMA nodes per package, half of the memory is on nodes without a GPU
-    (all 6 recorded types), and a worker that spills needs its share. ``preferred-many`` is a preference: if these nodes
-    are full, the kernel uses others.
-    """
+    """Plan each worker's memory policy and NUMA nodes; policy ``none`` for one node or a GPU of unknown locality."""
+    # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs, allowed the NUMA nodes of
+    # the process (None: all). The NUMA nodes of a package are divided among its workers: each has its home; a node
+    # without a GPU goes to the workers with cores there, else (not without divide_all) to the worker with the least
+    # memory so far. On machines with several NUMA nodes per package, half of the memory is on nodes without a GPU (all
+    # 6 recorded types), and a worker that spills needs its share. preferred-many is a preference: if these nodes are
+    # full, the kernel uses others.
     nodes = _usable_nodes(topology, allowed)
     everywhere = CpuSet(n.os_index for n in nodes)
     if policy == "none" or len(nodes) <= 1:
@@ -131,7 +129,7 @@ def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:
 def memory_reason(limit_bytes: int | None, memory: HostMemory, *, others: bool) -> str:
     """Explain a worker's memory limit, None: unknown; "" if the job has the node without ``others``' jobs."""
     if limit_bytes is None:
-        return f"the worker has no memory limit: {memory.source}"
+        return f"no memory limit: {memory.source}"
     share = f"memory limit {format_bytes(limit_bytes)}: its share of {format_bytes(memory.nbytes)}, {memory.source}"
     if memory.source != ALL_OF_THE_NODE:
         return share if memory.source else ""
@@ -139,11 +137,9 @@ def memory_reason(limit_bytes: int | None, memory: HostMemory, *, others: bool) 
 
 
 def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simulated_bytes: int = 0) -> int | None:
-    """Return each worker's host memory limit, None for no limit; ``limit`` is a part of the node's memory, or bytes.
-
-    ``simulated_bytes`` is the memory of the node's simulated GPUs: host memory that the workers cannot use. Raises
-    ConfigError if these leave no memory, the workers' limits exceed it, or the limit is a fraction of an unknown size.
-    """
+    """Return each worker's host memory limit, None for no limit; ConfigError if the limits of all do not fit."""
+    # limit is a part of the node's memory, or bytes. simulated_bytes is the memory of the node's simulated GPUs: host
+    # memory that the workers cannot use.
     room, why = memory.nbytes - simulated_bytes, f" ({memory.source})" if memory.source else ""
     if not limit:
         return None

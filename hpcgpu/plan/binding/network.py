@@ -29,14 +29,12 @@ class PortPlan(NamedTuple):
 def plan_nics(
     topology: Topology, gpus: Sequence[Gpu], nics: str | tuple[str, ...] = "balanced", interface: str = ""
 ) -> tuple[PortPlan, ...]:
-    """Plan each worker's ports; raise ConfigError if ``nics`` names a port that the node does not have.
-
-    ``nics``: ``balanced``, ``nearest`` (whatever its load), ``ucx`` (no port: UCX chooses), or names of ports to
-    balance over. ``interface`` is for Dask's own traffic, "": that of the worker's first port. Under ``balanced`` the
-    loads of ports differ by at most one; among such plans the sum of distances is the least, then the loads of cards
-    are even. Ties go by PCI order, so that the i-th GPU has the same rail on equal nodes. With more ports than workers,
-    each worker has several, as long as they are on its GPU's NUMA node.
-    """
+    """Plan each worker's ports; raise ConfigError if ``nics`` names a port that the node does not have."""
+    # nics: balanced, nearest (whatever its load), ucx (no port: UCX chooses), or names of ports to balance over.
+    # interface is for Dask's own traffic, "": that of the worker's first port. Under balanced the loads of ports differ
+    # by at most one; among such plans the sum of distances is the least, then the loads of cards are even. Ties go by
+    # PCI order, so that the i-th GPU has the same rail on equal nodes. With more ports than workers, each worker has
+    # several, as long as they are on its GPU's NUMA node.
     ports = Ports(topology, nics)
     if not ports.usable or not gpus:
         nothing = "no port that nics names is active" if isinstance(nics, tuple) else ""

@@ -72,9 +72,8 @@ def test_a_lost_node_is_no_success(tmp_path: Path) -> None:
     words = [str(ranks.BIN / "hpcgpu"), "launch", "--gpus", "sim:2", str(script)]
     env = two_nodes.environment(tmp_path)
     inside = [*two_nodes.prefix(tmp_path), *words]
-    done = subprocess.run(
-        inside, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL
-    )
+    quiet = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    done = subprocess.run(inside, timeout=scaled(120), env=env, **quiet)
     assert "prted" in (tmp_path / "killed").read_text(), done.stderr
     assert "lost communication with a remote daemon" in done.stderr
     # mpirun ends rank 0, which has the time to say so, or not
@@ -109,16 +108,6 @@ def test_where_no_home_can_be_written_a_temporary_folder_takes_the_end(tmp_path:
     done = subprocess.run(words, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 3, done.stderr
     assert list((tmp_path / "t").glob("hpcgpu-end-*")) == []
-
-
-def test_a_program_that_is_none_is_said(tmp_path: Path) -> None:
-    words = argv(tmp_path, "exit 0")
-    text = (tmp_path / "mpirun").read_text()
-    (tmp_path / "mpirun").write_text(text.replace("&& exit", "&& echo '#!/not/there' > $0 && exit", 1))
-    done = launch(words, tmp_path)
-    assert done.returncode == 1
-    assert "the ranks could not be started" in done.stderr
-    assert left(tmp_path) == []
 
 
 class Listening:
@@ -193,11 +182,14 @@ def test_a_killed_parent_ends_the_launcher(tmp_path: Path) -> None:
     until(lambda: left(tmp_path) == [], "its folder is removed")
 
 
-def test_what_a_killed_launch_left_is_cleared_away_by_the_next_of_its_host(tmp_path: Path) -> None:
+def test_what_a_killed_or_failed_launch_left_is_cleared_away(tmp_path: Path) -> None:
+    words = argv(tmp_path, "exit 0")
+    text = (tmp_path / "mpirun").read_text()
+    (tmp_path / "mpirun").write_text(text.replace("&& exit", "&& echo '#!/not/there' > $0 && exit", 1))
+    done = launch(words, tmp_path)
+    assert (done.returncode, "the ranks could not be started" in done.stderr) == (1, True)
+    assert left(tmp_path) == []
     base = tmp_path / ".hpcgpu" / "launches"
-    base.mkdir(parents=True)
-    for folder in (tmp_path / ".hpcgpu", base):
-        folder.chmod(0o700)
     dead, elsewhere = base / f"{os.uname().nodename} 1 5", base / "elsewhere 1 5"
     dead.mkdir()
     elsewhere.mkdir()

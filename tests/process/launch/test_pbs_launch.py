@@ -14,6 +14,7 @@ import ranks
 import two_nodes
 from waiting import scaled
 
+from hpcgpu.config import document
 from hpcgpu.model import RunDocument, Settings
 
 SCRIPT = """
@@ -66,16 +67,8 @@ def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) 
     script = ranks.script(tmp_path, "with Client() as c:\n    print(sys.argv[1], len(c.scheduler_info()['workers']))")
     env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"), HOME=str(tmp_path))
     argv = [str(ranks.BIN / "hpcgpu"), "launch", "--rendezvous", "file", "--gpus"]
-    both = [
-        subprocess.Popen(
-            [*argv, f"sim:{n}", str(script), f"wants {n}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for n in (2, 3)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    both = [subprocess.Popen([*argv, f"sim:{n}", str(script), f"wants {n}"], **pipes) for n in (2, 3)]
     said = [launch.communicate(timeout=scaled(120)) for launch in both]
     assert [out for out, _ in said] == ["wants 2 2\n", "wants 3 3\n"], said
     assert list((tmp_path / ".hpcgpu" / "rendezvous").iterdir()) == []
@@ -91,8 +84,6 @@ def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: 
 
 
 def test_a_job_whose_chunks_are_on_one_node_says_how_to_scatter_them(tmp_path: Path) -> None:
-    from hpcgpu.config import document
-
     (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
     env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"))
     run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", folder=str(tmp_path))

@@ -111,7 +111,7 @@ def test_pbs_says_it_of_its_own_queues_and_nodes() -> None:
     found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
     now, differing = apply_live_facts(site, found)
     first, second = format_differences(differing, asked(now), site)
-    assert "qstat -Q says 12:00:00: what qstat -Q says counts" in first
+    assert "qstat -Q says 12:00:00: hpcgpu uses the value of qstat -Q" in first
     assert "ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), pbsnodes says 48" in second
 
 

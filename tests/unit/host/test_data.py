@@ -25,8 +25,5 @@ def test_they_are_where_they_are_looked_for(name: str, tmp_path: Path) -> None:
     installed = tmp_path / INCLUDED[name]
     installed.mkdir(parents=True)
     assert runpy.run_path(str(module))["package_folder"](name) == installed
-
-
-def test_the_users_own_site_files_come_first() -> None:
     assert {"site_configs", "jobscripts"} <= INCLUDED.keys()
     assert sites.folders()[1:] == (ROOT / "site_configs",)
