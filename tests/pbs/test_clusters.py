@@ -109,7 +109,7 @@ def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, 
     lab.breaks("server-stop")
     elastic.send("cluster.scale(jobs=3)")
     assert gang(WORK) == DONE
-    until(lambda: "looking again in" in elastic.said, "qsub is tried again")
+    until(lambda: "hpcgpu tries again in" in elastic.said, "qsub is tried again")
     lab.breaks("server-start")
     elastic.answer()
     until(lambda: len(lab.states()) == 4, "there are the gang's job and three")

@@ -171,5 +171,4 @@ async def _answer(system: BatchSystem, jobs: Sequence[Job]) -> dict[str, JobStat
 
 
 async def _have_left_their_codes(jobs: Sequence[Job]) -> bool:
-    """Tell whether the script of each job has left its exit code."""
     return await asyncio.to_thread(lambda: all(script_end(job)[0] for job in jobs))

@@ -28,7 +28,7 @@ from hpcgpu.deploy.cluster.run import SchedulerView
 from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive, Scaler
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import guard, record
-from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerRequests
+from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.deploy.jobs.record import Process, Record
 from hpcgpu.deploy.jobs.submitter import Submitter
@@ -114,7 +114,8 @@ def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: py
     said: list[str] = []
 
     async def body() -> None:
-        SchedulerRequests(said.append).send(Flaky(error).later, ["tls://10.0.0.1:1"])
+        fleet = Fleet(JobLoop(Local(), Policy(), cluster_hooks(say=said.append)), JobSpec(name="x", argv=("true",)), 1)
+        fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
         await when(lambda: said)
 
     run(body)
