@@ -19,7 +19,7 @@ REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
     "a limit of this user": ({"over_limit": True, "transient": True}, 1, [], "^no\n", 1),
     "for good": ({}, 1, [], "The request was", 1),
     "for now": (FOR_NOW, 1, [], "8", 2),
-    "for now, again and again": (FOR_NOW, 1, [], "^no\\n", 3),
+    "for now, again and again": (FOR_NOW, 1, [], "^no\n", 2),
     "no answer, but the job exists": (LOST, 1, [("7",)], "7", 1),
     "no answer, and no job": (LOST, 1, [()], "8", 2),
     "too late, and no job: it may still come": (LOST, 124, [()], "^no\n", 1),
