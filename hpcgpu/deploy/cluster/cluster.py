@@ -82,12 +82,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(
-        self,
-        *positional: Any,
-        asynchronous: bool = False,
-        loop: Any = None,
-        quiet: bool = False,
-        **given: Any,
+        self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any
     ) -> None:
         if positional:
             raise ConfigError(

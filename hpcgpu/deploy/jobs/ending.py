@@ -54,12 +54,7 @@ async def close_head(
 
 
 async def close(
-    system: BatchSystem,
-    jobs: Sequence[Job],
-    limit_s: float,
-    tell: Callable[[str], None],
-    *,
-    grace_s: float = 0.0,
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], *, grace_s: float = 0.0
 ) -> None:
     """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
 

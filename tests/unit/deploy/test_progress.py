@@ -48,8 +48,7 @@ def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_
 
 
 @pytest.mark.parametrize(
-    ("word", "colour"),
-    [(READY, "32"), *((phase.value, {"UP": "32", **RED}.get(phase.value, "33")) for phase in Phase)],
+    ("word", "colour"), [(READY, "32"), *((phase.value, {"UP": "32", **RED}.get(phase.value, "33")) for phase in Phase)]
 )
 def test_every_phase_has_its_colour_on_a_terminal(
     word: str, colour: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -292,10 +292,7 @@ ASKING: dict[str, tuple[Facts, float | None]] = {
         None,
     ),
     "a little later, when many lose theirs": (facts(1, up("1").registered(0, NOW_S), asked_s=NOW_S - 0.25), 0.75),
-    "then soon, even if it did not answer": (
-        facts(1, up("1").registered(0, NOW_S - 1), answered_s=NOW_S - 99),
-        5.0,
-    ),
+    "then soon, even if it did not answer": (facts(1, up("1").registered(0, NOW_S - 1), answered_s=NOW_S - 99), 5.0),
     "then soon": (facts(1, up("1").registered(0, NOW_S - 1), asked_s=NOW_S), 5.0),
 }
 
