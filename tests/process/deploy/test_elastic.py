@@ -186,7 +186,7 @@ def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(home: Path) 
         second.shutdown()
 
 
-def test_all_objects_of_a_cluster_tell_which_jobs_are_gone_and_why(home: Path) -> None:
+def test_all_objects_show_gone_jobs(home: Path) -> None:
     given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
     with LocalJobs(**given) as owner:
         owner.scale(jobs=1)
@@ -201,7 +201,7 @@ def test_all_objects_of_a_cluster_tell_which_jobs_are_gone_and_why(home: Path) -
             assert later.jobs.gone == owner.jobs.gone
 
 
-def test_a_refusal_goes_to_who_asked_for_it_also_by_another_object(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_goes_to_the_object_that_scaled(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
     with LocalJobs(**given) as owner, LocalJobs.attach("mine") as attached:
         monkeypatch.setenv("PATH", str(home))  # jobs of this machine are started by a shell

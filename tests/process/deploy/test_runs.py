@@ -94,9 +94,7 @@ def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Jo
     assert run.folder.exists()
 
 
-def test_what_is_over_is_cleaned_up_and_nothing_else(
-    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clean_up_removes_only_what_is_over(tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     over = submit(tmp_path, "true")
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
     detached = make_run(tmp_path, job)

@@ -26,9 +26,7 @@ def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> N
     asyncio.run(ending.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
 
 
-def test_a_refused_cancel_is_an_error_unless_the_script_of_a_job_with_a_grace_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_refused_cancel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", "echo 'scancel: error: Invalid user' >&2; exit 1")
     job = Job(id="7", log="", exit_file=str(tmp_path / "exit"))
     limit_s = 4.0  # all of it passes each time; a busy machine starts both programs within it
@@ -42,7 +40,7 @@ def test_a_refused_cancel_is_an_error_unless_the_script_of_a_job_with_a_grace_ha
 
 
 @pytest.mark.parametrize(("state", "grace_s"), [("PENDING", 600.0), ("RUNNING", 0.1), ("RUNNING", 0.0)])
-def test_a_job_that_waits_or_has_had_its_grace_is_cancelled(
+def test_close_cancels_a_job_after_its_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, grace_s: float
 ) -> None:
     programs(tmp_path, monkeypatch, state, f"touch {tmp_path}/over")

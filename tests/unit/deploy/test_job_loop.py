@@ -75,9 +75,7 @@ def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path:
     assert MEMBER in question
 
 
-def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
-    questions: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_other_objects_record_keeps_the_head_job(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     async def body() -> None:
         jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: ((), ())))
         jobs.add_head(recorded(HEAD, tmp_path), 2, None)
@@ -92,7 +90,7 @@ def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
     asyncio.run(body())
 
 
-def test_while_nobody_answers_it_is_unknown_how_the_job_is(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_job_is_unknown_without_an_answer(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "down").touch()
 
@@ -111,9 +109,7 @@ def test_while_nobody_answers_it_is_unknown_how_the_job_is(questions: Callable[[
     assert "Unable to contact slurm controller" in said[0]
 
 
-def test_a_job_that_has_just_left_its_exit_code_is_asked_about(
-    questions: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     async def body() -> None:
         policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
         jobs = JobLoop(Slurm(), policy, cluster_hooks())

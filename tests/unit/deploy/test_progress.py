@@ -16,7 +16,7 @@ from hpcgpu.plan.jobs.phase import READY, Phase
 RED = dict.fromkeys(("GONE", "UNKNOWN", "WILL NOT START"), "31")
 
 
-def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_elsewhere_is_a_line_per_change(capsys: pytest.CaptureFixture[str]) -> None:
     kept: list[tuple[datetime, str]] = []
     progress = Progress(kept)
     for text in ("PENDING", "PENDING", "STARTING 0/1"):
@@ -29,9 +29,7 @@ def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.Captu
     assert [line for _, line in kept] == ["PENDING", "STARTING 0/1", "the batch system does not answer"]
 
 
-def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_its_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     progress = Progress([])
@@ -50,7 +48,7 @@ def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_
 @pytest.mark.parametrize(
     ("word", "colour"), [(READY, "32"), *((phase.value, {"UP": "32", **RED}.get(phase.value, "33")) for phase in Phase)]
 )
-def test_every_phase_has_its_colour_on_a_terminal(
+def test_phase_has_its_colour(
     word: str, colour: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)

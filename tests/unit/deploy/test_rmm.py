@@ -109,9 +109,7 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(given: dict
         ({"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "10GiB"}, 80 * GIB, "is less than rmm_pool_size"),
     ],
 )
-def test_what_the_gpu_does_not_have_is_refused_on_the_node(
-    given: dict[str, object], device_memory_bytes: int, says: str
-) -> None:
+def test_rmm_sizes_beyond_the_gpu_are_refused(given: dict[str, object], device_memory_bytes: int, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         planned(given, device_memory_bytes)
 
@@ -164,7 +162,7 @@ def test_cudf_is_told_to_spill_before_it_is_imported() -> None:
     ("given", "module"),
     [({"rmm_pool_size": 0.5}, "rmm"), ({"rmm_async": True}, "rmm"), ({"enable_cudf_spill": True}, "cudf")],
 )
-def test_a_worker_without_the_library_says_what_to_install(
+def test_missing_library_names_the_extra(
     given: dict[str, object], module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [])  # also where both are installed for the tests with a GPU
