@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paths import BATCH
+from local_system import Local
+from paths import BATCH, SUPPORT
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu.batch import Local
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
@@ -170,10 +170,9 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
 
 
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-m", "hpcgpu", *words], capture_output=True, text=True, env=env, timeout=scaled(120)
-    )
+    env = {**os.environ, "HOME": str(home), "PYTHONPATH": str(SUPPORT)}
+    argv = [sys.executable, "-c", "import local_system; from hpcgpu.cli import main; main()", *words]
+    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=scaled(120))
 
 
 def test_the_commands(tmp_path: Path, job: RecordedJob) -> None:

@@ -20,9 +20,9 @@ from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import cluster_hooks
+from local_system import Local
 from waiting import LIMIT_S, aside, run, until, when
 
-from hpcgpu.batch.local import Local
 from hpcgpu.config import document
 from hpcgpu.deploy.cluster.controller import Controller
 from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive
