@@ -260,7 +260,7 @@ class ForkServerSpawner:
         self.fork_server, self._outputs, self._on_death = fork_server, outputs, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
-        self._read_exits = tasks.guarded(self._look, "reading the fork server's reports", lambda _: self._give_up())
+        self._read_exits = tasks.log_errors(self._look, "reading the fork server's reports", lambda _: self._give_up())
         self._loop.add_reader(fork_server.sock, self._read_exits)
 
     def spawn(self, entry: str, spec: object, rank: int) -> Child:
@@ -322,9 +322,9 @@ class LeaderResources:
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                from hpcgpu.deploy.processes import preloaded
+                from hpcgpu.deploy.processes import fork_imports
 
-                preloaded.preload(simulated=settings.gpus is not None)
+                fork_imports.prepare(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
@@ -366,9 +366,9 @@ def _quieten() -> None:
 
 if __name__ == "__main__":
     with process.importing():
-        from hpcgpu.deploy.processes import preloaded
+        from hpcgpu.deploy.processes import fork_imports
 
-        preloaded.preload(simulated=False)
+        fork_imports.prepare(simulated=False)
 
     os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -15,7 +15,7 @@ from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile
@@ -82,7 +82,7 @@ class Member(Leader):
             launcher = pids.find(self.context.environ.get(pids.LAUNCHER, ""))
             pidfd = stack.enter_context(pids.watched(*launcher)) if launcher else None
             if pidfd is not None:
-                orphaned = tasks.guarded(
+                orphaned = tasks.log_errors(
                     self._orphaned, "leaving without a launcher", lambda _: self.end(os.EX_SOFTWARE, _GONE)
                 )
                 loop.add_reader(pidfd, orphaned, pidfd)

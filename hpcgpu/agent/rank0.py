@@ -26,7 +26,7 @@ from hpcgpu.host.addresses import local_address, loopback, own_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes.control import Child, Control
@@ -232,7 +232,7 @@ class Rank0Leader(Leader):
         folder = Path(self.context.run.folder)
         try:
             control.send("lease", detached=await self._is_detached())
-            await tasks.in_thread(functools.partial(scheduler_file.publish, folder, facts))
+            await tasks.to_thread(functools.partial(scheduler_file.publish, folder, facts))
         except FileNotFoundError as e:
             raise LaunchError(f"the client has given this cluster up, for its folder is gone: {e}") from e
 
@@ -240,7 +240,7 @@ class Rank0Leader(Leader):
         """Return whether the client has detached: then its silence ends nothing."""
         from hpcgpu.deploy.network import lease
 
-        return await tasks.in_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
+        return await tasks.to_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
 
     async def _listen(self, control: Control) -> None:
         """Handle the scheduler process's messages."""
@@ -310,7 +310,7 @@ class Rank0Leader(Leader):
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        log.say(f"{workers} on {nodes} ready{idle}{await tasks.in_thread(self._write_dashboard)}")
+        log.say(f"{workers} on {nodes} ready{idle}{await tasks.to_thread(self._write_dashboard)}")
 
     async def _report_progress(self) -> None:
         """Report the number of workers to the client outside, which waits for all."""
@@ -319,7 +319,7 @@ class Rank0Leader(Leader):
 
             with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
                 folder, there = Path(self.context.run.folder), self._present
-                await tasks.in_thread(functools.partial(scheduler_file.report_progress, folder, there))
+                await tasks.to_thread(functools.partial(scheduler_file.report_progress, folder, there))
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""
@@ -331,7 +331,7 @@ class Rank0Leader(Leader):
         return f"; dashboard: cat {path}"
 
     async def _run_script(self, address: str) -> int:
-        found_by = await tasks.in_thread(functools.partial(self._client_env, address))
+        found_by = await tasks.to_thread(functools.partial(self._client_env, address))
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.context.run.script,
@@ -353,7 +353,7 @@ class Rank0Leader(Leader):
         if not dask.config.get("temporary-directory", None):
             env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # by default Dask takes names that can be guessed
         if self._scheduler.protocol == "ucx":
-            preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_preload"]
+            preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_client"]
             env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
         if self.context.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
@@ -383,7 +383,7 @@ class Rank0Leader(Leader):
             # without a batch system the ranks die with their client, and nobody starts them again
             forever = self._client_gone or not self.context.in_job
             retract = functools.partial(scheduler_file.retract, Path(self.context.run.folder), forever=forever)
-            await tasks.in_thread(retract)
+            await tasks.to_thread(retract)
 
     async def _end_script(self) -> None:
         script = self._script

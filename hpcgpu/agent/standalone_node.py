@@ -51,11 +51,11 @@ def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions
     """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.deploy import settings as wanted_settings
-    from hpcgpu.deploy.start import preload
+    from hpcgpu.deploy.start import ld_preload
 
     settings = wanted_settings.read(given, given_from).settings
     if process.rank_env(os.environ):  # some of it is read before main only: once more, from the beginning
-        added = process.rank_env(os.environ, preload(settings))
+        added = process.rank_env(os.environ, ld_preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
     with LeaderResources.make(settings) as resources:
         specs = plan(settings, options, str(resources.scratch.path))

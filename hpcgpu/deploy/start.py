@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcgpu.config import document, entry_points
 from hpcgpu.deploy import settings
 from hpcgpu.errors import LaunchError, SubmitError
-from hpcgpu.host import exit_file, launched, log, pids, process
+from hpcgpu.host import exit_file, launcher_parent, log, pids, process
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation, render_memory
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
@@ -22,7 +22,14 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
 from hpcgpu.plan.binding.memory import is_memory_asked
-from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, check_allocation, command_words, is_mpirun, plan_launch
+from hpcgpu.plan.jobs.launcher import (
+    LauncherFacts,
+    RankCommand,
+    check_allocation,
+    command_words,
+    is_mpirun,
+    plan_launch,
+)
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -36,7 +43,7 @@ def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -
     """Become one rank of a run; does not return. Raises ConfigError for a wrong setting."""
     wanted = settings.read(given, given_from, entry_point=entry_points.RUN)
     argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
-    process.execute(argv, {**os.environ, **process.rank_env(os.environ, preload(wanted.settings))})
+    process.execute(argv, {**os.environ, **process.rank_env(os.environ, ld_preload(wanted.settings))})
 
 
 def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
@@ -48,7 +55,7 @@ def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]
     _execute(RunDocument(settings=wanted.settings, script=script))
 
 
-def preload(wanted: Settings) -> str:
+def ld_preload(wanted: Settings) -> str:
     """Return the library to preload for the allocator setting; the first rank reports a missing one."""
     if wanted.allocator != "jemalloc":
         return ""
@@ -87,20 +94,20 @@ def _wanted(given: Mapping[str, object], given_from: str) -> settings.Wanted:
     return replace(wanted, settings=settings.in_job(wanted.settings, wanted.site, allocation.batch))
 
 
-def local_launch(run: RunDocument) -> Launch:
+def local_launch(run: RunDocument) -> RankCommand:
     """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if chosen."""
     if run.shape == "head":  # a scheduler alone
-        return Launch(agent_argv(run))
+        return RankCommand(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
     return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
-def node_launch(argv: tuple[str, ...]) -> Launch:
+def node_launch(argv: tuple[str, ...]) -> RankCommand:
     """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
     return _plan(argv, Settings(ranks="node", rendezvous="file"))
 
 
-def ranks_launch(wanted: Settings) -> Launch:
+def ranks_launch(wanted: Settings) -> RankCommand:
     """Return the launcher's command for a run's ranks in this job, with ``true`` in place of a rank.
 
     Raises LaunchError if no launcher fits the MPI library.
@@ -111,10 +118,10 @@ def ranks_launch(wanted: Settings) -> Launch:
 def _execute(run: RunDocument) -> None:
     if run.settings.rendezvous == "file":
         run = replace(run, launch=secrets.token_hex(8))
-    added = process.rank_env(os.environ, preload(run.settings))
+    added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
-    launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
+    launcher = RankCommand(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     own = {pids.LAUNCHER: pids.mark(os.getpid())}  # the launcher's parent, which ends when it does
     env = {**os.environ, **own, **added, **dict(launcher.env)}
@@ -124,7 +131,7 @@ def _execute(run: RunDocument) -> None:
     told = document.render(replace(run, exit_file=path))  # the last word of a rank's command
     if launcher.session:
         env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
-    launched.launch((program, *launcher.argv[1:-1], told), env, path)
+    launcher_parent.launch((program, *launcher.argv[1:-1], told), env, path)
 
 
 def _session_folder(wanted: Settings, beside: Path) -> str:
@@ -144,7 +151,7 @@ def _plan(
     variables: tuple[str, ...] = (),
     allocation: Allocation | None = None,
     shape: str = "",
-) -> Launch:
+) -> RankCommand:
     """Return the launcher's command; ``env`` sets each rank's variables, as mpirun forwards none to other nodes."""
     allocation = allocation or read_allocation(os.environ)
     hosts = _pbs_hosts(wanted, shape) if allocation.batch == "pbs" else ()

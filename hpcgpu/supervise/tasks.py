@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from hpcgpu.model.backoff import Backoff
-from hpcgpu.supervise.rounds import Rounds, reason_of
+from hpcgpu.supervise.failure_log import FailureLog, reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
 Given = ParamSpec("Given")
@@ -22,19 +22,19 @@ GATHER_S = 0.1
 
 
 class Loop:
-    """Work that repeats until it is cancelled or returns True; made by :func:`keep`."""
+    """Work that repeats until it is cancelled or returns True; made by :func:`run_forever`."""
 
     def __init__(
         self, work: Callable[[], Awaitable[bool | None]], what: str, backoff: Backoff, changed: Callable[[], object]
     ) -> None:
         self._work, self._changed = work, changed
-        self._rounds = Rounds(what, backoff)
+        self._failures = FailureLog(what, backoff)
         self._task = asyncio.create_task(self._run(), name=what)
 
     @property
     def trouble(self) -> str:
         """The reason of the present failures, for waiting callers; "" if it works."""
-        return self._rounds.trouble
+        return self._failures.trouble
 
     def done(self) -> bool:
         """Return whether it has ended or was cancelled."""
@@ -55,17 +55,17 @@ class Loop:
             except (Exception, asyncio.CancelledError) as e:
                 if _is_cancelled(e):
                     raise
-                wait_s = self._rounds.failed(e)
+                wait_s = self._failures.failed(e)
                 self._changed()
                 await asyncio.sleep(wait_s)
             else:
-                if self._rounds.went_well():
+                if self._failures.went_well():
                     self._changed()
                 if over:
                     return
 
 
-def keep(
+def run_forever(
     work: Callable[[], Awaitable[bool | None]],
     what: str,
     *,
@@ -85,7 +85,7 @@ class Timer:
 
     def __init__(self, call: Callable[[], object], every_s: float, what: str) -> None:
         self._call, self._every_s = call, every_s
-        self._rounds = Rounds(what, Backoff(every_s, every_s))
+        self._failures = FailureLog(what, Backoff(every_s, every_s))
         self._arm()
 
     def cancel(self) -> None:
@@ -100,9 +100,9 @@ class Timer:
         try:
             self._call()
         except Exception as e:
-            self._rounds.failed(e)
+            self._failures.failed(e)
         else:
-            self._rounds.went_well()
+            self._failures.went_well()
 
 
 def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
@@ -144,7 +144,7 @@ class Group:
             task.cancel()
 
 
-async def in_thread(call: Callable[[], Answer]) -> Answer:
+async def to_thread(call: Callable[[], Answer]) -> Answer:
     """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
     # Otherwise the call's effects would come later, beside those of the next one.
     done = asyncio.create_task(asyncio.to_thread(call))
@@ -159,7 +159,7 @@ async def in_thread(call: Callable[[], Answer]) -> Answer:
         raise
 
 
-class Alarm:
+class PollTimer:
     """Waits for the first of two times, or for a change; for one event loop."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, li
     return found
 
 
-def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
+def log_errors(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
     """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``."""
     # The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
     # descriptor would stay readable and call again at once, for ever.
@@ -222,7 +222,7 @@ def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callabl
     return guard
 
 
-def say_only(_: BaseException) -> None:
+def only_log(_: BaseException) -> None:
     """Do nothing more about an exception: it is in the log, and nothing depends on the work."""
 
 

@@ -1,4 +1,4 @@
-"""A batch system for tests: a job is a process group on this machine, its state is in /proc. Import registers it."""
+"""A batch system for tests: a job is a process group on this machine, its state is in /proc."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from paths import SUPPORT
+
 from hpcgpu import batch
 from hpcgpu.batch.defaults import NoNotes, NoOffers
 from hpcgpu.batch.script import body
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
+# The environment of a process that is to know it, too.
+ENVIRONMENT = {"PYTHONPATH": f"{SUPPORT / 'local_site'}:{SUPPORT}"}
 # A job id is the leader's pid and its start time, because pids are reused.
 _ID = re.compile(r"^(\d+\.\d+)(?: (\S+))?$", re.M)
 # Fields 3 and 22 of /proc/PID/stat (proc(5)), counted after the name, which may hold anything.
@@ -102,4 +106,6 @@ def _state(native: str) -> JobState:
     return JobState.ENDED if native in ("gone", "Z", "X") else JobState.RUNNING
 
 
-batch.SYSTEMS = MappingProxyType({**batch.SYSTEMS, "local": Local})
+def register() -> None:
+    """Let ``hpcgpu.batch.get`` know it, in this process."""
+    batch.SYSTEMS = MappingProxyType({**batch.SYSTEMS, "local": Local})

@@ -236,7 +236,7 @@ class BatchRun(Run):
         """
         if self._takes_over:
             assert self._written
-            await tasks.in_thread(self._written.take_over)
+            await tasks.to_thread(self._written.take_over)
             session.keeps_job = False
         if self.scales:
             assert self._seen

@@ -37,7 +37,7 @@ class Controller:
         self._news = asyncio.Event()
         self._answers = tasks.Group()
         what = "the connection that says which object controls this cluster's jobs"
-        self._holding = tasks.keep(self._hold, what, changed=self._lose)
+        self._holding = tasks.run_forever(self._hold, what, changed=self._lose)
 
     @property
     def given_up(self) -> HpcGpuError | None:

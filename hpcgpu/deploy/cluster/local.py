@@ -18,7 +18,7 @@ from hpcgpu.deploy.jobs.job import Head, Job
 from hpcgpu.deploy.jobs.local import LocalJob
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.deploy.start import local_launch, preload
+from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import remover
 from hpcgpu.model import RunDocument
@@ -79,7 +79,7 @@ class LocalRun(Run):
         settings = self.wanted.settings
         run = RunDocument(settings=settings, shape="gang", folder=str(folder))
         environ = {**wanted_settings.dask_environ(), **self._environ}
-        return LocalJob(local_launch(run), environ, folder, settings.log_directory, preload(settings))
+        return LocalJob(local_launch(run), environ, folder, settings.log_directory, ld_preload(settings))
 
     def _make_folder(self) -> Path:
         """Make it among temporary files: the kernel frees its lock when this process ends, and then it is removed."""
@@ -104,7 +104,7 @@ class LocalRun(Run):
     async def ended(self) -> None:
         """Remove the folder."""
         if self._scratch:
-            await tasks.in_thread(self._scratch.remove)
+            await tasks.to_thread(self._scratch.remove)
             self._scratch = None
 
     async def close(self) -> None:

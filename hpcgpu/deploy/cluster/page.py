@@ -81,7 +81,7 @@ class Page:
                 if self.is_due(workers()):
                     await self.ask(scheduler())
 
-            self._asking = tasks.keep(ask, "the look at the workers for a notebook")
+            self._asking = tasks.run_forever(ask, "the look at the workers for a notebook")
 
     def shown(self, show_end: Callable[[], None]) -> None:
         """Note that a widget shows the page; ``show_end`` brings it up to date when the cluster has ended."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from hpcgpu.deploy.live import surface
+from hpcgpu.deploy.status_line import surface
 from hpcgpu.plan.jobs.phase import note_lines
 from hpcgpu.supervise import tasks
 
@@ -17,7 +17,7 @@ SHORT_S = 2.0
 
 
 class Progress:
-    """One line about what is waited for, with the time that has passed; see :mod:`hpcgpu.deploy.live`.
+    """One line about what is waited for, with the time that has passed; see :mod:`hpcgpu.deploy.status_line`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Progress:
     def waiting(self, text: str) -> Iterator[None]:
         """Say what goes on, if it takes longer than :data:`SHORT_S`; called on the event loop."""
         self._began_s = self._began_s or time.monotonic()
-        call = tasks.guarded(self.show, "the line about what goes on", tasks.say_only)
+        call = tasks.log_errors(self.show, "the line about what goes on", tasks.only_log)
         later = asyncio.get_running_loop().call_later(SHORT_S, call, text)
         try:
             yield

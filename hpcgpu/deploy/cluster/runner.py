@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hpcgpu.config import entry_points, numpydoc
 from hpcgpu.deploy import settings as wanted_settings
-from hpcgpu.deploy.start import agent_argv, preload
+from hpcgpu.deploy.start import agent_argv, ld_preload
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.model import RunDocument
@@ -98,4 +98,4 @@ def _become_rank(given: dict[str, Any]) -> None:
             "once only: import it below, or start the script by 'hpcgpu run'"
         )
     run = RunDocument(settings=wanted, script=script)
-    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, preload(wanted))})
+    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(wanted))})

@@ -21,7 +21,7 @@ from hpcgpu.model import Settings
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.plan.jobs.request import workers_for
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import Rounds
+from hpcgpu.supervise.failure_log import FailureLog
 from hpcgpu.units import parse_bytes
 
 # distributed looks each second and gives up after three: a job that waited an hour for its nodes would be lost.
@@ -130,7 +130,7 @@ class HeartbeatMonitor:
     def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
         self.silent = frozenset[str]()
         self._scheduler, self._changed, self._every_s = scheduler, changed, every_s
-        self._listening = tasks.keep(self._listen, "the look for workers that have fallen silent")
+        self._listening = tasks.run_forever(self._listen, "the look for workers that have fallen silent")
 
     async def _listen(self) -> None:
         await asyncio.sleep(self._every_s)
@@ -224,16 +224,16 @@ class JobAdaptive(Adaptive):
         super().__init__(cluster, interval=interval, wait_count=wait_count, **kwargs)
         self._fewer = 0
         every_s = self.interval or 0.0
-        self._rounds = Rounds("the look for how many workers there is work for", Backoff(every_s, every_s))
+        self._failures = FailureLog("the look for how many workers there is work for", Backoff(every_s, every_s))
 
     async def adapt(self) -> None:
         """Look once; called by distributed in intervals, whatever is raised: it would say it each time."""
         try:
             await self._adapt()
         except Exception as e:
-            self._rounds.failed(e)
+            self._failures.failed(e)
         else:
-            self._rounds.went_well()
+            self._failures.went_well()
 
     async def _adapt(self) -> None:
         target, wanted = await self.safe_target(), self.cluster.wanted_workers

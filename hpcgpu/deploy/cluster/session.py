@@ -117,7 +117,7 @@ class Session:
             lease.touch(self.folder)
             return self.folder
 
-        folder = await tasks.in_thread(begin)
+        folder = await tasks.to_thread(begin)
         self.join(folder)
         return folder
 
@@ -175,7 +175,7 @@ class Session:
             assert self.scheduler_file
             return_ = functools.partial(self._return, self._connector, reason, self.scheduler_file)
             what = "the search for this cluster's scheduler"
-            self._returning = tasks.keep(return_, what, changed=self._hooks.changed)
+            self._returning = tasks.run_forever(return_, what, changed=self._hooks.changed)
 
     async def _return(self, connector: Connector, reason: str, before: SchedulerFile) -> bool:
         """Take the scheduler up again, that of the job's next life too; say so, or why the cluster is lost.
@@ -218,12 +218,12 @@ class Session:
 
         """
         assert self.folder
-        await tasks.in_thread(functools.partial(lease.detach, self.folder))
+        await tasks.to_thread(functools.partial(lease.detach, self.folder))
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            await tasks.in_thread(functools.partial(lease.take_up, self.folder))
+            await tasks.to_thread(functools.partial(lease.take_up, self.folder))
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -247,4 +247,4 @@ class Session:
     async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
         if self.folder:
-            await tasks.in_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
+            await tasks.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))

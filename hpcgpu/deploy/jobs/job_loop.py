@@ -39,7 +39,7 @@ class ClusterHooks:
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""
         async with self._writing:
-            await tasks.in_thread(self.write_down)
+            await tasks.to_thread(self.write_down)
 
 
 class Actor(Protocol):
@@ -65,7 +65,7 @@ class JobLoop:
 
     def __init__(self, system: BatchSystem, policy: Policy, hooks: ClusterHooks) -> None:
         self.system, self.policy, self.hooks = system, policy, hooks
-        self.table, self.alarm = JobTable(0), tasks.Alarm()
+        self.table, self.alarm = JobTable(0), tasks.PollTimer()
         self.actor: Actor | None = None  # for jobs that come and go, if any
         self.asked_s: float | None = None  # of the last poll
         self.answered_s: float | None = None  # of the last answer
@@ -96,7 +96,7 @@ class JobLoop:
         """Poll now, and from now on whenever due."""
         if self._looking is None:
             what = "the loop that looks after this cluster's jobs"
-            self._looking = tasks.keep(self._look, what, changed=self.hooks.changed)
+            self._looking = tasks.run_forever(self._look, what, changed=self.hooks.changed)
         self.alarm.ring()
 
     def stop(self) -> None:

@@ -119,7 +119,7 @@ async def look_at(found: Sequence[Run]) -> tuple[RunStatus, ...]:
 async def _with_workers(seen: RunStatus) -> RunStatus:
     if not any(status.state is JobState.RUNNING for status in seen.states.values()):
         return seen
-    from hpcgpu.deploy.network.rpc import worker_names
+    from hpcgpu.deploy.network.scheduler_file import worker_names
 
     return replace(seen, workers=await worker_names(seen.run.folder))
 
@@ -204,7 +204,8 @@ async def stop(run: Run) -> None:
 
     Raises JobError if its jobs still exist after a minute.
     """
-    from hpcgpu.deploy.network.rpc import say_goodbye  # imports distributed: 0.3 s, which no guard should pay
+    # imports distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.scheduler_file import say_goodbye
 
     record = run.record
     if await say_goodbye(run.folder):

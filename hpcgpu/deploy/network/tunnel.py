@@ -35,7 +35,7 @@ class Tunnel:
         mux = Mux(process.stdout, process.stdin)
         server = await asyncio.start_server(mux.carry, _HOST, 0)
         # however it ends, it closes all connections: their users look for the scheduler again
-        return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.say_only))
+        return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.only_log))
 
     async def failure(self) -> str:
         """Return the relay's error once it has ended; "" while it runs."""

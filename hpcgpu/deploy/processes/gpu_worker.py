@@ -17,11 +17,10 @@ from typing import Any
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as wanted_settings
-from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
+from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes, node
-from hpcgpu.deploy.processes.silent_worker import SilentWorker
-from hpcgpu.deploy.processes.worker import check_room, store_of
+from hpcgpu.deploy.processes.worker import SilentWorker, check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import bind, log, remover, secret
@@ -85,7 +84,7 @@ class GPUWorker(SilentWorker):
             "memory_limit": spec.memory_limit_bytes or 0,
             "local_directory": spec.local_directory,
             "data": store_of(spec),
-            "plugins": (*plugins, SpillPlugin(spec), WorkerFacts(spec)),
+            "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
             "dashboard": False,
         }
         if settings.interface and not kwargs.get("host"):

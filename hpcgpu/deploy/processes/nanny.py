@@ -129,7 +129,7 @@ class ForkedWorker:
         self.process = ProcessHandle(child.pid)
         what = f"the nanny's look at the end of worker {self.nanny.name}"
         child.exited.add_done_callback(
-            tasks.guarded(lambda done: self._on_exit(child, done.result()), what, self._give_up)
+            tasks.log_errors(lambda done: self._on_exit(child, done.result()), what, self._give_up)
         )
         self._control = await Control.open(child.control)
         try:
@@ -160,7 +160,7 @@ class ForkedWorker:
         reason = f"worker {self.nanny.name} cannot be started again: {error!r}"
         logger.error(reason)
         close = functools.partial(self.nanny.close, reason=reason)
-        self._closing = tasks.start(close, f"the end of the nanny of {self.nanny.name}", tasks.say_only)
+        self._closing = tasks.start(close, f"the end of the nanny of {self.nanny.name}", tasks.only_log)
 
     def _take_report(self, message: dict[str, Any]) -> None:
         if message["op"] == "error":
@@ -252,7 +252,7 @@ class ForkedWorker:
         if self.worker_dir:
             remove = functools.partial(shutil.rmtree, self.worker_dir, ignore_errors=True)
             what = f"the removal of {self.worker_dir}"
-            self._removing = tasks.start(functools.partial(tasks.in_thread, remove), what, tasks.say_only)
+            self._removing = tasks.start(functools.partial(tasks.to_thread, remove), what, tasks.only_log)
         self.worker_dir = None
         compat.on_worker_exit(self.nanny, code)
 

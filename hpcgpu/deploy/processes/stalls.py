@@ -45,7 +45,7 @@ class StallDetector:
         self._none_come = none_come
         self._stall: Stall | None = None
         self.reason = ""  # as last reported
-        self._loop = tasks.keep(self._look, "the look for tasks that wait in vain")
+        self._loop = tasks.run_forever(self._look, "the look for tasks that wait in vain")
 
     def close(self) -> None:
         """Stop checking."""

@@ -35,8 +35,8 @@ from hpcgpu.spill.values.unit import Content
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
-    "values are brought up on the event loop, and the worker answers nobody meanwhile: --preload hpcgpu.deploy.preload "
-    "makes moves asynchronous"
+    "values are brought up on the event loop, and the worker does not answer meanwhile: "
+    "--preload hpcgpu.deploy.dask_preload makes moves asynchronous"
 )
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
 TARGET = 0.6  # distributed.yaml, worker.memory.target

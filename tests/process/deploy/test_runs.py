@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from local_system import Local
-from paths import BATCH, SUPPORT
+from local_system import ENVIRONMENT, Local, register
+from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
+from hpcgpu import batch
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
@@ -29,6 +30,12 @@ from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 DEAD = Process("another-host", 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
+    register()
 
 
 def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
@@ -170,8 +177,8 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
 
 
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HOME": str(home), "PYTHONPATH": str(SUPPORT)}
-    argv = [sys.executable, "-c", "import local_system; from hpcgpu.cli import main; main()", *words]
+    env = {**os.environ, "HOME": str(home), **ENVIRONMENT}
+    argv = [sys.executable, "-m", "hpcgpu", *words]
     return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=scaled(120))
 
 

@@ -14,7 +14,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 _TROUBLE = 3
 
 
-class Rounds:
+class FailureLog:
     """The rounds of one piece of work; ``what`` names it for people: ``"the loop that keeps this cluster's jobs"``."""
 
     def __init__(self, what: str, backoff: Backoff) -> None:
