@@ -220,9 +220,9 @@ class Leader:
         about = {"node": context.node, "succession": context.succession, "workers": len(context.workers)}
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(context.notes)})
         await self.watch.read()
-        given: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
+        common: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
         settings = context.run.settings
-        self.nannies = [make_nanny(reached, settings, spec, rank=rank, **given) for rank, spec in context.workers]
+        self.nannies = [make_nanny(reached, settings, spec, rank=rank, **common) for rank, spec in context.workers]
         done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
         failed = [e for e in done if isinstance(e, BaseException)]
         if failed and len(failed) == len(done):

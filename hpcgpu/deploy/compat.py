@@ -27,7 +27,7 @@ from hpcgpu.host import nvml
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise.failure_log import FailureLog
 
-_LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, which nobody changes
+_LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
 
 class Handshakes(Protocol):
@@ -220,8 +220,8 @@ def measure_device_shards() -> None:
         try:
             return measure(shards)
         except TypeError:
-            found = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
-            return sum(found) // len(found) if found else 0
+            sizes = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
+            return sum(sizes) // len(sizes) if sizes else 0
 
     shuffle._mean_shard_size = measure_any
 

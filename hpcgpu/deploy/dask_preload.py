@@ -41,7 +41,7 @@ async def dask_setup(worker: Worker) -> None:
     """Install the plugin that moves data in tasks' threads; called by distributed before the worker registers.
 
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
-    on the event loop: the worker answers nobody meanwhile.
+    on the event loop: the worker does not answer meanwhile.
     """
     if intruder := await tasks.to_thread(functools.partial(parents.changed_by, Path(worker.local_directory))):
         logger.warning(

@@ -25,11 +25,11 @@ class Loop:
     """Work that repeats until it is cancelled or returns True; made by :func:`run_forever`."""
 
     def __init__(
-        self, work: Callable[[], Awaitable[bool | None]], what: str, backoff: Backoff, changed: Callable[[], object]
+        self, work: Callable[[], Awaitable[bool | None]], name: str, backoff: Backoff, changed: Callable[[], object]
     ) -> None:
         self._work, self._changed = work, changed
-        self._failures = FailureLog(what, backoff)
-        self._task = asyncio.create_task(self._run(), name=what)
+        self._failures = FailureLog(name, backoff)
+        self._task = asyncio.create_task(self._run(), name=name)
 
     @property
     def trouble(self) -> str:
@@ -67,25 +67,25 @@ class Loop:
 
 def run_forever(
     work: Callable[[], Awaitable[bool | None]],
-    what: str,
+    name: str,
     *,
     backoff: Backoff = Backoff(),  # frozen
     changed: Callable[[], object] = lambda: None,
 ) -> Loop:
     """Repeat work until it returns True; log a round's exception once, with traceback, wait, and go on.
 
-    A round of ``work`` waits until there is something to do. ``what`` names it for people. ``backoff`` is the wait
+    A round of ``work`` waits until there is something to do. ``name`` is its name in messages. ``backoff`` is the wait
     after a failure; ``changed`` is called when a round fails, and when one succeeds again.
     """
-    return Loop(work, what, backoff, changed)
+    return Loop(work, name, backoff, changed)
 
 
 class Timer:
     """Calls a function at intervals until it is cancelled; made by :func:`repeat`."""
 
-    def __init__(self, call: Callable[[], object], every_s: float, what: str) -> None:
+    def __init__(self, call: Callable[[], object], every_s: float, name: str) -> None:
         self._call, self._every_s = call, every_s
-        self._failures = FailureLog(what, Backoff(every_s, every_s))
+        self._failures = FailureLog(name, Backoff(every_s, every_s))
         self._arm()
 
     def cancel(self) -> None:
@@ -105,14 +105,14 @@ class Timer:
             self._failures.went_well()
 
 
-def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
+def repeat(call: Callable[[], object], every_s: float, name: str) -> Timer:
     """Call a function of microseconds at intervals, before tasks that are late; log each exception once."""
-    return Timer(call, every_s, what)
+    return Timer(call, every_s, name)
 
 
-def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> asyncio.Task[None]:
+def start(work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> asyncio.Task[None]:
     """Run work once; log its exception and call ``failed``, which ends everything that needs the work."""
-    # Cancelling the task is no failure; a CancelledError that nobody asked for is one.
+    # To cancel the task is no failure; any other CancelledError is a failure.
 
     async def run() -> None:
         try:
@@ -120,10 +120,10 @@ def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> a
         except (Exception, asyncio.CancelledError) as e:
             if _is_cancelled(e):
                 raise
-            _say(what, e)
+            _say(name, e)
             failed(e)
 
-    return asyncio.create_task(run(), name=what)
+    return asyncio.create_task(run(), name=name)
 
 
 class Group:
@@ -132,9 +132,9 @@ class Group:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> None:
+    def start(self, work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> None:
         """Start a task as :func:`start` does."""
-        task = start(work, what, failed)
+        task = start(work, name, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -155,7 +155,7 @@ async def to_thread(call: Callable[[], Answer]) -> Answer:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([done])
         if not done.cancelled() and (error := done.exception()):
-            _say("what a thread did for a task that was cancelled", error)
+            _say("a thread of a cancelled task", error)
         raise
 
 
@@ -199,14 +199,14 @@ async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, li
     """Call ``look`` every ``every_s`` seconds, once at least, until it is not None; TimeoutError after ``limit_s``."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limit_s
-    while (found := await look()) is None:
+    while (result := await look()) is None:
         await asyncio.sleep(every_s)
         if loop.time() > end_s:
             raise TimeoutError
-    return found
+    return result
 
 
-def log_errors(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
+def log_errors(call: Callable[Given, object], name: str, failed: Failed) -> Callable[Given, None]:
     """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``."""
     # The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
     # descriptor would stay readable and call again at once, for ever.
@@ -216,7 +216,7 @@ def log_errors(call: Callable[Given, object], what: str, failed: Failed) -> Call
         try:
             call(*args, **kwargs)
         except Exception as e:
-            _say(what, e)
+            _say(name, e)
             failed(e)
 
     return guard
@@ -231,5 +231,5 @@ def _is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _say(what: str, error: BaseException) -> None:
-    logger.error("%s failed: %s", what, reason_of(error), exc_info=error)
+def _say(name: str, error: BaseException) -> None:
+    logger.error("%s failed: %s", name, reason_of(error), exc_info=error)

@@ -24,9 +24,9 @@ CALLBACKS = {
 EXCEPTIONS = {
     ("agent/leader.py", "ForcedEnd.__init__", "Thread"): "it ends the process whatever is raised",
     ("agent/standalone_node.py", "_StandaloneNode.run", "add_signal_handler"): "it cancels the task that runs",
-    ("agent/leader.py", "Leader.run", "add_signal_handler"): "what _answer returns is guarded",
+    ("agent/leader.py", "Leader.run", "add_signal_handler"): "_answer returns a callback of log_errors",
     ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
-    ("agent/rank0.py", "Rank0Leader._have_summary_said", "ensure_future"): "awaited in the same function",
+    ("agent/rank0.py", "Rank0Leader._log_summary", "ensure_future"): "awaited in the same function",
     ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
     ("agent/rendezvous.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
     ("agent/member.py", "Member.stop", "call_later"): "it sets an event",

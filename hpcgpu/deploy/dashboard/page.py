@@ -119,7 +119,7 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 
 class GpuPage:
-    """One tab's page; the usage has the facts, the scheduler is asked only for a node's picture."""
+    """The page of a tab: facts of the usage plugin, and a node's picture from one of its workers."""
 
     def __init__(self, scheduler: Scheduler, usage: UsagePlugin, doc: Any) -> None:
         self._scheduler, self._usage, self._doc = scheduler, usage, doc

@@ -44,8 +44,8 @@ class Tunnel:
                 await asyncio.wait_for(self._process.wait(), _ENDING_S)
         if self._process.returncode is None or self._process.stderr is None:
             return ""
-        said = (await self._process.stderr.read()).decode(errors="replace").strip()
-        return said or f"it ended with exit code {self._process.returncode}"
+        error = (await self._process.stderr.read()).decode(errors="replace").strip()
+        return error or f"it ended with exit code {self._process.returncode}"
 
     async def close(self) -> None:
         """End the relay and stop listening."""

@@ -200,12 +200,12 @@ class LeaderConnections:
 
     @property
     def none_come(self) -> bool:
-        """Whether there were workers, and none will come again."""
+        """True if there were workers, and no more will come."""
         return self._had_workers and not self._grows and not self._working and not self._awaited
 
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
-        return [(node, text) for node, said in self._notes.values() for text in said]
+        return [(node, text) for node, texts in self._notes.values() for text in texts]
 
     async def serve(
         self,
@@ -225,8 +225,8 @@ class LeaderConnections:
         try:
             with contextlib.suppress(CommClosedError):
                 await comm.write("watching")
-                while (said := await comm.read()) != "bye":
-                    self._end_of_workers(comm, said["died"])
+                while (message := await comm.read()) != "bye":
+                    self._end_of_workers(comm, message["died"])
                 lost = False
         finally:
             del self._comms[comm], self._notes[comm]
