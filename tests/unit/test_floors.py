@@ -40,10 +40,10 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings", "live"},
+    "processes": {"network", "dashboard", "compat", "settings", "status_line"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "live"},
+    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "status_line"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
@@ -70,7 +70,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "sizes"), ("spill", "serialization")}
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "aliasing"), ("spill", "serialization")}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 

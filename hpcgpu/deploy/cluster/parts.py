@@ -22,7 +22,7 @@ from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.plan.views.notebook import ClusterView, WorkerView, cluster_page
 from hpcgpu.plan.views.summary import Summary
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 _ANSWER_S = 3.0
 # The scheduler waits 1 s at most for the workers' last heartbeats.
@@ -76,7 +76,7 @@ class Page:
                 if self.is_due(workers()):
                     await self.ask(scheduler())
 
-            self._asking = tasks.keep(ask, "the questions to the workers for a notebook")
+            self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
 
     def shown(self, show_end: Callable[[], None]) -> None:
         """Record that a widget shows the page; ``show_end`` updates it when the cluster has ended."""

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
+from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_limit, read_host_limit, read_part
+from hpcgpu.model.plain import read_flag, read_option, read_text
 from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.storage import mounts
@@ -24,20 +26,19 @@ from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Traversed
 from hpcgpu.spill.store.inbox import Count, Todo
-from hpcgpu.spill.store.limits import read_flags, read_folder, read_limits
 from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
 from hpcgpu.spill.store.transfer import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.values.aliasing import is_owner
-from hpcgpu.spill.values.entry import ABSENT, Entry
-from hpcgpu.spill.values.unit import Content
+from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
-    "values are brought up on the event loop, and the worker answers no message meanwhile; start it with "
-    "--preload hpcgpu.deploy.preload, which makes moves asynchronous"
+    "values are brought up on the event loop, and the worker does not answer meanwhile: "
+    "--preload hpcgpu.deploy.dask_preload makes moves asynchronous"
 )
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
+_WHERE = "keyword {} of GpuSpillBuffer"
 TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
@@ -105,21 +106,20 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         trust_local_directory: bool = False,
     ) -> None:
         device, self.host_limit_bytes, disk = read_limits(device_memory_limit, memory_limit, target, max_spill)
-        jit_unspill, quiet, trust_local_directory = read_flags(
-            jit_unspill=jit_unspill, quiet=quiet, trust_local_directory=trust_local_directory
-        )
-        self.jit_unspill, self._hinted = jit_unspill, False
+        trusted = _read_flag("trust_local_directory", trust_local_directory)
+        self.jit_unspill, self._hinted = _read_flag("jit_unspill", jit_unspill), False
         self.above_target: Callable[[], int] | None = None
         self._entries: dict[Any, Entry | None] = {}  # None: the store is closed
-        folder = read_folder(local_directory) or worker_local_directory
-        for note in () if quiet else mounts.notes(folder, disk):
+        folder = None if local_directory is None else _read("local_directory", local_directory, read_text)
+        folder = folder or worker_local_directory
+        for note in () if _read_flag("quiet", quiet) else mounts.notes(folder, disk):
             logger.warning(note)
         # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
-        self.disk = Disk(folder, slabs, disk, trusted=trust_local_directory)
+        self.disk = Disk(folder, slabs, disk, trusted=trusted)
         self._executor = Executor(device, self.host_limit_bytes, self.disk, self.disk.limit_bytes)
         self._spill_thread = SpillThread(self._executor)
-        self._reader = Reader(self._executor, jit_unspill)
+        self._reader = Reader(self._executor, self.jit_unspill)
         # a plain Worker does not close its data
         self._end = weakref.finalize(self, self._spill_thread.close, os.getpid())
 
@@ -356,3 +356,28 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             else:
                 unit.nbytes = nbytes
         return entry
+
+
+def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
+    """Return the device's limit, the bytes of the host tier and those of the disk tier; 0: no limit.
+
+    A store does not know how much of the node its process may use, nor how many processes share it: ``"auto"`` means no
+    limit (distributed watches the process), and a fraction is an error.
+    """
+    limit = _read("device_memory_limit", device, read_device_limit)
+    memory = _read("memory_limit", host, read_host_limit)
+    host_bytes = memory.bytes_of(0, f"memory_limit={memory!r} (set by {_WHERE.format('memory_limit')})", NODE_MEMORY)
+    part = _read("target", target, read_part)
+    return (
+        limit,
+        max(int(host_bytes * part), 1) if host_bytes and part else 0,
+        _read("max_spill", disk, read_disk_limit),
+    )
+
+
+def _read(name: str, value: object, read: Callable[[Any], Any]) -> Any:
+    return read_option(name, value, _WHERE.format(name), read)
+
+
+def _read_flag(name: str, value: object) -> bool:
+    return bool(_read(name, False if value is None else value, read_flag))

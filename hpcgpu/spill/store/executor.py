@@ -34,8 +34,7 @@ from hpcgpu.spill.storage.leaf_lock import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.store import inbox
 from hpcgpu.spill.store.inbox import Count, Inbox, ThreadAllocation, ThreadTicket, Todo, this_thread
 from hpcgpu.spill.store.reports import Reports, copy_error, describe, forget_frames, tier_name
-from hpcgpu.spill.values.entry import ABSENT, Entry
-from hpcgpu.spill.values.unit import Content, ObjectContent, Whole
+from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
 
@@ -164,7 +163,7 @@ class Executor:
             if out := self.state.leave(bundle, content):
                 self.record(out, todo)
             if not content.keys:
-                bundle.remove(content)
+                del bundle.members[content]
                 if content.names:
                     self._forget_names(content)
                 todo.garbage.append(content.take(HOST))
@@ -413,7 +412,7 @@ class Executor:
                 del self.contents[name]
         content.names = ()
 
-    def _forget_value(self, entry: Whole, garbage: list[Any]) -> None:
+    def _forget_value(self, entry: Entry, garbage: list[Any]) -> None:
         if (value := entry.value) is not ABSENT:
             garbage.append(value)
             if self.values.get(id(value)) is entry:

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.spill.state.units import DISK, HOST, Say
 from hpcgpu.spill.store.inbox import Count
-from hpcgpu.spill.values.entry import ABSENT
-from hpcgpu.spill.values.unit import Content
+from hpcgpu.spill.values.unit import ABSENT, Content
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.spill.devices.protocols import Device
-from hpcgpu.spill.values.entry import Entry
 from hpcgpu.spill.values.traverse import put_together
+from hpcgpu.spill.values.unit import Entry
 
 
 class ReadMode(NamedTuple):

@@ -40,7 +40,7 @@ def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
     late = Result((), 124, "", "qstat: no answer in 10 s; it was killed\n")
     answer(monkeypatch, late)
     assert start.memory_env(Settings(), JOB) == ()
-    words = "the job's memory is not known, its workers share all of their node's: qstat did not answer: "
+    words = "the job's memory is unknown, so its workers share all memory of their node: qstat did not answer: "
     assert capsys.readouterr().err == f"hpcgpu: {words}qstat: no answer in 10 s; it was killed\n"
     assert start.memory_env(Settings(memory_bytes=1 << 30), JOB) == ()
     answer(monkeypatch, late, HostMemory(1 << 30, "cgroup /pbs_jobs.service/jobid/0.login01"))

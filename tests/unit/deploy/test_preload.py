@@ -27,5 +27,5 @@ def test_a_scratch_folder_that_others_can_change_is_said(tmp_path: Path, caplog:
     folder.mkdir()
     assert "is not safe" not in said_of(folder, caplog)
     folder.chmod(0o777)
-    assert f"the scratch folder of worker w is not safe, {folder}: everybody on this node" in said_of(folder, caplog)
+    assert f"the scratch folder of worker w is not safe, {folder}: every user of this node" in said_of(folder, caplog)
     assert "--local-directory" in caplog.text

@@ -95,12 +95,7 @@ MUTANTS: dict[str, tuple[Any, str, str, str]] = {
     "an urgent reader comes last": (Unspills.add, "appendleft if _is", "append if _is", "urgent behind others"),
     "a unit used at once stays clean": (S.used, "self._spoil(unit, out)", "pass", "users at once"),
     "a part that left stays counted": (Accounting.resize, "self.bytes[tier] += more", "pass", LOSE_A_PART),
-    "a part that left is still leaving": (
-        Accounting.resize,
-        "self.leaving[unit.tier] += more",
-        "pass",
-        LOSE_A_PART,
-    ),
+    "a part that left is still leaving": (Accounting.resize, "self.leaving[unit.tier] += more", "pass", LOSE_A_PART),
     "a part that left frees a disk": (
         Accounting.resize,
         "unit.size(DISK) if unit.valid >> DISK & 1 else 0",

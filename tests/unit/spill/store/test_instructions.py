@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filling import fill
-from spill_stores import KIB
+from spill_stores import KIB, FaultyGpu, fill
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
@@ -34,23 +33,6 @@ class Wordless(RuntimeError):
         raise ValueError("neither")
 
 
-class FaultyGpu(SimGpu):
-    """A device whose copies raise what they are told to."""
-
-    down: BaseException | None = None
-    up: BaseException | None = None
-
-    def pack(self, *arguments: Any) -> Any:
-        if self.down is not None:
-            raise self.down
-        return super().pack(*arguments)
-
-    def unpack(self, *arguments: Any) -> Any:
-        if self.up is not None:
-            raise self.up
-        return super().unpack(*arguments)
-
-
 @pytest.fixture
 def gpu() -> FaultyGpu:
     return FaultyGpu(1024 * KIB)
@@ -62,26 +44,22 @@ def assert_moves(store: GpuSpillBuffer, keys: range = range(40)) -> None:
     assert aside(lambda: [int(store[i].get()[0]) for i in keys]).result(scaled(20)) == list(keys)
 
 
-def test_a_copy_down_that_fails_with_an_error_without_text_fails(
-    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
+class End(BaseException):
+    """An end of a copy that has no text."""
+
+    __repr__ = Wordless.__str__
+    __str__ = Wordless.__str__
+
+
+@pytest.mark.parametrize(("error", "why"), [(Wordless(), "Wordless"), (End(), "a copy was interrupted: End")])
+def test_copy_down_with_an_error_without_text_fails(
+    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture, error: BaseException, why: str
 ) -> None:
-    gpu.down = Wordless()
+    gpu.down = error
     fill(store, gpu)
-    until(lambda: store.trouble, "the failure is said")
-    assert store.trouble == ("Wordless",)
-    assert "cannot be moved down: Wordless" in caplog.text
-    gpu.down = None
-    assert_moves(store)
-
-
-def test_a_copy_that_an_exception_without_text_ends_fails(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
-    class End(BaseException):
-        __repr__ = Wordless.__str__
-        __str__ = Wordless.__str__
-
-    gpu.down = End()
-    fill(store, gpu)
-    until(lambda: store.trouble, "the failure is said")
+    until(lambda: store.trouble, "the failure is reported")
+    assert store.trouble == (why,)
+    assert f"cannot be moved down: {why}" in caplog.text
     gpu.down = None
     assert_moves(store)
 
