@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import local_system
 import pytest
 import ranks
 from distributed import Client
@@ -31,6 +32,7 @@ OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "rank
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
     ranks.use_environment(monkeypatch)
+    local_system.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     runs = tmp_path / ".hpcgpu" / "runs"
