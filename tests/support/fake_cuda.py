@@ -40,14 +40,7 @@ def not_passed(folder: Path, tests: Sequence[str], *options: str) -> list[str]:
 
 
 class Standin:
-    """The driver of this process, if it is this one.
-
-    Raises
-    ------
-    OSError, AttributeError
-        There is none, or it is another one.
-
-    """
+    """The driver of this process, if it is this one."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")

@@ -107,14 +107,7 @@ class Client:
 
 
 class PbsLab:
-    """The login node, four nodes, and what runs on them.
-
-    Parameters
-    ----------
-    state : Path
-        The lab's own folder.
-
-    """
+    """The login node, four nodes, and what runs on them."""
 
     nodes = ("node1", "node2", "node3", "node4")
     python = PYTHON
@@ -155,14 +148,7 @@ class PbsLab:
         return done
 
     def up(self) -> None:
-        """Start it.
-
-        Raises
-        ------
-        PbsLabUnavailable
-            Its programs cannot be had here.
-
-        """
+        """Start it."""
         for again in (True, False):
             try:
                 self.run("up.sh", str(len(self.nodes)), limit_s=400)
