@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lab import CHECKOUT, Lab
-from launched import ME, PROBE, check, others
+from launch_probe import ME, PROBE, check, others
 
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model.world import World

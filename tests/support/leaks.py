@@ -16,11 +16,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from signals import signal_all
 
 LIMIT_S = 30.0  # a job whose client is gone ends within 5 s, its guard a little later
 # Threads of others that live as long as this process; each is made by the first who needs it.
@@ -153,3 +151,9 @@ def settled(left: Callable[[], list[str]]) -> list[str]:
             break
         time.sleep(0.1)
     return found
+
+
+def signal_all(pids: Iterable[int], sig: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sig)

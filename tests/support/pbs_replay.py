@@ -22,9 +22,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pbs_words import SERVER, block, listing, recorded
-from recordings import Record
-from signals import signal_all
+from leaks import signal_all
+from recordings import SERVER, Record, block, listing, recorded
 
 KILL_DELAY_S = 10.0
 
