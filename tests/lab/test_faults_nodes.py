@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from faults import Faulty, container, docker, make_ready
 from lab import Lab
+from waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 RIGHT = {"right": True, "lost": {}}
@@ -108,7 +109,7 @@ def test_a_gang_without_kill_goes_on_without_a_lost_node(slurm_lab: Lab) -> None
         first, lost = run.hosts(job)
         there = run.ask(f"only_on({lost!r})")
         with fault(slurm_lab, ("kill", container(lost)), ("start", container(lost))):
-            run.until_on(job, [first])
+            until(lambda: run.hosts(job) == [first], "the job has its first node alone", limit_s=240, every_s=0.2)
             found = run.results()
             assert found["right"]
             assert len(found["lost"]) == there

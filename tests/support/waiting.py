@@ -66,7 +66,13 @@ def aside(call: Callable[[], object]) -> Future:
 
 
 def until(
-    condition: Callable[[], T], what: str, while_: Future | None = None, *, limit_s: float = 60, every_s: float = 0.05
+    condition: Callable[[], T],
+    what: str,
+    while_: Future | None = None,  # when it fails, so does the wait
+    *,
+    limit_s: float = 60,
+    every_s: float = 0.05,
+    shown: Callable[[], object] = str,  # its value is in the error
 ) -> T:
     """Wait for a condition that nothing tells of, and return what it returned."""
     limit_s = scaled(limit_s)
@@ -74,7 +80,7 @@ def until(
     while not (found := condition()):
         if while_ is not None and while_.done():
             while_.result()
-        assert time.monotonic() < end_s, f"waited {limit_s:g} s in vain: {what}; it is {found!r}"
+        assert time.monotonic() < end_s, f"waited {limit_s:g} s in vain: {what}; it is {found!r} {shown()}"
         time.sleep(every_s)
     return found
 
