@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 from pages import blocks
 from pbs_replay import Pbs
-from pbs_words import recorded
+from recordings import recorded
 from waiting import Said
 
 from hpcgpu import PBSGPUCluster

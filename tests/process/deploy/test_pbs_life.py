@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
+from leaks import signal_all
 from pbs_replay import Pbs
-from pbs_words import quirks
-from signals import signal_all
+from recordings import quirks
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from background import failures
-from waiting import Said, run, when
+from waiting import Said, failures, run, when
 
 from hpcgpu.agent.follower import FollowerConnection
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
