@@ -13,18 +13,16 @@ import contextlib
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from hpcgpu.agent.follower import FailoverState, LeaderSocket
+from hpcgpu.agent.follower import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids, process, remover
 from hpcgpu.supervise import tasks
@@ -64,7 +62,7 @@ class ForkServer:
         """Fork this process, single-threaded and with its imports done, into a fork server."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
-        with _said():
+        with _launch_errors():
             pid = os.fork()
         if pid == 0:
             ours.close()
@@ -79,7 +77,7 @@ class ForkServer:
         argv = process.python_argv(
             "hpcgpu.agent.fork_server", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True
         )
-        with _said():
+        with _launch_errors():
             child = subprocess.Popen(argv, pass_fds=[theirs.fileno(), lock], stdin=subprocess.DEVNULL)
         theirs.close()
         return cls(ours, child.pid)
@@ -103,7 +101,7 @@ class ForkServer:
             if message[0] == "pid":
                 return int(message[1])
             if message[0] == "refused":
-                with _said():
+                with _launch_errors():
                     raise OSError(message[1], os.strerror(message[1]))
             self._exits.append(Exit(message[1], message[2]))
 
@@ -119,7 +117,7 @@ class ForkServer:
         """Return a child's exit code; None if it is not known within ``deadline_s`` seconds."""
         end = time.monotonic() + deadline_s
         with contextlib.suppress(EOFError, ConnectionError):
-            while not (codes := [one.code for one in self._exits if one.pid == pid]):
+            while not (codes := [e.code for e in self._exits if e.pid == pid]):
                 if not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
                     return None
                 _, ended, code = self._receive()
@@ -154,7 +152,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[None]:
+def _launch_errors() -> Iterator[None]:
     try:
         yield
     except OSError as e:
@@ -211,7 +209,7 @@ def _report_exits(sock: socket.socket, children: set[int]) -> None:
         sock.send(pickle.dumps(("exit", pid, os.waitstatus_to_exitcode(status))))
 
 
-def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
+def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
     parent = os.getpid()
     pid = -1
     try:
@@ -228,7 +226,7 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # SIGINT stays ignored: Ctrl-C is the rank's business
-        for fd in own:
+        for fd in inherited:
             os.close(fd)
         memfd, control, stdout, stderr = fds
         os.dup2(stdout, 1)
@@ -250,24 +248,21 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
 class ForkServerSpawner:
     """Implements ``deploy.processes.control.Spawner``.
 
-    ``outputs`` has stdout and stderr of each rank of the node (this process's for others); ``on_death`` is called when
-    the fork server, and with it every process that it forked, is gone.
+    ``on_death`` is called when the fork server, and with it every process that it forked, is gone.
     """
 
-    def __init__(
-        self, fork_server: ForkServer, outputs: Mapping[int, tuple[int, int]], on_death: Callable[[], None]
-    ) -> None:
-        self.fork_server, self._outputs, self._on_death = fork_server, outputs, on_death
+    def __init__(self, fork_server: ForkServer, on_death: Callable[[], None]) -> None:
+        self.fork_server, self._on_death = fork_server, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
-        self._read_exits = tasks.guarded(self._look, "reading the fork server's reports", lambda _: self._give_up())
+        self._read_exits = tasks.log_errors(self._look, "reading the fork server's reports", lambda _: self._give_up())
         self._loop.add_reader(fork_server.sock, self._read_exits)
 
-    def spawn(self, entry: str, spec: object, rank: int) -> Child:
-        """Fork a child that calls ``entry`` with ``(spec, control socket)``, on the output of ``rank``."""
+    def spawn(self, entry: str, spec: object) -> Child:
+        """Fork a child that calls ``entry`` with ``(spec, control socket)``, on the output of this process."""
         ours, theirs = socket.socketpair()
         with theirs:
-            pid = self.fork_server.spawn(entry, spec, (theirs.fileno(), *self._outputs.get(rank, (1, 2))))
+            pid = self.fork_server.spawn(entry, spec, (theirs.fileno(), 1, 2))
         return self.adopt(pid, ours)
 
     def kill(self) -> None:
@@ -322,32 +317,15 @@ class LeaderResources:
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                from hpcgpu.deploy.processes import preloaded
+                from hpcgpu.deploy.processes import fork_imports
 
-                preloaded.preload(simulated=settings.gpus is not None)
+                fork_imports.prepare(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
             resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "leader")))
             undo.pop_all()
         return resources
-
-    @classmethod
-    def inherit(cls, failover: FailoverState) -> Self:
-        """Make the resources in the folder of a dead leader, whose workers are dead, too."""
-        _quieten()
-        fork_server = ForkServer.execute(failover.lock)  # it imports while this process does
-        with process.importing():
-            import hpcgpu.deploy.processes.nanny  # noqa: F401
-            from hpcgpu.deploy.processes import handshakes
-            from hpcgpu.spill.storage.scratch import Scratch
-
-        handshakes.limit()
-        folder = Path(failover.folder)
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)  # a worker's; sockets and lock stay
-        return cls(fork_server, Scratch(folder, failover.lock), failover.leader_socket)
 
     def __enter__(self) -> Self:
         return self
@@ -366,9 +344,9 @@ def _quieten() -> None:
 
 if __name__ == "__main__":
     with process.importing():
-        from hpcgpu.deploy.processes import preloaded
+        from hpcgpu.deploy.processes import fork_imports
 
-        preloaded.preload(simulated=False)
+        fork_imports.prepare(simulated=False)
 
     os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

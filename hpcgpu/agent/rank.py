@@ -1,4 +1,4 @@
-"""One rank, from start to end: resources, rendezvous, layout, then leader or follower."""
+"""The life of a rank: resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpcgpu.agent.follower import FailoverState
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.agent.leader import LeaderContext
     from hpcgpu.agent.missing import MissingRanks
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from hpcgpu.model import Layout, RunDocument
 
 Records = list[dict[str, Any]]
-# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
+# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its other ranks.
 _OUTLAST_S = 10
 
 
@@ -73,13 +72,20 @@ class Rank:
         with self._held as stack:
             resources = None
             try:
-                self._check_exit_file()
+                if self.exit_file:
+                    from hpcgpu.host import exit_file
+
+                    exit_file.check(self.exit_file, self._host)
                 self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
                     resources = stack.enter_context(self._make_resources())
-                    self._start_scheduler(resources)
+                    if rank == 0 and shape != "member":
+                        from hpcgpu.agent.rank0 import SchedulerProcess
+
+                        local = self._all_on_one_node()
+                        self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=local)
             except HpcGpuError as e:
-                self._failure = str(e)  # said in the rendezvous, or the others would wait for this rank
+                self._failure = str(e)  # reported in the rendezvous: the others would wait for this rank
             records = self._meet(resources)
             if shape == "head" and resources:
                 return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
@@ -88,26 +94,13 @@ class Rank:
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
-                from hpcgpu.agent.follower import FailoverState, follow
+                from hpcgpu.agent.follower import follow
 
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
-                end = follow(rank, home.ranks, records[home.leader]["leader_socket"])
-                return self._take_over(end, records, layout) if isinstance(end, FailoverState) else end
+                return follow(rank, records[home.leader]["leader_socket"])
             if resources is None:
                 resources = stack.enter_context(self._make_resources(after_mpi=True))
             return self._lead(resources, records, layout)
-
-    def _take_over(self, failover: FailoverState, records: Records, layout: Layout) -> int:
-        from hpcgpu.agent.fork_server import LeaderResources
-
-        with LeaderResources.inherit(failover) as resources:
-            return self._lead(resources, records, layout, failover)
-
-    def _check_exit_file(self) -> None:
-        if self.exit_file:
-            from hpcgpu.host import exit_file
-
-            exit_file.check(self.exit_file, self._host)
 
     def _check_lease(self) -> None:
         """Raise LaunchError if this job's cluster no longer has a client."""
@@ -125,16 +118,10 @@ class Rank:
             )
 
     def _make_resources(self, *, after_mpi: bool = False) -> LeaderResources:
-        """Make a leader's resources; the many followers do without the imports for them."""
+        """Make a leader's resources; ranks that only wait do without the imports for them."""
         from hpcgpu.agent.fork_server import LeaderResources
 
         return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
-
-    def _start_scheduler(self, resources: LeaderResources) -> None:
-        from hpcgpu.agent.rank0 import SchedulerProcess
-
-        if self._facts.rank == 0 and self._bootstrap.shape != "member":
-            self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=self._all_on_one_node())
 
     def _meet(self, resources: LeaderResources | None) -> Records:
         """Return the records of all ranks; raise WorldError if one of them has failed."""
@@ -145,8 +132,8 @@ class Rank:
             self._folder = rendezvous.folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
                 rendezvous.clear_old(self._folder.parent)
-            own = self._record(resources)
-            records = rendezvous.meet_by_files(own, self._facts, self._folder, bootstrap.death_timeout_s)
+            record = self._record(resources)
+            records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
             launch = "" if self._isolated else read_launch(self._environ)
             limit = rendezvous.Deadline(bootstrap.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
@@ -171,7 +158,7 @@ class Rank:
     def _end_late(self) -> None:
         """End this process, whose first thread is in MPI, because a rank has missed the rendezvous."""
         try:
-            self._missing_ranks.tell()
+            self._missing_ranks.report()
             self._held.close()
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -201,37 +188,26 @@ class Rank:
         elsewhere = shape == "head" or (shape == "gang" and self._allocation.batch != "local")
         return not elsewhere and (facts.size in (1, facts.local_size) or one_step)
 
-    def _lead(
-        self, resources: LeaderResources, records: Records, layout: Layout, failover: FailoverState | None = None
-    ) -> int:
+    def _lead(self, resources: LeaderResources, records: Records, layout: Layout) -> int:
         """Run this node's workers until the end; on rank 0 the whole run."""
         import asyncio
         import shutil
 
-        from hpcgpu.agent.follower import dismiss, welcome
         from hpcgpu.agent.leader import report_failure
 
-        rank, settings, scheduler = self._facts.rank, self._run.settings, records[0]["scheduler"]
-        home = layout.node_of(rank)
-        deadline_s = settings.death_timeout_s
-        followers = (
-            failover.receive(deadline_s) if failover else resources.leader_socket.receive(home.ranks[1:], deadline_s)
-        )
-        welcome(followers, resources.scratch.lock)
+        rank, scheduler = self._facts.rank, records[0]["scheduler"]
         try:
             try:
                 planned = node.plan(self._run, self._environ, str(resources.scratch.path), records, layout, rank)
             except HpcGpuError as e:
-                if rank and scheduler and not failover:
+                if rank and scheduler:
                     asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
             os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
-            mine = [w for w in planned.workers if not failover or w[0] not in failover.lost]
-            more = {"followers": followers, "succession": f"{self._host}/{home.leader}", "notes": planned.notes}
-            context = self._context(resources, scheduler, workers=mine, **more)
-            return self._serve(context, resources, layout, failover)
+            context = self._context(resources, scheduler, workers=planned.workers, notes=planned.notes)
+            return self._serve(context, resources, layout)
         finally:
-            dismiss(followers)
+            resources.leader_socket.dismiss(len(layout.node_of(rank).ranks) - 1)
             if self._folder and rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -241,24 +217,20 @@ class Rank:
 
         process.hide_gpus(protocol(self._run.settings))
         in_job = self._allocation.batch != "local"
-        given = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
-        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **given)
+        common = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
+        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **common)
 
-    def _serve(
-        self, context: LeaderContext, resources: LeaderResources, layout: Layout, failover: FailoverState | None = None
-    ) -> int:
+    def _serve(self, context: LeaderContext, resources: LeaderResources, layout: Layout) -> int:
         """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.leader import ForcedEnd, Leader, Successor
+        from hpcgpu.agent.leader import ForcedEnd, Leader
         from hpcgpu.agent.member import Member
         from hpcgpu.agent.rank0 import Rank0Leader
 
         def make() -> Leader:
             if self._scheduler:
                 return Rank0Leader(context, self._scheduler, layout, resources.scratch.path, self._allocation)
-            if failover:
-                return Successor(context, failover, self._facts.rank)
             return Leader(context) if context.scheduler else Member(context)
 
         async def lead() -> int:
@@ -266,5 +238,5 @@ class Rank:
             leader.on_end = forced.begin
             return await leader.run()
 
-        with ForcedEnd(resources.fork_server, context.followers) as forced:
+        with ForcedEnd(resources.fork_server) as forced:
             return asyncio.run(lead())

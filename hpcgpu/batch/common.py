@@ -77,6 +77,10 @@ class Plain:
 
     __slots__ = ()
 
+    def notes(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return no messages."""
+        return ()
+
     def force(self, result: Result) -> Command | None:
         """Return None: ``cancel`` needs no force."""
         return None

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import shutil
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.deploy.cluster.browser_link import BrowserLink
 from hpcgpu.deploy.cluster.connector import Connector
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.run import Run
 from hpcgpu.deploy.cluster.state import State
 from hpcgpu.deploy.network import lease
+from hpcgpu.deploy.network.dashboard import HANDLER, Forwarder, far_hint, link
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
 from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError
+from hpcgpu.host import private
 from hpcgpu.model import Patience, Settings
 from hpcgpu.supervise import tasks
 
@@ -31,6 +34,59 @@ class Hooks:
     found: Callable[[Any], Awaitable[None]]  # takes the connection pool to a scheduler that answers again; or OSError
     lost: Callable[[str], None]  # takes the reason why there will be no scheduler any more
     changed: Callable[[], object]  # called when the search for the scheduler has news
+
+
+class BrowserLink:
+    """Lead browsers of this machine to the dashboard. Not thread-safe: for the thread of the event loop.
+
+    Each object that is attached to the run has a file of its own in the run's folder, for people who see only a log.
+    """
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self._folder, self._port, self._secret = folder, port, ""
+        self._scheduler: Any = None
+        self._forwarder: Forwarder | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for the user's browser, with a secret; "" without a dashboard."""
+        return link(self._forwarder.port, self._secret, os.environ) if self._forwarder else ""
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The way to the dashboard, which exists: for people, and for logs, without the secret."""
+        assert self._forwarder
+        hint = far_hint(self._forwarder.port, os.environ, socket.gethostname())
+        return f"dashboard: {self.url}{hint}", f"dashboard: cat {self._file}{hint}"
+
+    async def lead_to(self, scheduler: Any, secret: str) -> bool:
+        """Lead to the dashboard of this scheduler (distributed's rpc); return whether it is another one than before.
+
+        ``secret``: the first part of the dashboard's paths; "": it has none.
+        """
+        is_new, self._scheduler, self._secret = secret != self._secret, scheduler, secret
+        if not secret or not is_new:
+            return False
+        self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret, self._port)
+        await tasks.to_thread(functools.partial(private.write, self._file, f"{self.url}\n"))
+        return True
+
+    async def close(self) -> None:
+        """Close the port and remove the file."""
+        if self._forwarder:
+            self._forwarder.close()
+            await tasks.to_thread(functools.partial(self._file.unlink, missing_ok=True))
+            self._forwarder = None
+
+    @property
+    def _file(self) -> Path:
+        assert self._forwarder
+        return self._folder / f"dashboard-{self._forwarder.port}"
+
+    async def _connect(self) -> Any:  # distributed's comm
+        comm = await self._scheduler.live_comm()
+        await comm.write({"op": HANDLER, "reply": False})
+        return comm
 
 
 class Session:
@@ -74,7 +130,7 @@ class Session:
             lease.touch(self.folder)
             return self.folder
 
-        return self.join(await tasks.in_thread(begin))
+        return self.join(await tasks.to_thread(begin))
 
     def join(self, folder: Path) -> Path:
         """Give signs of life in the folder of an existing run."""
@@ -115,7 +171,7 @@ class Session:
             assert self._connector
             assert self.scheduler_file
             return_ = functools.partial(self._return, self._connector, reason, self.scheduler_file)
-            self._returning = tasks.keep(
+            self._returning = tasks.run_forever(
                 return_, "the search for this cluster's scheduler", changed=self._hooks.changed
             )
 
@@ -153,12 +209,12 @@ class Session:
     async def detach(self, job_id: str) -> None:
         """Give the lease up: the job goes on. Raise LaunchError, without a change, if the scheduler is silent."""
         assert self.folder
-        await tasks.in_thread(functools.partial(lease.detach, self.folder))
+        await tasks.to_thread(functools.partial(lease.detach, self.folder))
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            await tasks.in_thread(functools.partial(lease.take_up, self.folder))
+            await tasks.to_thread(functools.partial(lease.take_up, self.folder))
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -182,4 +238,4 @@ class Session:
     async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
         if self.folder:
-            await tasks.in_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
+            await tasks.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))

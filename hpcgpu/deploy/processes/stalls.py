@@ -17,13 +17,14 @@ from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
-from hpcgpu.plan.jobs.stall import Stall, look
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
 # The metric in which a worker reports why it cannot spill.
 TROUBLE = "spill_trouble"
 _LOOKS = 12
+# If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
+_LESS = 0.01
 
 
 class StallDetector:
@@ -43,9 +44,10 @@ class StallDetector:
     ) -> None:
         self._scheduler, self._patience_s, self._report = scheduler, patience_s, report
         self._none_come = none_come
-        self._stall: Stall | None = None
+        self._since_s: float | None = None  # without progress; the workers' memory of then
+        self._memory_bytes = 0
         self.reason = ""  # as last reported
-        self._loop = tasks.keep(self._look, "the look for tasks that wait in vain")
+        self._loop = tasks.run_forever(self._look, "the look for tasks that wait in vain")
 
     def close(self) -> None:
         """Stop checking."""
@@ -56,12 +58,14 @@ class StallDetector:
         workers = self._scheduler.workers.values()
         memory_bytes = sum(w.metrics.get("memory", 0) for w in workers)
         now_s = time.monotonic()
-        self._stall = look(self._stall, self._is_stuck(), memory_bytes, now_s)
-        if self._stall is None:
+        if not self._is_stuck():
+            self._since_s = None
             if self.reason:
                 self.reason = ""
                 self._report("", "")
-        elif not self.reason and now_s - self._stall.since_s >= self._patience_s:
+        elif self._since_s is None or memory_bytes < self._memory_bytes * (1 - _LESS):
+            self._since_s, self._memory_bytes = now_s, memory_bytes
+        elif not self.reason and now_s - self._since_s >= self._patience_s:
             self._tell()
 
     def _is_stuck(self) -> bool:
@@ -72,21 +76,21 @@ class StallDetector:
 
     def _tell(self) -> None:
         if self._scheduler.workers:
-            what = "all workers have paused"
+            short = "all workers have paused"
             reason = (
-                f"{what} for {self._patience_s:g} s, for their memory is full: {_shown(self._scheduler)}. Release what "
-                "is not needed, or take more workers, memory (memory_limit), or room in local_directory"
+                f"{short} for {self._patience_s:g} s, because their memory is full: {_shown(self._scheduler)}"
+                ". Release unused data, or take more workers, memory (memory_limit), or room in local_directory"
             )
         else:
-            what = "no worker is left, and none comes"
+            short = "no worker is left, and none comes"
             reason = (
-                f"{what}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or keep workers "
-                "that are needed from being retired"
+                f"{short}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or do not "
+                "retire workers that are needed"
             )
         self._scheduler.log_event("hpcgpu", {"action": "stalled", "reason": reason})
         compat.fail_futures(self._scheduler, JobError(reason), waiting=True)
         self.reason = reason
-        self._report(what, reason)
+        self._report(short, reason)
 
 
 def _shown(scheduler: Scheduler) -> str:

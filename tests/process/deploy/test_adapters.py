@@ -146,7 +146,7 @@ def test_a_scheduler_file_and_a_lifetime(tmp_path: Path) -> None:
         (["--worker-port", "3000"], "--worker-port: ports are free ones"),
         (["--worker-class", "a.B"], "--worker-class: each worker is watched by hpcgpu's own nanny"),
         (["--no-nanny"], "--no-nanny: each worker is watched"),
-        (["--name", "a/b", "--gpus", "sim:1"], "a name with a slash"),
+        (["--name", "a/b", "--gpus", "sim:1"], "has a slash"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
         (["--gpus", "sim:1", "--death-timeout", "1"], "the scheduler could not be reached"),
     ],
@@ -302,4 +302,4 @@ def test_what_a_runner_cannot_do_is_said(tmp_path: Path, code: str, words: str) 
 def test_a_runner_without_a_script_says_what_to_take() -> None:
     code = "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"
     done = run_script(["-"], 0, input=code)
-    assert "take LocalGPUCluster" in done.stderr
+    assert "use LocalGPUCluster" in done.stderr

@@ -23,9 +23,9 @@ def _a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("HPCGPU_SITE", raising=False)
-    sites._said.clear()
+    sites._logged.clear()
     yield
-    sites._said.clear()
+    sites._logged.clear()
 
 
 def submit() -> str | None:
@@ -34,16 +34,14 @@ def submit() -> str | None:
     return found.queue
 
 
-def test_a_known_machine_is_named_once_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_known_machine_is_hinted_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NERSC_HOST", "perlmutter")
     assert submit() is None
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert "looks like perlmutter (NERSC_HOST=perlmutter): site='perlmutter' (or HPCGPU_SITE=perlmutter)" in said
     assert "HPCGPU_SITE=none" in said
-    sites._said.clear()  # as in a later process of this user
+    sites._logged.clear()  # as in a later process of this user
     assert submit() is None
     assert capfd.readouterr().err == ""
 
@@ -58,15 +56,13 @@ def test_an_answer_ends_it(answer: str, monkeypatch: pytest.MonkeyPatch, capfd: 
     assert capfd.readouterr().err == ""
 
 
-def test_where_no_job_is_asked_for_nothing_is_said(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_hint_without_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NERSC_HOST", "perlmutter")
     settings.read({}, "{name}")
     assert capfd.readouterr().err == ""
 
 
-def test_a_home_that_cannot_be_written_to(
+def test_hint_with_read_only_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SYSTEMNAME", "jupiter")

@@ -70,10 +70,10 @@ def test_a_new_file_takes_the_place_of_what_lies_there(tmp_path: Path) -> None:
 
 
 def test_a_home_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
-    before = leaks.Before.now()
+    before = leaks.resources()
     with pytest.raises(IsADirectoryError):  # a folder in place of a file costs no descriptor
         private.read(tmp_path)
-    assert before.left() == []
+    assert leaks.came_since(before) == []
     (tmp_path / "file").touch()
     with pytest.raises(HpcGpuError, match=r"cannot be written to .*/runs: Not a directory\. They need"):
         scheduler_file.make_folder(tmp_path / "file" / ".hpcgpu" / "runs")

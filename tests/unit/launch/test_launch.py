@@ -13,7 +13,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.layout import World
-from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, plan_launch
+from hpcgpu.plan.jobs.launcher import LauncherFacts, RankCommand, plan_launch
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")
@@ -90,7 +90,7 @@ def test_the_command_line_of_srun() -> None:
     assert srun.read_mpi_types("") == ()
 
 
-def plan(allocation: Allocation, found: LauncherFacts, **chosen: Any) -> Launch:
+def plan(allocation: Allocation, found: LauncherFacts, **chosen: Any) -> RankCommand:
     return plan_launch(RANK, Settings(**chosen), allocation, found, TWO)
 
 
@@ -119,7 +119,7 @@ def test_mpirun_starts_ranks_without_srun_and_one_process_needs_none() -> None:
     assert plan(SLURM, found).argv[0] == "/opt/mpirun"
     assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv
     assert plan(PBS, WHEEL).argv[0] == "/opt/mpirun"
-    assert plan(Allocation(), WHEEL) == Launch(RANK)
+    assert plan(Allocation(), WHEEL) == RankCommand(RANK)
     assert plan(Allocation(), WHEEL, launcher="mpirun").argv[0] == "/opt/mpirun"
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from background import said
-from waiting import scaled
+from waiting import logged, scaled
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise import threads
@@ -23,12 +22,12 @@ def test_a_round_that_raises_is_said_once_and_the_next_one_comes(
             raise now
         return True
 
-    loop = threads.keep(work, "the mover", pause=pauses.append, backoff=SOON)
+    loop = threads.run_forever(work, "the mover", pause=pauses.append, backoff=SOON)
     loop.join(scaled(20))
     assert not loop.is_alive()
     assert raises == []
     assert pauses == [0.001, 0.002]
-    (record,) = said(caplog)
+    (record,) = logged(caplog)
     assert record.getMessage().startswith("the mover failed, and goes on in 0.001 s: " + type(error).__name__)
     assert record.exc_info
 
@@ -44,7 +43,7 @@ def test_who_waits_learns_the_reason_until_it_works_again() -> None:
             raise now
         return not raises
 
-    loop = threads.keep(work, "the mover", pause=lambda _: None, backoff=SOON)
+    loop = threads.run_forever(work, "the mover", pause=lambda _: None, backoff=SOON)
     may_start.set()
     loop.join(scaled(20))
     assert troubles == ["", "", "", "the mover has failed 3 times in a row: OSError: full", ""]
@@ -60,6 +59,6 @@ def test_joining_it_in_its_own_thread_returns() -> None:
         joined.set()
         return True
 
-    loop = threads.keep(work, "the mover", pause=lambda _: None)
+    loop = threads.run_forever(work, "the mover", pause=lambda _: None)
     ready.set()
     assert joined.wait(5)

@@ -1,0 +1,252 @@
+"""The doctor's short job, from its submission to its findings, and the removal of jobs of killed doctors."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+from hpcgpu.config import document
+from hpcgpu.deploy.doctor import login, node, shared_files
+from hpcgpu.deploy.jobs import batch_client, ending, guard, logs, runs
+from hpcgpu.deploy.jobs import record as records
+from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
+from hpcgpu.deploy.jobs.record import Record
+from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
+from hpcgpu.deploy.network import lease
+from hpcgpu.deploy.network.tls import Certificate
+from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.host import private
+from hpcgpu.host import run as programs
+from hpcgpu.host.private import user_folder
+from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings, Started
+from hpcgpu.plan.doctor.facts import Link, TrialFacts
+from hpcgpu.plan.doctor.finding import Finding, examine, failed
+from hpcgpu.plan.doctor.login import refusal_advice
+from hpcgpu.plan.doctor.nodes import checks_for
+from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs.phase import describe, format_end, format_missing
+from hpcgpu.supervise import tasks
+
+_NODES, _WALLTIME_S = 2, 300
+_GRACE_S = 10.0  # a doctor that is silent for longer has been killed
+_POLL_S, _ASK_S = 0.5, 2.0
+_CANCEL_S = 20.0
+# PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
+# (OpenPBS 23.06.06). Files of nodes are there within this time.
+_WRITTEN_S = 10.0
+_OUTPUT_LINES = 12
+
+
+def clean_up(say: Callable[[str], None]) -> None:
+    """End the jobs of doctors that were killed together with their guards, and remove their folders."""
+    home = user_folder("doctor")
+    records.sweep(home)
+
+    async def clean() -> None:
+        for status in await runs.look_at(records.runs(home, say)):
+            if status.client == "dead":
+                await runs.finish(status.run)
+                jobs = ", ".join(runs.ids(status.run.record)) or "none"
+                say(f"a doctor that was killed has left {status.run.folder}: removed (its jobs: {jobs})")
+
+    try:
+        asyncio.run(clean())
+    except (SubmitError, JobError) as error:
+        say(f"the files of a killed doctor are still in {home}: {error}")
+
+
+def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[Finding, ...], TrialFacts | None]:
+    """Submit a job of two nodes like ``job`` but shorter, wait for it; return its findings, and its facts if it ran.
+
+    ``say`` prints progress. Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if
+    the batch system does not answer or the job could not be cancelled, HpcGpuError if the home is not writable.
+    """
+    folder = private.make_folder(user_folder("doctor") / secrets.token_hex(8))
+    try:
+        facts = asyncio.run(_DoctorJob(job, folder, say).facts())
+    except SubmitError as error:
+        if error.transient:
+            raise
+        return (Finding("job", *failed(str(error), refusal_advice(job[0].batch, str(error)))),), None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return examine(checks_for(facts), facts), facts
+
+
+class _DoctorJob:
+    """The doctor's job, on an event loop."""
+
+    def __init__(self, job: PlannedJob, folder: Path, say: Callable[[str], None]) -> None:
+        user, _, self._system = job
+        self._folder, self._say = folder, say
+        self._settings, self._token = _short(user.settings, folder), secrets.token_hex(16)
+        document_ = RunDocument(settings=self._settings, shape="gang", folder=str(folder))
+        argv = ("doctor", "--on-nodes", str(folder))
+        self._spec, _ = plan_job(document_, user.site, user.batch, argv)
+        run_ = document.render(replace(document_, folder=""))
+        self._order = shared_files.Order(token=self._token, nodes=self._spec.nodes, run=run_)
+        shared_files.write(folder, shared_files.ORDER, self._order)
+        certificate = Certificate.make()
+        private.write(folder / shared_files.CERTIFICATE, f"{certificate.cert_pem}{certificate.key_pem}")
+        self._record = Record.begin(document_, user.batch, user.site)
+        self._submitter = Submitter(
+            self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
+        )
+        self._job: Job | None = None
+        self._guard: Started | None = None
+        self._progress, self._ask_at_s = "", 0.0
+        self._links: tuple[Link, ...] | None = None
+        self._status: JobStatus | None = None
+        self._ending_s: float | None = None
+
+    async def facts(self) -> TrialFacts:
+        """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
+        await tasks.to_thread(functools.partial(lease.touch, self._folder))
+        alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
+        try:
+            return await self._facts()
+        finally:
+            alive.cancel()
+            if self._guard:
+                await tasks.to_thread(functools.partial(programs.end, self._guard))
+
+    async def _facts(self) -> TrialFacts:
+        def start_guard() -> None:
+            self._guard = guard.start(self._folder, self._record.client)
+
+        try:
+            await submit_guarded(self._submit, self._settings.log_directory, self._write_down, start_guard)
+            answered = await tasks.until(self._have_answered, _POLL_S)
+            facts = await tasks.to_thread(self._gather)
+        except BaseException:
+            await self._cancel()
+            raise
+        await (self._end() if answered else self._cancel())
+        return facts
+
+    async def _submit(self) -> None:
+        self._job = await self._submitter.submit_head()
+
+    async def _end(self) -> None:
+        await ending.close_head(self._system, self._job, self._say_new, self._submitter)
+
+    def _write_down(self) -> None:
+        if self._job:
+            self._record = replace(self._record, jobs=(self._job,), submitting=False)
+        records.write(self._folder, self._record)
+
+    def _say_new(self, text: str) -> None:
+        """Print a text, unless the job's plan has printed it before."""
+        if not text.endswith(self._system.notes(self._spec)):
+            self._say(text)
+
+    async def _cancel(self) -> None:
+        """Cancel the job, pending or running, unless it has ended."""
+        job = self._job
+        if not job:
+            await self._end()  # its submission may have been accepted all the same
+        elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
+            await ending.close(self._system, [job], _CANCEL_S, self._say)
+
+    async def _have_answered(self) -> bool | None:
+        """Return True if all nodes have answered, False if the job has ended, None if they may still answer."""
+        now_s = asyncio.get_running_loop().time
+        if now_s() >= self._ask_at_s:
+            await self._ask()
+            self._ask_at_s = now_s() + _ASK_S
+        over = self._is_over(now_s())
+        if await tasks.to_thread(self._have_all):
+            return True
+        return False if over else None
+
+    def _is_over(self, now_s: float) -> bool:
+        """Return True if no more answers will come; a job may be ending for minutes."""
+        status = self._status
+        if status is None or not status.is_ending:
+            self._ending_s = None
+        elif self._ending_s is None:
+            self._ending_s = now_s
+        waited = self._ending_s is not None and now_s - self._ending_s > _WRITTEN_S
+        return waited or (status is not None and status.state in (JobState.ENDED, JobState.STUCK))
+
+    async def _ask(self) -> None:
+        job = self._job
+        assert job
+        try:
+            states = await batch_client.ask(self._system, [job.id])
+        except SubmitError as error:
+            if not error.transient:
+                raise
+            self._tell(str(error))
+            return
+        self._status = states.get(job.id)
+        self._tell(f"job {job.id}: {describe(replace(job, status=self._status), date.today(), reached=False).text}")
+
+    def _tell(self, text: str) -> None:
+        if text != self._progress:
+            self._progress = text
+            self._say(text)
+
+    def _have_all(self) -> bool:
+        """Knock when all nodes listen; return True if all have answered."""
+        listening = shared_files.read_listening(self._folder)
+        if self._links is None and len(listening) >= self._spec.nodes:
+            me = os.uname().nodename
+            self._links = tuple(link for to in listening for link in node.knock(me, to, self._order, self._folder))
+            shared_files.write(self._folder, shared_files.KNOCKED, True)
+        return self._links is not None and len(shared_files.read_nodes(self._folder)) >= self._spec.nodes
+
+    def _ended(self, job_id: str) -> str:
+        if self._status is None:
+            return format_missing(job=f"job {job_id}")
+        if self._ending_s is not None:
+            return f"job {job_id} is ending ({self._status.trouble})"
+        return format_end(job_id, self._status)
+
+    def _gather(self) -> TrialFacts:
+        job = self._job
+        assert job
+        nodes = shared_files.read_nodes(self._folder)
+        return TrialFacts(
+            job_id=job.id,
+            folder=str(self._folder),
+            wanted_nodes=self._spec.nodes,
+            wanted_gpus=self._spec.gpus_per_node,
+            protocol=self._settings.protocol or "",
+            python=login.python(),
+            nodes=nodes,
+            ended=self._ended(job.id),
+            output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
+            launcher=shared_files.read_launcher(self._folder),
+            links=self._links,
+            unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
+        )
+
+
+def _short(settings: Settings, folder: Path) -> Settings:
+    """Return the settings of the short job, whose request for each node is that of the user's job."""
+    nodes = _NODES if settings.where("nodes") == "default" else min(settings.nodes, _NODES)
+    return replace(
+        settings,
+        nodes=nodes,
+        walltime_s=min(settings.walltime_s or _WALLTIME_S, _WALLTIME_S),
+        log_directory=str(folder),
+        client_grace_s=_GRACE_S,
+        job_name=f"{settings.job_name}-doctor",
+    )
+
+
+def _output(log: Path) -> str:
+    """Return the last lines of the job's output; "" without any."""
+    try:
+        text, _ = logs.last(log, _OUTPUT_LINES)
+    except OSError:
+        return ""
+    return " / ".join(text.splitlines())

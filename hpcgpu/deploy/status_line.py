@@ -1,0 +1,175 @@
+"""Show one line that changes, in a terminal or a notebook; elsewhere each change is a line."""
+
+from __future__ import annotations
+
+import html
+import io
+import shutil
+import sys
+from typing import Any, Protocol
+
+from hpcgpu.host import log
+from hpcgpu.plan.jobs.job import Phase
+from hpcgpu.plan.jobs.phase import READY
+
+# Erase in display, from the cursor to the end of the line (ECMA-48, EL).
+_ERASE = "\r\x1b[K"
+_GOOD, _ON_ITS_WAY, _BAD = "green", "yellow", "red"
+_COLOURS = {Phase.UP: _GOOD, **dict.fromkeys((Phase.GONE, Phase.UNKNOWN, Phase.STUCK), _BAD)}
+_LINE = (
+    '<div style="font-family: var(--jp-code-font-family, monospace); font-size: 13px; white-space: pre-wrap">{}</div>'
+)
+
+
+class Surface(Protocol):
+    """One line that changes, and lines beside it that stay."""
+
+    ticks: bool  # whether the line can show seconds that pass
+
+    def show(self, text: str) -> None:
+        """Update the line."""
+
+    def say(self, text: str) -> None:
+        """Add a line that stays."""
+
+    def end(self) -> None:
+        """Leave the line as it is."""
+
+    def drop(self, text: str) -> None:
+        """Take back a line that stays, where that is possible."""
+
+
+def surface() -> Surface:
+    """Return the surface that people see."""
+    if shell := _kernels_shell():
+        return Notebook(shell)
+    return Terminal() if log.is_terminal() else Lines()
+
+
+class Lines:
+    """A file or a pipe: each change is a line, written at once."""
+
+    ticks = False
+
+    def show(self, text: str) -> None:
+        """Write the line."""
+        log.say(text)
+
+    say = show
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def drop(self, text: str) -> None:
+        """Do nothing."""
+
+
+class Terminal:
+    """A terminal: the line changes in place, and is cut at the terminal's edge."""
+
+    ticks = True
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """Redraw the line."""
+        log.write(f"{_ERASE}{self._styled(f'hpcgpu: {text}')}")
+        self._open = True
+
+    def say(self, text: str) -> None:
+        """Write a separate line."""
+        self.end()
+        log.say(text)
+
+    def end(self) -> None:
+        """Go to the next line."""
+        if self._open:
+            log.write("\n")
+        self._open = False
+
+    def drop(self, text: str) -> None:
+        """Do nothing."""
+
+    def _styled(self, text: str) -> str:
+        """Return the text on one line, with colours if the terminal has some and the user wants them."""
+        from rich.console import Console
+        from rich.text import Text
+
+        out, columns = io.StringIO(), shutil.get_terminal_size().columns
+        console = Console(file=out, force_terminal=True, width=max(columns - 1, 20), highlight=False, stderr=True)
+        line = Text(text, no_wrap=True, overflow="ellipsis", end="")
+        line.highlight_regex(r"^hpcgpu:", "bold")
+        line.highlight_regex(rf"\b{READY}\b", _GOOD)
+        for phase in Phase:
+            line.highlight_regex(rf"\b{phase.value}\b", _COLOURS.get(phase, _ON_ITS_WAY))
+        console.print(line, end="")
+        return out.getvalue()
+
+
+class Notebook:
+    """A notebook: one display in each cell, which changes; ``shell`` is IPython's."""
+
+    ticks = True
+
+    def __init__(self, shell: Any) -> None:  # of a package that has no types
+        self._shell = shell
+        self._handle: Any = None
+        self._cell = 0
+        self._lines: list[str] = []
+        self._line = ""
+
+    def show(self, text: str) -> None:
+        """Show the line below those that stay."""
+        self._line = text
+        self._update()
+
+    def say(self, text: str) -> None:
+        """Add a line that stays."""
+        self._lines += [text]
+        self._update()
+
+    def end(self) -> None:
+        """Let the line stay."""
+        self._lines += [self._line] if self._line else []
+        self._line = ""
+
+    def drop(self, text: str) -> None:
+        """Take back a line that stays: its content is shown in another way."""
+        if text in self._lines:
+            self._lines.remove(text)
+            self._handle.update(self._bundle(), raw=True)
+
+    def _update(self) -> None:
+        from IPython.display import display as untyped
+
+        display: Any = untyped
+        if self._handle is None or self._cell != self._shell.execution_count:
+            self._handle, self._cell = None, self._shell.execution_count
+            self._lines = self._lines[-1:] if not self._line else []
+        if self._handle is None:
+            self._handle = display(self._bundle(), raw=True, display_id=True)
+        else:
+            self._handle.update(self._bundle(), raw=True)
+
+    def _bundle(self) -> dict[str, str]:
+        lines = [*self._lines, *filter(None, (self._line,))]
+        text = "\n".join(f"hpcgpu: {line}" for line in lines)
+        return {"text/plain": text, "text/html": _LINE.format("\n".join(map(_linked, lines)))}
+
+
+def _linked(line: str) -> str:
+    """Return a line as HTML, with addresses as links."""
+    parts = [html.escape(word) for word in line.split(" ")]
+    linked = [
+        f'<a href="{w}" target="_blank">{w}</a>' if w.startswith(("http://", "https://", "/user/", "/node/")) else w
+        for w in parts
+    ]
+    return " ".join(linked)
+
+
+def _kernels_shell() -> Any:
+    """Return the shell of a notebook's kernel; None elsewhere, also in IPython on a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell if getattr(shell, "kernel", None) is not None else None
