@@ -258,6 +258,10 @@ def test_what_an_element_waits_for_is_its_own() -> None:
     assert {(s.state, s.native) for s in waits} == {(JobState.HELD, "Q")}
     assert {s.reason for s in waits} == {"Job held by user1 on Sun Nov 22 06:15:57 2026"}
     assert [held[f"43[{i}].login01"].state for i in range(3)] == [JobState.RUNNING] * 3
+    stuck, pending = ("head/37-held-too-many-attempts", "release/04-qsub-too-large"), ("release/06-qstat-json-Q",)
+    for names, state in ((stuck, JobState.STUCK), (pending, JobState.PENDING)):
+        for name in names:
+            assert {s.state for s in Pbs().read_status(recorded("pbs", f"{name}.txt", "json")).values()} == {state}
 
 
 def test_nodes_that_are_down_are_named_with_what_is_said_of_them() -> None:
@@ -305,14 +309,6 @@ def test_a_lost_node_of_slurm_is_named_for_running_ended_and_waiting_jobs() -> N
 )
 def test_a_list_of_nodes_is_that_of_their_names(text: str, nodes: tuple[str, ...]) -> None:
     assert slurm_answers.node_names(text) == nodes
-
-
-@pytest.mark.parametrize("name", ["head/37-held-too-many-attempts.txt", "release/04-qsub-too-large.txt"])
-def test_a_job_that_will_never_start_is_known(name: str) -> None:
-    (found,) = Pbs().read_status(recorded("pbs", name, "json")).values()
-    assert found.state is JobState.STUCK
-    waits = recorded("pbs", "release/06-qstat-json-Q.txt", "json")
-    assert {s.state for s in Pbs().read_status(waits).values()} == {JobState.PENDING}
 
 
 @pytest.mark.parametrize("build", ["head", "release"])
@@ -407,11 +403,6 @@ def test_a_job_on_its_way_out_runs_and_is_said_to_be() -> None:
 @pytest.mark.parametrize(("code", "exit_code"), [("768", 3), ("9", 137), ("0:15", 143), ("2:0", 2), ("", None)])
 def test_slurm_exit_codes(code: str, exit_code: int | None) -> None:
     assert Slurm().read_status(Result((), 0, f"7|FAILED|{code}|N/A|node1|None|"))["7"].exit_code == exit_code
-
-
-def test_sites_that_print_before_the_id() -> None:
-    assert Slurm().read_submit(Result((), 0, "--> Verifying 1 node...OK\n\n123;cluster\n")) == "123"
-    assert Pbs().read_submit(Result((), 0, "Welcome 12\n123.pbs-01.site.edu\n")) == "123.pbs-01.site.edu"
 
 
 @pytest.mark.parametrize(
@@ -532,8 +523,10 @@ def test_any_name_stands_in_one_option_or_is_refused(value: str, field: tuple[st
         assert len(words) == len(options(system.script(SPEC)))
 
 
-def test_names_come_through_sbatch_unharmed() -> None:
+def test_names_come_through_sbatch_unharmed_and_wrappers_print_before_the_id() -> None:
     """What a real sbatch made of the line that our script still has."""
+    assert Slurm().read_submit(Result((), 0, "--> Verifying 1 node...OK\n\n123;cluster\n")) == "123"
+    assert Pbs().read_submit(Result((), 0, "Welcome 12\n123.pbs-01.site.edu\n")) == "123.pbs-01.site.edu"
     recorded = json.loads((BATCH / "slurm" / "22.05.8" / "names.json").read_text())
     assert len(recorded) > 100
     for line, name in recorded.items():

@@ -123,10 +123,8 @@ def test_a_damaged_scheduler_file_is_named_with_the_path_and_without_its_key(
 
 
 def test_scratch_of_the_living_stays_and_of_the_dead_goes(tmp_path: Path) -> None:
-    code = (
-        "import sys, os, signal; from hpcgpu.spill.storage.scratch import Scratch; "
-        f"print(Scratch.make({str(tmp_path)!r}, 'run').path, flush=True); sys.stdin.read()"
-    )
+    code = "import sys; from hpcgpu.spill.storage.scratch import Scratch; "
+    code += f"print(Scratch.make({str(tmp_path)!r}, 'run').path, flush=True); sys.stdin.read()"
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout
     path = Path(other.stdout.readline().strip())

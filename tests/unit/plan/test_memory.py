@@ -87,9 +87,7 @@ def table(facts: NodeFacts, settings: Settings) -> str:
 def test_the_plan_says_what_limits_the_workers_memory() -> None:
     free = Settings(device_memory_limit=Limit(0))
     said = table(node(HostMemory(2 * GIB, "--mem of the job: SLURM_MEM_PER_NODE=2048")), free)
-    assert (
-        said.count("memory limit 1.0 GiB: its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 1
-    )  # once for all
+    assert said.count("limit 1.0 GiB: its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 1  # for all
     # a node that other jobs may use, and nobody limits this one
     assert table(node(NODE, range(2)), free).count("of 64.0 GiB, all of this node, which other jobs may also use") == 1
     for quiet in (node(NODE), node(NODE, range(2), in_job=False)):
@@ -107,9 +105,7 @@ def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
     assert not asks_granted_memory(pbs, free, "member")  # each of an array would
     for batch in ("slurm", "local"):
         assert not asks_granted_memory(Allocation(batch=batch), free, "in-allocation")
-
-
-def test_the_plan_names_the_job_of_pbs() -> None:
+    # the plan names the job of PBS
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": f"n={2 * GIB},m={GIB}"}
     allocation = read_allocation(environ, "n.site.edu")
     memory = plan_host_memory(NODE, allocation, RunDocument(settings=Settings(memory_bytes=GIB)))
