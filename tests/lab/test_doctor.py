@@ -11,7 +11,6 @@ import ailing
 import pytest
 from ailing import Found, check
 from lab import NETWORK, Lab
-from waiting import scaled, until
 
 AILING = "/home/hpc/ailing"
 SHARED_MEMORY = "/dev/shm"
@@ -83,22 +82,6 @@ def test_a_home_that_the_nodes_do_not_have_is_named(slurm_lab: Lab) -> None:
         slurm_lab.exec(slurm_lab.login, ["rm", "-r", home], check=True)
     check(found, "job", "failed", "0 of 2 nodes", "the home is not shared with the nodes")
     check(found, "home", "warning", "seems to be this machine's own")
-
-
-def test_a_doctor_that_is_killed_leaves_no_pending_job(slurm_lab: Lab) -> None:
-    argv = ["python", "-m", "hpcgpu", "doctor", "--submit", "--gpus-per-node", "1"]
-    started = [slurm_lab.start(slurm_lab.login, [*argv, "--job-extra-directives", "--begin=now+1hour"]) for _ in "tk"]
-    for process in started:
-        assert process.stderr
-        assert "PENDING" in process.stderr.readline()
-    found = slurm_lab.exec(slurm_lab.login, ["pgrep", "-f", "^python -m hpcgpu doctor"], check=True)
-    for pid, sig in zip(found.stdout.split(), ("TERM", "KILL"), strict=True):
-        slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", pid], check=True)
-    until(lambda: not slurm_lab.jobs(), "their jobs are cancelled", every_s=0.5)
-    ls = ["ls", ".hpcgpu/doctor"]
-    until(lambda: not slurm_lab.exec(slurm_lab.login, ls, check=True).stdout, "nothing is left", every_s=0.5)
-    for process in started:
-        process.communicate(timeout=scaled(60))
 
 
 def test_a_wrong_account_is_named(accounting_lab: Lab) -> None:

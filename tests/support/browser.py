@@ -77,10 +77,8 @@ class Page:
 
     def picture(self, path: Path, element: str) -> None:
         """Save a picture of the element that an expression gives; all of it is in the window."""
-        x, y, width, height = self.evaluate(
-            f"(r => [r.x, r.y, r.width, r.height])(({element}).getBoundingClientRect())"
-        )
-        self._capture(path, x, y, width, height)
+        rect = self.evaluate(f"(r => [r.x, r.y, r.width, r.height])(({element}).getBoundingClientRect())")
+        self._capture(path, *rect)
 
     def whole_picture(self, path: Path, end: str) -> None:
         """Save a picture of the page from its top to the y of an expression, whatever the window shows."""

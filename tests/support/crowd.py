@@ -44,9 +44,8 @@ class Crowd:
     """The process of the workers."""
 
     def __init__(self, cluster: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._process = subprocess.Popen([sys.executable, __file__], **pipes)
         assert self._process.stdin
         self._process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security)))
 
@@ -91,41 +90,20 @@ def tree_cpu_s(root: str) -> float:
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
-async def reach(address: str, arguments: dict[str, Any]) -> Comm:
+async def register(address: str, arguments: dict[str, Any], name: str, port: int) -> Comm:
     """Connect as distributed's Worker does (2026.8.0, ``_register_with_scheduler``): again when it is turned away."""
-    while True:
+    comm = None
+    while comm is None:
         try:
-            return await connect(address, **arguments)
+            comm = await connect(address, **arguments)
         except OSError:
             await asyncio.sleep(0.1)
-
-
-async def register(address: str, arguments: dict[str, Any], name: str, port: int) -> Comm:
-    comm = await reach(address, arguments)
-    await comm.write(
-        {
-            "op": "register-worker",
-            "reply": False,
-            # nobody listens there: nobody is to call them
-            "address": f"tls://127.0.0.1:{port}",
-            "status": "running",
-            "nthreads": 1,
-            "name": name,
-            "now": time.time(),
-            "resources": {},
-            "memory_limit": 1 << 30,
-            "local_directory": "",
-            "services": {},
-            "nanny": None,
-            "pid": port,
-            "versions": get_versions(),
-            "metrics": METRICS,
-            "extra": {},
-            "stimulus_id": f"worker-connect-{name}",
-            "server_id": name,
-        },
-        serializers=["msgpack"],
-    )
+    message = {"op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "nanny": None}
+    message |= {"name": name, "server_id": name, "stimulus_id": f"worker-connect-{name}", "now": time.time()}
+    message |= {"address": f"tls://127.0.0.1:{port}", "pid": port}  # a port on which no process listens
+    message |= {"resources": {}, "services": {}, "extra": {}, "memory_limit": 1 << 30, "local_directory": ""}
+    message |= {"versions": get_versions(), "metrics": METRICS}
+    await comm.write(message, serializers=["msgpack"])
     answer = await comm.read(deserializers=["msgpack"])
     assert answer["status"] == "OK", answer
     return comm
