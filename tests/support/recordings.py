@@ -40,12 +40,7 @@ SERVER = "login01"
 HEADER = re.compile(r'^([ \t]*)"(\d+(?:\[\d*\])?\.login01)"\s*:\s*\{$', re.M)
 # What is printed of a job in each state, by build: (file, record, id). An element's are those of array 1031.
 STATES = {
-    **{
-        "Q": ("06-qstat-json-Q", 0),
-        "R": ("05-qstat-json-R", 0),
-        "H": ("07-qstat-json-H", 0),
-        "W": ("08-qstat-json-W", 0),
-    },
+    **{state: (f"0{5 + i}-qstat-json-{state}", 0) for i, state in enumerate("RQHW")},
     **{"E": ("09-qstat-json-E", 0), "F": ("11-qstat-finished", 3), "B": ("14-array", 2)},
     **{"[Q]": ("14-array", 3), "[R]": ("14-array", 3), "[X]": ("14-array", 3)},
 }
