@@ -87,8 +87,8 @@ def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str
     """Run a script by a launcher's own words in an allocation of 2 nodes of 4 tasks; return what was printed."""
     lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(code))
     hpcgpu = f"{bin}/hpcgpu" if bin else "hpcgpu"
-    words = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
-    argv = ["salloc", "-N2", "--ntasks-per-node=2", *launcher, hpcgpu, "run", *words]
+    arguments = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
+    argv = ["salloc", "-N2", "--ntasks-per-node=2", *launcher, hpcgpu, "run", *arguments]
     done = lab.exec(lab.login, argv, env={"PMIX_MCA_psec": "native"})
     return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}"
 

@@ -32,13 +32,13 @@ def tarball(folder: Path) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
-def prologue(there: str, late: str) -> str:
+def prologue(folder: str, late: str) -> str:
     """Return lines of a job's script: limits, variables and a clock that is wrong on the node ``late``."""
     variables = {
-        **fakesys.environment(Path(there, "machine")),
+        **fakesys.environment(Path(folder, "machine")),
         "TMPDIR": LONG,
-        "PYTHONPATH": f"{there}/old",
-        "LD_PRELOAD": f"{there}/fake_clock.so",
+        "PYTHONPATH": f"{folder}/old",
+        "LD_PRELOAD": f"{folder}/fake_clock.so",
         "FAKE_CLOCK": f"{late}:{LATE_S}",
     }
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
@@ -50,9 +50,9 @@ def read(text: str) -> Found:
     return {finding["name"]: finding for finding in json.loads(text)["findings"]}
 
 
-def check(found: Found, name: str, verdict: str, *words: str) -> None:
+def check(findings: Found, name: str, verdict: str, *texts: str) -> None:
     """Fail unless the check has that verdict, and says these words."""
-    finding = found[name]
+    finding = findings[name]
     assert finding["verdict"] == verdict, finding
-    for word in words:
+    for word in texts:
         assert word in f"{finding['seen']} | {finding['advice']}", finding

@@ -120,8 +120,8 @@ async def part(comm: Comm) -> None:
 async def run(address: str, arguments: dict[str, Any], lines: Callable[[], bytes]) -> None:
     comms: list[Comm] = []
     while line := await asyncio.to_thread(lines):
-        what, *names = line.decode().split()
-        if what == "join":
+        verb, *names = line.decode().split()
+        if verb == "join":
             limit = asyncio.Semaphore(AT_ONCE)
 
             async def one(name: str, port: int, limit: asyncio.Semaphore = limit) -> Comm:

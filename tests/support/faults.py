@@ -110,10 +110,10 @@ class Faulty:
         """Have the client do something."""
         self._say("do", statement)
 
-    def until(self, expression: str, what: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
+    def until(self, expression: str, condition: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
         """Ask until the answer is the awaited one, and return it."""
         end = time.monotonic() + patience_s
-        while not what(answer := self.ask(expression)):
+        while not condition(answer := self.ask(expression)):
             assert time.monotonic() < end, f"{expression} is still {answer}; {self.ask('str(cluster.jobs)')}"
             time.sleep(0.2)
         return answer

@@ -219,7 +219,7 @@ class Pbs:
 
     def qstat(self, words: Sequence[str]) -> int:
         flags, ids = [w for w in words if w.startswith("-")], [w for w in words if SERVER in w]
-        code, errors, found = 0, [], {}
+        code, errors, shown_jobs = 0, [], {}
         for job_id in ids:
             state = self.shown(job_id)
             if not state or (state == "F" and not self.read("history")):
@@ -231,13 +231,13 @@ class Pbs:
                 code = 35
                 errors.append(f"qstat: {job_id} Job has finished, use -x or -H to obtain historical job information")
             else:
-                found[job_id] = self.block(job_id, state)
+                shown_jobs[job_id] = self.block(job_id, state)
                 if "[]" in job_id and "-t" in flags:
                     of = [i for i in self.ids() if i.startswith(job_id.partition("]")[0])]
-                    found |= {i: self.block(i, self.shown(i) or "F") for i in of}
+                    shown_jobs |= {i: self.block(i, self.shown(i) or "F") for i in of}
         if "-x" in flags and not self.read("history"):
             code, errors = 0, [f"qstat: PBS is not configured to maintain job history {i}" for i in ids]
-        shown = [*filter(None, [self.read("others")]), *found.values()]
+        shown = [*filter(None, [self.read("others")]), *shown_jobs.values()]
         return answer(code, listing(self.build, shown), "".join(f"{line}\n" for line in errors))
 
     def shown(self, job_id: str) -> str:
@@ -288,14 +288,14 @@ class Pbs:
             (self.jobs / job_id / "ending").unlink()
             self.say(job_id, "Q", "Not Running: Not enough free nodes available", exit=exit_status)
             return 0
-        said = comment or f"{self.get(job_id, 'comment')} and {'failed' if exit_status else 'finished'}"
+        text = comment or f"{self.get(job_id, 'comment')} and {'failed' if exit_status else 'finished'}"
         if slow := self.read("slow end"):
             self.set(job_id, exit=exit_status, state=slow, late="yes")
         else:
-            self.set(job_id, exit=exit_status, comment=said, state="E")
+            self.set(job_id, exit=exit_status, comment=text, state="E")
         while self.read("slow end"):
             time.sleep(0.05)
-        self.set(job_id, comment=said)
+        self.set(job_id, comment=text)
         if not direct:
             spool.replace(log)
         self.set(job_id, state="X" if index else "F")

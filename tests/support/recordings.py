@@ -29,10 +29,10 @@ def records(path: Path) -> Iterator[Record]:
     for block in text.split("\n===\n"):
         if not block.strip():
             continue
-        found = _RECORD.match(block)
-        if not found:
+        match = _RECORD.match(block)
+        if not match:
             raise ValueError(f"{path}: not a record: {block[:80]!r}")
-        yield Record(found[1], int(found[2]), found[3], found[4])
+        yield Record(match[1], int(match[2]), match[3], match[4])
 
 
 DATA = BATCH / "pbs"
@@ -49,12 +49,12 @@ ELEMENTS = {"[Q]": "1031[9]", "[R]": "1031[0]", "[X]": "1031[3]"}
 
 def blocks(text: str) -> dict[str, str]:
     """Return what is printed of each job, by id, without the comma after it."""
-    found = {}
+    by_id = {}
     for header in HEADER.finditer(text):
         end = re.compile(rf"^{header[1]}\}}", re.M).search(text, header.end())
         assert end
-        found[header[2]] = text[header.start() : end.end()]
-    return found
+        by_id[header[2]] = text[header.start() : end.end()]
+    return by_id
 
 
 def recorded(build: str, file: str, number: int) -> Record:

@@ -221,9 +221,9 @@ class World:
         reader.is_told, reader.has_failed = True, isinstance(do, Fail)
         for unit in do.waiter.units if isinstance(do, Resume) else ():
             tier = unit.tier if do.waiter.for_peer else unit.top
-            found = self.contents[unit.name].get(tier)
-            holds(found is not None and tier >= HOST, "a reader is resumed when its units are up")
-            holds(found == self.version[unit.name], "a reader gets present contents")
+            version = self.contents[unit.name].get(tier)
+            holds(version is not None and tier >= HOST, "a reader is resumed when its units are up")
+            holds(version == self.version[unit.name], "a reader gets present contents")
 
     # --- what holds always --------------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -349,16 +349,16 @@ def broken(
 def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Copy]) -> Iterator[str]:
     tiers = {*state.accounting.bytes, *(c.to for c in under_way)}
     for tier in tiers:
-        there = sum(u.size(tier) for u in units if u.valid >> tier & 1)
+        valid = sum(u.size(tier) for u in units if u.valid >> tier & 1)
         coming = sum(c.nbytes for c in under_way if c.to == tier)
         leaving = sum(c.unit.nbytes for c in under_way if c.source == tier > c.to)
         copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
-        if state.accounting.bytes.get(tier, 0) != there + coming:
-            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {there + coming} are there"
+        if state.accounting.bytes.get(tier, 0) != valid + coming:
+            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {valid + coming} are valid"
         if state.accounting.leaving.get(tier, 0) != leaving:
             yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
         if state.accounting.copy_bytes.get(tier, copies) != copies:
-            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are there"
+            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are valid"
 
 
 def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterator[str]:

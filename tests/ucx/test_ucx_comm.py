@@ -156,8 +156,8 @@ def test_a_connection_closes_whose_peer_is_stopped_or_killed(tmp_path: Path) -> 
                 client.stdin.flush()
                 assert client.stdout.readline() == "closed True\n"
                 os.kill(server.pid, signal.SIGKILL)
-                said, _ = client.communicate("\n", timeout=scaled(60))
-                assert said.split() == ["end"] * 3
+                out, _ = client.communicate("\n", timeout=scaled(60))
+                assert out.split() == ["end"] * 3
         finally:
             server.kill()
     assert until(lambda: server.returncode is not None, "the server's end")

@@ -127,7 +127,7 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
             names = {w["name"]: a for a, w in client.scheduler_info()["workers"].items()}
             held = client.submit(bytes, 3_000_000, workers=[names["joined"]])
             assert client.submit(len, held, workers=[names["ranked"]]).result(timeout=scaled(60)) == 3_000_000
-            assert {tuple(found) for found in client.run(seen).values()} == {("lo", "lo", "GpuSpillBuffer")}
+            assert {tuple(facts) for facts in client.run(seen).values()} == {("lo", "lo", "GpuSpillBuffer")}
             assert hpcgpu.bindings(client).differences == {}
             only = client.scatter(list(range(8)), workers=[names["joined"]])
             process.terminate()
