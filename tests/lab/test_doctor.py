@@ -62,9 +62,7 @@ def test_ten_faults_of_one_job_are_named_and_the_rest_is_well(ailing_lab: Lab) -
     check(findings, "scratch of the nodes", "failed", f"node2: {SHARED_MEMORY} (tmpfs)", "full", "--local-directory")
     check(findings, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
     check(findings, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")
-    check(
-        findings, "launcher and MPI", "failed", "did not meet in one MPI world, but in worlds of 1", "--rendezvous file"
-    )
+    check(findings, "launcher and MPI", "failed", "did not meet in one MPI world, but in worlds of 1", "--rendezvous")
     check(findings, "GPUs", "failed", "node1 shows 0 of 1 GPUs (granted: 0)", "--queue", "hpcgpu plan")
     check(findings, "CPUs", "warning", "node1: 1 of ", "--cores-per-gpu")
     check(findings, "clocks", "warning", "the clock of node1 is 9", "s ahead of that of node2", "chronyd")
