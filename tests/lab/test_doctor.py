@@ -56,17 +56,11 @@ def test_ten_faults_of_one_job_are_named_and_the_rest_is_well(ailing_lab: Lab) -
         findings, stderr = doctor(lab, "--submit", *options, *mpi, *more)
     assert "RUNNING" in stderr
     assert findings["job"]["seen"].endswith("ran on node1, node2")
-    check(findings, "node to node", "failed", f"node1 to node2 at {NETWORK}.12 (eth0", "timed out", "firewall")
+    ailing.check_prepared(findings)
+    check(findings, "node to node", "failed", f"at {NETWORK}.12 (eth0")
     check(findings, "here to nodes", "warning", "timed out", "tunnel")
-    check(findings, "versions", "failed", f" here and {ailing.OLD_DASK} on node1", "--python")
-    check(findings, "scratch of the nodes", "failed", f"node2: {SHARED_MEMORY} (tmpfs)", "full", "--local-directory")
-    check(findings, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
-    check(findings, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")
-    check(findings, "launcher and MPI", "failed", "did not meet in one MPI world, but in worlds of 1", "--rendezvous")
-    check(findings, "GPUs", "failed", "node1 shows 0 of 1 GPUs (granted: 0)", "--queue", "hpcgpu plan")
-    check(findings, "CPUs", "warning", "node1: 1 of ", "--cores-per-gpu")
-    check(findings, "clocks", "warning", "the clock of node1 is 9", "s ahead of that of node2", "chronyd")
-    check(findings, "socket paths", "warning", "node1: TMPDIR has 120 bytes", "export TMPDIR=/tmp")
+    check(findings, "launcher and MPI", "failed", "did not meet in one MPI world, but in worlds of 1")
+    check(findings, "clocks", "warning", "the clock of node1 is 9", "s ahead of that of node2")
     for name in ("job request", "Python", "time", "names", "job", "limits in the job"):
         check(findings, name, "ok")
     # a warning if this machine is too busy to write fast

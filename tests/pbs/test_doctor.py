@@ -79,16 +79,9 @@ def test_ten_faults_of_one_job_are_named(lab: PbsLab, tmp_path: Path) -> None:
         broken(lab, "login01", ":", f"rm -r {AILING}"),
     ):
         findings, _ = doctor(lab, *JOB, *options, "--job-script-prologue", prologue)
-    check(findings, "node to node", "failed", "node1 to node2 at", "timed out", "firewall")
-    check(findings, "versions", "failed", f"{ailing.OLD_DASK} on node1", "--python")
-    check(findings, "scratch of the nodes", "failed", f"node2: {FULL} (tmpfs)", "full", "--local-directory")
-    check(findings, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
-    check(findings, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")
-    check(findings, "launcher and MPI", "failed", "/opt/pbs/bin/pbsdsh", "--rendezvous file")
-    check(findings, "GPUs", "failed", "node1 shows 0 of 1 GPUs", "--queue", "hpcgpu plan")
-    check(findings, "CPUs", "warning", "node1: 1 of ", "--cores-per-gpu")
-    check(findings, "clocks", "warning", "the clock of node2 is ", "s behind that of ", "chronyd")
-    check(findings, "socket paths", "warning", "node1: TMPDIR has 120 bytes", "export TMPDIR=/tmp")
+    ailing.check_prepared(findings)
+    check(findings, "launcher and MPI", "failed", "/opt/pbs/bin/pbsdsh")
+    check(findings, "clocks", "warning", "the clock of node2 is ", "s behind that of ")
 
 
 def test_a_home_that_the_nodes_do_not_have_is_named(lab: PbsLab) -> None:

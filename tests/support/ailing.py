@@ -45,6 +45,20 @@ def prologue(folder: str, late: str) -> str:
     return f"mkdir -p {LONG}; ulimit -l 64; {exports}"
 
 
+def check_prepared(findings: Found) -> None:
+    """Fail unless ten prepared faults have their verdicts and advice."""
+    check(findings, "node to node", "failed", "node1 to node2 at ", "timed out", "firewall")
+    check(findings, "versions", "failed", f"{OLD_DASK} on node1", "--python")
+    check(findings, "scratch of the nodes", "failed", "node2: /dev/shm (tmpfs)", "full", "--local-directory")
+    check(findings, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
+    check(findings, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")
+    check(findings, "launcher and MPI", "failed", "--rendezvous file")
+    check(findings, "GPUs", "failed", "node1 shows 0 of 1 GPUs", "--queue", "hpcgpu plan")
+    check(findings, "CPUs", "warning", "node1: 1 of ", "--cores-per-gpu")
+    check(findings, "clocks", "warning", "the clock of ", "chronyd")
+    check(findings, "socket paths", "warning", "node1: TMPDIR has 120 bytes", "export TMPDIR=/tmp")
+
+
 def read(text: str) -> Found:
     """Return the findings of ``hpcgpu doctor --json``, by the names of their checks."""
     return {finding["name"]: finding for finding in json.loads(text)["findings"]}

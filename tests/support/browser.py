@@ -193,11 +193,6 @@ def run_cells(page: Page, count: int) -> None:
         page.evaluate("jupyterapp.commands.execute('notebook:run-cell-and-select-next').then(() => 1)")
 
 
-def start_cell(page: Page) -> None:
-    """Have the next cell run, and do not wait for its end."""
-    page.evaluate("void jupyterapp.commands.execute('notebook:run-cell-and-select-next')")
-
-
 def shown(page: Page, cell: int) -> str:
     """Return what a cell's outputs show, as text."""
     return str(page.evaluate(f"{output(cell)}.innerText"))
@@ -206,12 +201,6 @@ def shown(page: Page, cell: int) -> str:
 def output(cell: int) -> str:
     """Return an expression for the outputs of a cell."""
     return f"document.querySelectorAll('.jp-Cell')[{cell}].querySelector('.jp-OutputArea')"
-
-
-def change_theme(page: Page, name: str) -> None:
-    page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{name}'}}).then(() => 1)")
-    page.wait_for(f"document.body.dataset.jpThemeName === '{name}' && !document.getElementById('jupyterlab-splash')")
-    page.wait_for("document.getAnimations().length === 0")
 
 
 def cell(number: int) -> str:

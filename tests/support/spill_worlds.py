@@ -8,14 +8,29 @@ worlds that it can lead to, breadth first: what it finds is found by a shortest 
 from __future__ import annotations
 
 import pickle
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Resume, Ticket, Unit, below
+from hpcgpu.spill.state.policy import victims
+from hpcgpu.spill.state.units import (
+    DEVICE,
+    DISK,
+    HOST,
+    Copy,
+    Drop,
+    Fail,
+    FailedAllocation,
+    Instruction,
+    Resume,
+    Ticket,
+    Unit,
+    below,
+)
 
 Action = tuple[Any, ...]
 
@@ -385,3 +400,38 @@ def _copy(copy: Copy) -> Iterator[str]:
         yield f"unit {unit.name} is copied from tier {copy.source} to {copy.to}, which is not the next one"
     if is_down and isinstance(copy.by, Ticket):
         yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"
+
+
+class Instant:
+    """Carries out what the machine instructs."""
+
+    def __init__(self, limits: Mapping[int, int], choose: Choice = victims, low: float = 0.95) -> None:
+        self.state = SpillState(limits, low, choose)
+        self.up = self.down = 0
+        self.told: list[Instruction] = []
+        self.copies: Counter[Unit] = Counter()
+
+    def run(self, instructions: Iterable[Instruction]) -> None:
+        todo = deque(instructions)
+        while todo:
+            do = todo.popleft()
+            if not isinstance(do, Copy):
+                self.told.append(do)
+                continue
+            self.copies[do.unit] += 1
+            if do.to > do.source:
+                self.up += do.unit.nbytes
+            else:
+                self.down += do.unit.nbytes
+            todo.extend(self.state.moved(do))
+
+    def set(self, *units: Unit) -> None:
+        """Let each unit have a key, its name."""
+        for unit in units:
+            self.run(self.state.set(unit.name, (unit,)))
+
+    def use(self, *units: Unit, writes: bool = False) -> None:
+        """Use units as a task does."""
+        ticket = Ticket(units, writes)
+        self.run(self.state.need(ticket))
+        self.run(self.state.release(ticket))

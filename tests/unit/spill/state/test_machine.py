@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spill_instant import Instant
+from spill_worlds import Instant
 
 from hpcgpu.spill.state.accounting import Accounting
 from hpcgpu.spill.state.machine import SpillState

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spill_instant import Instant
+from spill_worlds import Instant
 
 from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.policy import Candidate, headroom, victims
