@@ -71,7 +71,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
 
     from hpcgpu.deploy.jobs import logs as job_logs
     from hpcgpu.deploy.jobs import record, runs
-    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.deploy.jobs.rows import jobs_of
 
     run = runs.find(record.home(), name)
     log = job_logs.log_of(run, name)
@@ -81,7 +81,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
         asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
         (seen,) = asyncio.run(runs.look_at([run]))
-        said = "; ".join(f"job {view.id}: {view.text}" for view in views_of(seen))
+        said = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(seen))
         click.echo(f"nothing in {log} yet; {said}", err=True)
 
 
@@ -102,7 +102,7 @@ def stop(name: str) -> None:
 
 def _row(seen: RunStatus) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs import record
-    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.plan.jobs.phase import phases_line
 
     run = seen.run.record
@@ -111,7 +111,7 @@ def _row(seen: RunStatus) -> tuple[str, ...]:
         run.name,
         run.shape,
         " ".join(job.id for job in run.jobs) or "-",
-        phases_line(views_of(seen)),
+        phases_line(jobs_of(seen)),
         "-" if seen.workers is None else str(len(seen.workers)),
         f"{run.client.host}:{run.client.pid}" if seen.client == "alive" else seen.client,
         format_duration(int(age / timedelta(seconds=1))),
@@ -120,18 +120,14 @@ def _row(seen: RunStatus) -> tuple[str, ...]:
 
 def _described(seen: RunStatus) -> dict[str, Any]:
     """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
-    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.deploy.jobs.rows import jobs_of
 
     run = seen.run.record
-    logs = {job.id: job.log for job in run.jobs}
     return {
         "name": run.name,
         "shape": run.shape,
         "created": run.created.isoformat(),
         "client": {"state": seen.client, "host": run.client.host, "pid": run.client.pid},
-        "jobs": [
-            {"id": view.id, "phase": view.phase.value, "state": view.text, "log": logs[view.id]}
-            for view in views_of(seen)
-        ],
+        "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(seen)],
         "workers": None if seen.workers is None else list(seen.workers),
     }

@@ -26,7 +26,6 @@ BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 UNDONE = (
     "config/migration.py",
     "config/values.py",
-    "deploy/cluster",
     "deploy/network/dashboard.py",
     "deploy/settings.py",
     "deploy/topo.py",

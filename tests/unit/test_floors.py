@@ -275,7 +275,6 @@ LONG = {
     "agent/leader.py": "one life cycle: the leader, its watch over followers, its successor, its end by force",
     "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
     "agent/rendezvous.py": "one step of a rank, in two ways",
-    "deploy/cluster/batch_run.py": "all that a cluster object asks of a run of a batch system",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",

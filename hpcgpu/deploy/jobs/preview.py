@@ -54,9 +54,9 @@ def plan(
     return of_job(job.wanted, job.spec, job.script, machine, _starts(job.system, job.script) if ask else "")
 
 
-def of_job(wanted: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
+def of_job(planned: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
     """Plan a job whose request exists already."""
-    settings, site = wanted.settings, wanted.site
+    settings, site = planned.settings, planned.site
     topology, node_from = _machine(settings, site, machine)
     node = _planned_node(settings, spec, topology, node_from) if topology else None
     return Preview(

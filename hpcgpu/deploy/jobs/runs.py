@@ -18,12 +18,13 @@ from hpcgpu.deploy.jobs import record as records
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
 from hpcgpu.deploy.jobs.ending import end
 from hpcgpu.deploy.jobs.job_plan import mark_of
-from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
+from hpcgpu.deploy.jobs.record import Record, Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.spill.storage import scratch
 from hpcgpu.supervise import tasks
 
@@ -193,7 +194,7 @@ async def _cancel_pending(folder: Path) -> Record:
         states = await _states(system, [*known, *lost])
         if pending := [one for one, status in states.items() if status.state in WAITING]:
             await _cancel(system, pending)
-        found = tuple(RecordedJob(id=one, log="") for one in lost)
+        found = tuple(Job(id=one) for one in lost)
         return replace(record, jobs=(*record.jobs, *found)) if lost or now_s() > end_s else None
 
     return await tasks.until(once, _LOOK_S)

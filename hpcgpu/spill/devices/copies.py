@@ -206,7 +206,11 @@ class DriverCopies:
         self._by_stages(root.nbytes, self.up_stream, start, finish)
 
     def _by_stages(
-        self, nbytes: int, stream: Any, start: Callable[[_Stage, slice], None], finish: Callable[[_Stage, slice], None]
+        self,
+        nbytes: int,
+        stream: Any,
+        start: Callable[[_Stage, slice], None],
+        finish: Callable[[_Stage, slice], None],
     ) -> None:
         stages: list[_Stage] = []
         try:

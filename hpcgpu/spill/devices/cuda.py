@@ -19,9 +19,8 @@ from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import cudf
 from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
 from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.devices.driver_error import NoCopies
 from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
-from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind
+from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind, NoCopies
 
 
 class CudaDevice:

@@ -1,11 +1,6 @@
-"""Errors of CUDA's driver, which pass or last, and the stand-in for copies where no library can make them."""
+"""Errors of CUDA's driver: which pass, and which last."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import NoReturn
-
-import numpy as np
 
 from hpcgpu.errors import SpillError
 
@@ -28,38 +23,3 @@ def is_lasting(error: BaseException | None) -> bool:
     """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
     number = _NUMBERS.get(type(error).__module__.partition(".")[0])
     return number is not None and getattr(error, number, 0) in _LASTING
-
-
-class NoCopies:
-    """Stands in where no library can copy: cuda.bindings is there without a driver, or nothing is.
-
-    Objects that show device memory count, and stay. Thread-safe: it does not change.
-    """
-
-    # Nobody knows. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = free_bytes = 1
-    idle_bytes = 0
-
-    def __init__(self, why: str, may_pass: bool = False) -> None:
-        self._why, self.may_pass = why, may_pass
-
-    def trim(self) -> int:
-        """Return 0: there is no pool."""
-        return 0
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing comes up, so that no copy is kept."""
-
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        del pointer, nbytes, empty
-        raise SpillError(f"nothing here can copy device memory: {self._why}")
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        self.to_host(*extents[0], empty)
-
-    def to_device(self, root: np.ndarray, pointer: int, after: int) -> NoReturn:
-        """Raise SpillError."""
-        del root, after
-        self.to_host(pointer, 0, np.empty)

@@ -23,8 +23,8 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.driver_error import NoCopies
 from hpcgpu.spill.devices.lookup import device_of
+from hpcgpu.spill.devices.protocols import NoCopies
 
 MIB = 1 << 20
 HELD = ("events", "streams", "pushed", "device")

@@ -275,7 +275,7 @@ def test_a_batch_system_that_is_not_here_is_said_with_what_to_take(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"python": "/none/python"}, "No such file or directory: '/none/python'.*python and launcher"),
+        ({"python": "/none/python"}, "No such file or directory: '/none/python'.*python= and launcher="),
         ({"log_directory": "/proc/none"}, "'/proc/none'.*log_directory"),
     ],
 )

@@ -88,7 +88,7 @@ def test_bounds_of_adapt() -> None:
     for wrong in ({"minimum": 5, "maximum": 2}, {"minimum": -1}, {"maximum": "9"}):
         with pytest.raises(ConfigError, match=r"adapt: minimum .*, maximum .*; give 0 or more"):
             of(**wrong)
-    with pytest.raises(ConfigError, match="adapt: maximum is said in two ways"):
+    with pytest.raises(ConfigError, match="adapt: maximum is given in two ways"):
         of(maximum=3, maximum_jobs=3)
     with pytest.raises(ConfigError, match=r"minimum_jobs='2' is no number of jobs"):
         of(minimum_jobs="2")

@@ -23,10 +23,10 @@ def test_gpu(): pass
 """
 
 
-ALONE, WORKERS, FOLDER = (), ("-n", "2"), ("-n", "2", "tests")
+WORKERS, FOLDER = ("-n", "2"), ("-n", "2", "tests")
 
 
-def run(pytester: pytest.Pytester, required: str, options: Sequence[str] = ALONE) -> pytest.RunResult:
+def run(pytester: pytest.Pytester, required: str, options: Sequence[str] = ()) -> pytest.RunResult:
     pytester.makeini(f"[pytest]\nmarkers = gpu: x\ntestpaths = tests\npythonpath = {SUPPORT}\n")
     pytester.makeconftest("pytest_plugins = ['outcomes']")
     pytester.mkdir("tests").joinpath("test_it.py").write_text(SUITE)
@@ -42,13 +42,28 @@ def _path(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hypothesis and its like: most of a session's time
 
 
-@pytest.mark.parametrize("options", [ALONE, WORKERS], ids=["alone", "workers"])
-def test_a_skipped_required_test_fails_the_session_and_a_gpu_test_does_not(
+LOST = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item): return True if item.name == "test_here" else None
+"""
+
+
+@pytest.mark.parametrize("options", [(), WORKERS], ids=["alone", "workers"])
+def test_session_fails_for_tests_skipped_gone_or_without_outcome(
     pytester: pytest.Pytester, options: Sequence[str]
 ) -> None:
-    result = run(pytester, "tests/*  # all\n", options)
+    pytester.makepyfile(lost=LOST)
+    pytester.syspathinsert()
+    result = run(pytester, "tests/*  # all\ntests/test_it.py::test_renamed\n", (*options, "-p", "lost"))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["skipped 1: no Docker", "*requires these, which were skipped (no Docker):"])
+    for line in (
+        "skipped 1: no Docker",
+        "*requires these, which were skipped (no Docker):",
+        "*requires tests/test_it.py::test_renamed: there is no such test",
+        "collected, but neither passed, failed nor skipped: tests/test_it.py::test_here",
+    ):
+        result.stdout.fnmatch_lines([line])
     assert "  tests/test_it.py::test_lab" in result.outlines
     assert "  tests/test_it.py::test_gpu" not in result.outlines
 
@@ -58,13 +73,6 @@ def test_without_ci_a_skip_is_shown_only(pytester: pytest.Pytester, monkeypatch:
     result = run(pytester, "tests/*\n")
     assert result.ret == pytest.ExitCode.OK
     assert "skipped 1: no Docker" in result.outlines
-
-
-@pytest.mark.parametrize("options", [ALONE, WORKERS, FOLDER], ids=["alone", "workers", "folder"])
-def test_a_required_test_that_is_gone_fails_the_session(pytester: pytest.Pytester, options: Sequence[str]) -> None:
-    result = run(pytester, "tests/test_it.py::test_here\ntests/test_it.py::test_renamed\n", options)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*requires tests/test_it.py::test_renamed: there is no such test"])
 
 
 def test_of_another_folder_only_the_files_are_looked_for(pytester: pytest.Pytester) -> None:
@@ -93,19 +101,3 @@ def test_a_recording_is_read_or_refused(tmp_path: Path) -> None:
     path.write_text("squeue\n")
     with pytest.raises(ValueError, match="not a record"):
         list(records(path))
-
-
-LOST = """
-import pytest
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item): return True if item.name == "test_here" else None
-"""
-
-
-@pytest.mark.parametrize("options", [ALONE, WORKERS], ids=["alone", "workers"])
-def test_session_with_a_test_that_has_no_outcome_fails(pytester: pytest.Pytester, options: Sequence[str]) -> None:
-    pytester.makepyfile(lost=LOST)
-    pytester.syspathinsert()
-    result = run(pytester, "tests/*::test_gpu\n", (*options, "-p", "lost"))
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["collected, but neither passed, failed nor skipped: tests/test_it.py::test_here"])

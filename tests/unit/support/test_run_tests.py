@@ -58,19 +58,18 @@ def test_decide_failure_that_does_not_come_again_passes(checkout: Path) -> None:
     assert report["tests"]["it"]["tests/test_it.py::test_good"][0] == "passed"
 
 
-def test_decide_failure_that_comes_again_fails(checkout: Path) -> None:
-    (checkout / "tests/test_it.py").write_text(FLAKY + BAD)
-    call(checkout, "run", "it", "tests")
-    code, lines = call(checkout, "decide", "it")
-    assert code == 1
-    assert "failed: tests/test_it.py::test_bad" in lines
-    assert "flaky: tests/test_it.py::test_flaky" in lines
-
-
-def test_decide_without_a_complete_report_fails(checkout: Path) -> None:
-    (checkout / "tests/test_it.py").write_text("import nowhere\n")
-    assert call(checkout, "run", "it", "tests")[0] != 0
+def test_decide_failure_that_comes_again_or_no_report_fails(checkout: Path) -> None:
+    (checkout / "tests/test_it.py").write_text(BAD)
+    assert call(checkout, "run", "it", "tests")[0] == 0
     code, lines = call(checkout, "decide", "it", "other")
     assert code == 1
+    assert "failed: tests/test_it.py::test_bad" in lines
     assert "fault: other: no report: pytest was ended, or crashed" in lines
+
+
+def test_decide_with_a_module_that_fails_to_import_fails(checkout: Path) -> None:
+    (checkout / "tests/test_it.py").write_text("import nowhere\n")
+    assert call(checkout, "run", "it", "tests")[0] != 0
+    code, lines = call(checkout, "decide", "it")
+    assert code == 1
     assert any(line.startswith("fault: it: ") for line in lines)
