@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 
 KIB = 1024
+NewStore = Callable[..., GpuSpillBuffer]  # the fixture ``stored``
 
 
 class SlowGpu(SimGpu):

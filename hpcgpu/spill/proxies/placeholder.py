@@ -57,10 +57,7 @@ def _nothing() -> None:
 
 
 class State:
-    """The state of a proxy; it goes with the proxy.
-
-    Thread-safe: several threads may load at once, and the store may release the object meanwhile.
-    """
+    """The state of a proxy. Thread-safe: several threads may load, while the store releases the object."""
 
     __slots__ = ("proxy", "source", "token")
 

@@ -274,8 +274,5 @@ def replaced(x: Any, by: Callable[[Source], Any]) -> Any:
 
 
 def unproxy(x: Any) -> Any:
-    """Return a value with objects in place of all proxies, also inside these objects; looks where ``replaced`` does.
-
-    SpillError if an object cannot be brought up.
-    """
+    """Return a value with objects in place of all proxies, also inside them; SpillError if one cannot come up."""
     return replaced(x, lambda source: unproxy(up(source)))

@@ -1,7 +1,4 @@
-"""The accounting of the state machine: the bytes in each tier, the order of use, and the moves down.
-
-The module is long since each change of a unit changes several counts and orders.
-"""
+"""The accounting of the state machine: bytes by tier, orders of use, moves down; one unit changes many of them."""
 
 from __future__ import annotations
 
@@ -228,10 +225,8 @@ class Accounting:
                     out.append(Trim(tier))
 
     def send_down(self, tier: int, must: int, more: int, by: Waiter | None, out: list[Instruction]) -> int:
-        """Send down ``must`` bytes as the policy chooses, then the longest untouched up to ``more``; return the bytes.
-
-        The second part is headroom: without it each new value would start moves.
-        """
+        """Send down ``must`` bytes as the policy chooses, then the oldest up to ``more``; return the bytes."""
+        # the second part is headroom: without it each new value would start moves
         sent = 0
         for unit in self._first_copies(tier, more):
             sent += unit.size(tier)

@@ -143,10 +143,9 @@ class SpillState:
         return self._settled(out)
 
     def join(self, unit: Unit, part: Unit) -> None:
-        """Count one more name of a part of a unit, which is set next; a new part adds its bytes to the unit.
-
-        A unit that gets a new part is valid in its first tier only.
-        """
+        """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
+        # a unit that gets a new part is valid in its first tier only
+        # a unit that gets a new part is valid in its first tier only
         part.keys += 1
         if part.keys > 1:
             return

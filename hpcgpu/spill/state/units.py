@@ -64,10 +64,7 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A thread's need for units: they are pinned until the ticket is released.
-
-    Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadTicket`, in the thread that reads.
-    """
+    """A thread's need for units: they are pinned until the ticket is released."""
 
     units: tuple[Unit, ...]  # each once
     writes: bool = False  # the reader may keep the objects and write to them: an actor, a client in a task
@@ -84,10 +81,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class FailedAllocation:
-    """An allocation that has failed: its thread waits until ``nbytes`` of a device are freed.
-
-    Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadAllocation`, in that thread.
-    """
+    """An allocation that has failed: its thread waits until ``nbytes`` of a device are freed."""
 
     tier: int
     nbytes: int

@@ -20,6 +20,7 @@ from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_
 from hpcgpu.model.plain import read_flag, read_option, read_text
 from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.state.units import DEVICE, HOST
 from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
@@ -163,7 +164,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def device_limit_bytes(self) -> int:
         """Moves from the device begin here; 0: never, or the device is not known yet."""
-        return self._executor.device_limit_bytes
+        return self._executor.state.accounting.limits.get(DEVICE, 0)
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -173,7 +174,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def copy_bytes(self) -> int:
         """Bytes of such clean copies in host memory."""
-        return self._executor.copy_bytes
+        return self._executor.state.accounting.copy_bytes[HOST]
 
     @property
     def counters(self) -> dict[str, Count]:
@@ -267,7 +268,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
         """Keep the values of these keys in their tiers, and give readers real values, while a task runs on them."""
         units = {unit: None for key in keys if (entry := self._entries.get(key)) for unit in entry.used_units}
-        with reading(None), self._executor.pinning(units):
+        with reading(None), self._executor.needing(units, stays=True):
             try:
                 yield
             except Exception as e:

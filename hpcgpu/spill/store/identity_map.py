@@ -94,10 +94,7 @@ class IdentityMap:
         self._bundles = Bundles()
 
     def traverse(self, value: Any) -> Traversed:
-        """Return the parts of a value; without the lock.
-
-        It does not raise: distributed waits for ever if a key from a peer cannot be set.
-        """
+        """Return the parts of a value; without the lock. It never raises: distributed would wait for ever."""
         if isinstance(value, Packed):
             return self._traversed_packed(value)
         try:
@@ -113,10 +110,7 @@ class IdentityMap:
             return Traversed(value, value, size_of(value))
 
     def entry_of(self, traversed: Traversed, sizes: list[tuple[Content, int]]) -> Entry:
-        """Return the entry of a value: the existing one, or a new one. Under the lock.
-
-        ``sizes`` gets the units that have new objects, and their new sizes.
-        """
+        """Return the existing or new entry of a value; ``sizes`` gets grown units and their sizes. Under the lock."""
         value = traversed.value
         if (existing := self._values.get(id(value))) is not None:
             return existing
@@ -144,10 +138,9 @@ class IdentityMap:
         return entry
 
     def entry_of_owner(self, array: np.ndarray) -> Entry:
-        """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock.
-
-        The name of its memory is the array's own id.
-        """
+        """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock."""
+        # the name of the array's memory is its own id
+        # the name of the array's memory is its own id
         number, nbytes = id(array), array.nbytes
         if nbytes < SMALL_BYTES:
             return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())

@@ -47,10 +47,7 @@ class Count:
 
 
 class Todo:
-    """The work of a thread after an event, without the lock: to free memory, then to carry out instructions in order.
-
-    One thread fills it, and carries it out. Each call of the store makes one, so it has lists only if they are needed.
-    """
+    """The work of a thread after an event, without the lock: it frees memory, then carries out instructions."""
 
     __slots__ = ("garbage", "instructions", "released")
 

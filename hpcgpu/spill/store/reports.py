@@ -82,11 +82,7 @@ def describe(unit: Content) -> str:
 
 
 class SpillLog:
-    """Lines about spilling: one when it begins and one when it has ended, not one for each move.
-
-    Not thread-safe: SpillThread makes it, and only the spill thread calls it. Spilling has ended when no move down was
-    made for ``quiet_s``: a working set above a limit comes and goes with every task.
-    """
+    """Lines about spilling, for the spill thread: when it begins, and ``quiet_s`` after the last move down."""
 
     def __init__(self, quiet_s: float = 10.0) -> None:
         self.quiet_s = quiet_s
@@ -142,10 +138,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def copy_error(error: Exception) -> Exception:
-    """Return a copy of an error that several readers get: to raise an error puts the frames of a thread in it.
-
-    It is of the same class, unless the class makes no equal one: then it is a SpillError.
-    """
+    """Return a copy of an error for one of its readers, since raising adds frames; a SpillError if no copy is equal."""
     try:
         made = copy.copy(error)
         is_equal = type(made) is type(error) and made is not error and str(made) == str(error)

@@ -209,10 +209,9 @@ def container_of(kind: type) -> Container | None:
 
 
 def _is_all_python(kind: type, base: type, slots: int) -> bool:
-    """Tell whether its objects have no memory but attributes and slots, as Python checks it when it copies them.
-
-    See ``object_getstate_default``, Objects/typeobject.c of CPython 3.11.
-    """
+    """Tell whether its objects have no memory but attributes and slots, as Python checks it to copy them."""
+    # object_getstate_default, Objects/typeobject.c of CPython 3.11
+    # object_getstate_default, Objects/typeobject.c of CPython 3.11
     pointers = slots
     if kind.__dictoffset__ and not base.__dictoffset__:
         pointers += not kind.__flags__ & _MANAGED_DICT

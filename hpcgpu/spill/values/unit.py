@@ -55,10 +55,10 @@ class Content(Unit, ABC):
 
     def join(self, entry: Entry) -> None:
         """Become a part of one more value that has a name."""
-        if not self.entries:
-            self.entries = (entry,)
-        elif isinstance(self.entries, dict):
+        if isinstance(self.entries, dict):
             self.entries[entry] = None
+        elif not self.entries:
+            self.entries = (entry,)
         elif len(self.entries) < _FEW:
             self.entries += (entry,)
         else:  # many views of one array
@@ -66,10 +66,10 @@ class Content(Unit, ABC):
 
     def leave(self, entry: Entry) -> None:
         """Forget a value that has lost its last name."""
-        if len(self.entries) == 1:
-            self.entries = ()
-        elif isinstance(self.entries, dict):
+        if isinstance(self.entries, dict):
             del self.entries[entry]
+        elif len(self.entries) == 1:
+            self.entries = ()
         else:
             self.entries = tuple(e for e in self.entries if e is not entry)
 
@@ -152,10 +152,7 @@ class ObjectContent(Content):
 
 
 class SkeletonUnit(ObjectContent):
-    """A value without its parts, in memory or pickled on disk. IdentityMap makes it, under the store's lock.
-
-    ``nbytes`` is an array's own, else the size by dask's ``sizeof``.
-    """
+    """A value without its parts, in memory or pickled on disk; ``nbytes`` is an array's own, else dask's."""
 
     _pickled: serialization.Pickled | None = None
 

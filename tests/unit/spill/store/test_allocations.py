@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB
+from spill_stores import KIB, NewStore
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import OutOfMemoryError, SimGpu
@@ -39,7 +39,7 @@ def gpu() -> HeldGpu:
 
 
 @pytest.fixture
-def store(stored: Callable[..., GpuSpillBuffer], gpu: HeldGpu) -> GpuSpillBuffer:
+def store(stored: NewStore, gpu: HeldGpu) -> GpuSpillBuffer:
     """Five values fill the device."""
     made = stored(100 * KIB, None)
     for i in range(5):

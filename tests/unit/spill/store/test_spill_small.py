@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB, SlowGpu, argument
+from spill_stores import KIB, NewStore, SlowGpu, argument
 from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
-from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy
 from hpcgpu.spill.storage.disk import Disk
 
@@ -45,7 +44,7 @@ def number_of(x: Any) -> float:
     ],
 )
 def test_many_small_arrays_end_under_the_limits_and_come_back(
-    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu, number: int, limit: int, host_bytes: int, jit_unspill: bool
+    stored: NewStore, gpu: SlowGpu, number: int, limit: int, host_bytes: int, jit_unspill: bool
 ) -> None:
     store = stored(limit, host_bytes, target=1.0, jit_unspill=jit_unspill)
     alone, lists = number // 2, range(number // 2, number, 10)
@@ -82,7 +81,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_small_values_in_host_memory_go_to_disk(stored: Callable[..., GpuSpillBuffer], value: Any) -> None:
+def test_small_values_in_host_memory_go_to_disk(stored: NewStore, value: Any) -> None:
     store = stored(0, 2 * KIB, target=1.0)
     for i in range(200):
         store[i] = value(i)
@@ -97,7 +96,7 @@ def test_small_values_in_host_memory_go_to_disk(stored: Callable[..., GpuSpillBu
     assert store.tiers == {"device": 0, "host": 0, "disk": 0}
 
 
-def test_what_cannot_be_pickled_keeps_no_other_up(stored: Callable[..., GpuSpillBuffer]) -> None:
+def test_what_cannot_be_pickled_keeps_no_other_up(stored: NewStore) -> None:
     store = stored(0, 4 * KIB, target=1.0)
     for i in range(100):
         store[i] = np.full(100, i)
@@ -122,9 +121,7 @@ def record() -> Any:
 
 
 @pytest.mark.parametrize("make", [record, Labelled])
-def test_a_number_of_numpys_that_cannot_be_pickled_keeps_no_other_up(
-    stored: Callable[..., GpuSpillBuffer], make: Callable[[], Any]
-) -> None:
+def test_a_number_of_numpys_that_cannot_be_pickled_keeps_no_other_up(stored: NewStore, make: Callable[[], Any]) -> None:
     store = stored(0, 4 * KIB, target=1.0)
     store["stays"] = make()
     for i in range(63):
@@ -134,9 +131,7 @@ def test_a_number_of_numpys_that_cannot_be_pickled_keeps_no_other_up(
     assert store.tiers["disk"] > 0
 
 
-def test_a_key_that_goes_frees_its_memory_whatever_else_is_in_the_bundle(
-    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
-) -> None:
+def test_a_key_that_goes_frees_its_memory_whatever_else_is_in_the_bundle(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(1 << 30)
     for i in range(256):
         store[i] = array(gpu, i)
@@ -147,7 +142,7 @@ def test_a_key_that_goes_frees_its_memory_whatever_else_is_in_the_bundle(
     assert [number_of(store[i]) for i in range(0, 256, 64)] == [0, 64, 128, 192]
 
 
-def test_so_it_does_below(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+def test_so_it_does_below(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(100 * KIB, 1 << 30)
     for i in range(1000):
         store[i] = array(gpu, i)
@@ -161,7 +156,7 @@ def test_so_it_does_below(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -
     assert [number_of(store[i]) for i in range(0, 1000, 100)] == list(range(0, 1000, 100))
 
 
-def test_on_disk_a_bundle_goes_with_its_last_key(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+def test_on_disk_a_bundle_goes_with_its_last_key(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(60 * KIB, 40 * KIB, target=1.0)
     for i in range(64):
         store[i] = array(gpu, i)
@@ -179,7 +174,7 @@ def test_on_disk_a_bundle_goes_with_its_last_key(stored: Callable[..., GpuSpillB
     assert gpu.used_bytes == 0
 
 
-def test_names_of_one_small_array_are_one(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+def test_names_of_one_small_array_are_one(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(100 * KIB)
     x = array(gpu, 7)
     store["a"], store["again"], store["view"], store["list"] = x, x, x[10:], [x]
@@ -195,7 +190,7 @@ def test_names_of_one_small_array_are_one(stored: Callable[..., GpuSpillBuffer],
     assert np.shares_memory(again._host, view._host)
 
 
-def test_an_array_is_there_as_long_as_its_proxy(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+def test_an_array_is_there_as_long_as_its_proxy(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(100 * KIB, jit_unspill=True)
     for i in range(64):
         store[i] = [array(gpu, i)]
@@ -213,9 +208,7 @@ def test_an_array_is_there_as_long_as_its_proxy(stored: Callable[..., GpuSpillBu
     assert gpu.used_bytes == sum(store.tiers.values()) == 0
 
 
-def test_the_length_of_a_small_array_on_disk_is_known_without_it(
-    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
-) -> None:
+def test_the_length_of_a_small_array_on_disk_is_known_without_it(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(20 * KIB, 2 * KIB, target=1.0, jit_unspill=True)
     for i in range(100):
         store[i] = [gpu.adopt(np.zeros(i + 1))]
@@ -226,7 +219,7 @@ def test_the_length_of_a_small_array_on_disk_is_known_without_it(
     assert gpu.h2d_copies == before
 
 
-def test_keys_go_and_come_while_their_bundle_is_copied(stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu) -> None:
+def test_keys_go_and_come_while_their_bundle_is_copied(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(100 * KIB)
     gpu.waits = True
     for i in range(200):
@@ -245,9 +238,7 @@ def test_keys_go_and_come_while_their_bundle_is_copied(stored: Callable[..., Gpu
     assert [number_of(store[i]) for i in left] == left
 
 
-def test_a_peer_gets_small_arrays_and_its_store_keeps_to_its_limits(
-    stored: Callable[..., GpuSpillBuffer], gpu: SlowGpu
-) -> None:
+def test_a_peer_gets_small_arrays_and_its_store_keeps_to_its_limits(stored: NewStore, gpu: SlowGpu) -> None:
     ours, theirs = stored(20 * KIB), stored(20 * KIB, 20 * KIB, target=1.0)
     for i in range(200):
         ours[i] = array(gpu, i)
@@ -264,7 +255,7 @@ def test_a_peer_gets_small_arrays_and_its_store_keeps_to_its_limits(
 
 
 def test_a_bundle_that_cannot_be_read_back_is_an_error_for_its_keys(
-    stored: Callable[..., GpuSpillBuffer], monkeypatch: pytest.MonkeyPatch
+    stored: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, left = stored(0, 2 * KIB, target=1.0), list[SpillError]()
     store.on_fault = left.append
