@@ -43,6 +43,7 @@ class Wanted:
 
     settings: Settings
     site: Site | None
+    batch: str = ""  # the batch system to which a job is submitted; "": none
 
 
 def read(
@@ -94,7 +95,7 @@ def read(
     _say_unused(settings)
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()
-    return Wanted(_expanded(settings), site)
+    return Wanted(_expanded(settings), site, system)
 
 
 def _say_unused(settings: Settings) -> None:

@@ -22,7 +22,7 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
 from hpcgpu.plan.binding.memory import is_memory_asked
-from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, check_allocation, command_words, is_mpirun, plan_launch
+from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, check_allocation, is_mpirun, plan_launch, split_command
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -214,7 +214,7 @@ def _find(wanted: Settings, allocation: Allocation) -> LauncherFacts:
     def says(*argv: str) -> str:
         return programs.run_sync(Command(argv, timeout_s=60)).stdout
 
-    beside, words = Path(sys.executable).parent / "mpirun", command_words(wanted)
+    beside, words = Path(sys.executable).parent / "mpirun", split_command(wanted)
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
     if words:
         program = shutil.which(words[0]) or ""

@@ -26,7 +26,7 @@ from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.whole_node import facts_from, plan_whole_node
 from hpcgpu.plan.binding.workers import NodeFacts
 from hpcgpu.plan.views.describe import describe
-from hpcgpu.plan.views.explain import gpu_words
+from hpcgpu.plan.views.explain import format_gpu
 from hpcgpu.plan.views.overview import Plan, render_overview
 from hpcgpu.topology import document
 
@@ -148,7 +148,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
         found = [g for i, g in enumerate(there) if word and word in (str(i), g.pci, g.uuid.lower())]
         if not found:
             other = next((g for g in topology.gpus if word and word in (g.pci, g.uuid.lower())), None)
-            why = f"{gpu_words(other, address=False)}, and workers run on NVIDIA's" if other else "not there"
+            why = f"{format_gpu(other, address=False)}, and workers run on NVIDIA's" if other else "not there"
             named = ", ".join(f"{i} at {g.pci}" for i, g in enumerate(there)) or "none"
             raise ConfigError(f"--gpus names {word!r}, which is {why}; there are: {named}; or simulated ones: sim:4")
         out += found

@@ -156,7 +156,8 @@ class BatchRun(Run):
             self._ranks = LocalRanks(local_launch(replace(run, shape="head")), {}, Path(run.folder))
             self.script = self._ranks.script
             return
-        self._spec, self.script, system = plan_job(run, self.site, self._batch)
+        self._spec, system = plan_job(run, self.site, self._batch)
+        self.script = system.script(self._spec)
         self._submitter = Submitter(system, self._spec, lambda text: say(f"job -: {text}"), self._patience, role=HEAD)
 
     async def _submit(self) -> None:
@@ -194,7 +195,7 @@ class BatchRun(Run):
             await tasks.in_thread(self._written.take_over)
         if self.scales and self._view and self._loop:
             run = RunDocument(settings=self.settings, shape="member", folder=str(self.folder))
-            spec, _, _ = plan_job(run, self.site, self._batch)
+            spec, _ = plan_job(run, self.site, self._batch)
             self._fleet = Fleet(self._loop, spec, workers_per_node(self.settings))
             self._scaler = Scaler(self._fleet, self._view)
             await self._scaler.started()

@@ -56,7 +56,7 @@ def facts(asked: Asked) -> LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
     job = asked.job
     home = Path.home()
-    scratch = (job.wanted.settings.local_directory if job else None) or os.environ.get("SCRATCH")
+    scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
     looks: dict[str, Callable[[], Any]] = {
         "python": python,
         "environment": partial(_mounted, Path(sys.prefix)),
@@ -96,14 +96,15 @@ def _kind(path: Path) -> dict[str, Any]:
 
 def _request(job: PlannedJob) -> Request:
     """Ask the batch system whether it would accept the job; nothing is submitted."""
-    name = job.batch
-    asked = job.system.test(job.script)
+    user, spec, system = job
+    name = user.batch
+    asked = system.test(system.script(spec))
     if asked is None:
         return _queue(job)
     if not shutil.which(asked.argv[0]):
         return Request(batch=name, unasked=f"there is no {asked.argv[0]} on this machine")
     try:
-        starts = job.system.read_test(programs.run_sync(replace(asked, timeout_s=_LIMIT_S - 0.5)))
+        starts = system.read_test(programs.run_sync(replace(asked, timeout_s=_LIMIT_S - 0.5)))
     except SubmitError as error:
         if error.transient:
             return Request(batch=name, unasked=f"{asked.argv[0]} does not answer now: {error}")
@@ -113,16 +114,17 @@ def _request(job: PlannedJob) -> Request:
 
 def _queue(job: PlannedJob) -> Request:
     """Check that the queue is open, for a batch system that says no more without a submission."""
+    user, spec, _ = job
 
     async def ask() -> list[Result]:
-        asked = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(job.batch))
+        asked = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(user.batch))
         return await asyncio.gather(*map(programs.run, asked))
 
-    known = inventory.read(job.batch, asyncio.run(ask()))
-    queue, open_ = job.spec.queue or known.default, [queue.name for queue in known.queues]
+    known = inventory.read(user.batch, asyncio.run(ask()))
+    queue, open_ = spec.queue or known.default, [queue.name for queue in known.queues]
     if queue and open_ and queue not in open_:
-        return Request(batch=job.batch, refused=f"queue {queue} takes no jobs; those that do: {', '.join(open_)}")
+        return Request(batch=user.batch, refused=f"queue {queue} takes no jobs; those that do: {', '.join(open_)}")
     said = f"; its queue {queue} takes jobs" if queue and open_ else ""
     return Request(
-        batch=job.batch, unasked=f"{job.batch} cannot be asked without a submission, which --submit makes{said}"
+        batch=user.batch, unasked=f"{user.batch} cannot be asked without a submission, which --submit makes{said}"
     )

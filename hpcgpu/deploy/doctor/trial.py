@@ -64,7 +64,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> Outcome:
     except SubmitError as error:
         if error.transient:
             raise
-        return Outcome((Finding("job", *failed(str(error), refusal_advice(job.batch, str(error)))),))
+        return Outcome((Finding("job", *failed(str(error), refusal_advice(job[0].batch, str(error)))),))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(examine(checks_for(facts), facts), facts)
@@ -74,17 +74,18 @@ class _Trial:
     """One job of the doctor, on an event loop."""
 
     def __init__(self, job: PlannedJob, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say, self._system = folder, say, job.system
-        self._settings, self._token = _short(job.wanted.settings, folder), secrets.token_hex(16)
+        user, _, self._system = job
+        self._folder, self._say = folder, say
+        self._settings, self._token = _short(user.settings, folder), secrets.token_hex(16)
         document_ = RunDocument(settings=self._settings, shape="gang", folder=str(folder))
         words = ("doctor", "--on-nodes", str(folder))
-        self._spec, _, _ = plan_job(document_, job.wanted.site, job.batch, words)
+        self._spec, _ = plan_job(document_, user.site, user.batch, words)
         run_ = document.render(replace(document_, folder=""))
         self._order = exchange.Order(token=self._token, nodes=self._spec.nodes, run=run_)
         exchange.write(folder, exchange.ORDER, self._order)
         made = Certificate.make()
         private.write(folder / exchange.CERTIFICATE, f"{made.cert_pem}{made.key_pem}")
-        self._record = Record.begin(document_, job.batch, job.wanted.site)
+        self._record = Record.begin(document_, user.batch, user.site)
         self._submitter = Submitter(
             self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
         )

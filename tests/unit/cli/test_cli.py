@@ -39,7 +39,7 @@ def script(tmp_path: Path) -> str:
         (["--nodes", "0"], "a whole number from 1"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
         (["--site", "nowhere"], "no site 'nowhere'; there are: "),
-        (["--launcher", "ssh"], "none of srun, mpirun and fork"),
+        (["--launcher", "ssh"], "allowed: srun, mpirun, fork"),
         (["--launcher", "srun", "--gpus", "sim:2"], "needs a Slurm job"),
     ],
 )

@@ -82,7 +82,7 @@ def test_what_did_not_go_as_it_does_is_said() -> None:
     assert "failed" not in render([A])
     assert "pickled" not in render([A])
     text = render([replace(A, rescues=2, immovable_number=1, immovable_bytes=3 * MIB)] * 2)
-    assert "went well after data was moved: 4\n" in text
+    assert "succeeded after data was moved: 4\n" in text
     assert "stay in memory (the log names their types): 2, 6.0 MiB\n" in text
 
 

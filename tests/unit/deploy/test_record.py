@@ -157,7 +157,7 @@ def test_a_pbs_job_is_found_without_its_server(tmp_path: Path) -> None:
 
 
 def test_several_of_a_name_and_none_are_errors_that_list_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no run 'mine'; there are: none \(looked in"):
+    with pytest.raises(ConfigError, match=r"there is no run 'mine'; there are: none \(searched in"):
         runs.find(tmp_path, "mine")
     folder_of(tmp_path, FACTS)
     later = FACTS.created + timedelta(hours=1)

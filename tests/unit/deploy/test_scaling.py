@@ -46,9 +46,9 @@ def test_cores_and_memory_become_workers(
     [
         (
             {"cores": 8},
-            r"nobody said how many a worker has; give the cluster cores_per_gpu=.*scale\(jobs=n\)",
+            r"the number of cores of a worker is unknown; create the cluster with cores_per_gpu=.*scale\(jobs=n\)",
         ),
-        ({"memory": "8GB"}, r"nobody said how much a worker has; give the cluster memory= .*memory_limit="),
+        ({"memory": "8GB"}, r"the memory of a worker is unknown; create the cluster with memory= .*memory_limit="),
         ({"cores": "many"}, "cores='many' is no number of cores"),
         ({"cores": math.inf}, "cores=inf is no number of cores"),
         ({"memory": "much"}, "'much' is not a size"),
