@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices.driver_error import DriverError
+from hpcgpu.spill.devices.protocols import DriverError
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
@@ -30,8 +30,7 @@ _POLL_S = 100e-6
 class DriverCopies:
     """Copies by cuda.bindings, on two non-blocking streams of its own, one for each direction.
 
-    Thread-safe, as all :class:`~hpcgpu.spill.devices.protocols.Copies`: copies in one direction follow each other on
-    one stream, and each thread waits for an event of its own.
+    Copies in one direction follow each other on one stream, and each thread waits for an event of its own.
     """
 
     def __init__(self, number: int) -> None:
@@ -80,7 +79,7 @@ class DriverCopies:
 
     @property
     def idle_bytes(self) -> int:
-        """Page-locked memory that waits for the next copy."""
+        """Page-locked memory that is kept for the next copies."""
         return self._host.free_bytes + self._stages.free_bytes
 
     def lock_at_most(self, nbytes: int) -> None:
@@ -88,7 +87,7 @@ class DriverCopies:
         self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
 
     def trim(self) -> int:
-        """Give that memory back to the system; return its bytes."""
+        """Give this memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
 
     def synchronize(self) -> None:

@@ -214,14 +214,14 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return -1
 
     def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:
-        """A task will need these keys: they go down last, and come up before it starts, if there is room.
+        """Let the keys that a task will need go down last, and come up before it starts, if there is room.
 
         Parameters
         ----------
         task : hashable
             The task's key.
         keys : iterable
-            Keys that this store does not have are passed over.
+            Keys that this store does not have are skipped.
         priority : tuple
             The task's; the smallest runs next.
         running : bool
@@ -232,7 +232,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._executor.report(self._executor.state.expect, task, entries, priority, running)
 
     def expect_no_more(self, task: Any) -> None:
-        """A task is over, or does not run here."""
+        """Forget the keys of a task that is over, or does not run here."""
         self._executor.report(self._executor.state.task_over, task)
 
     def settle(self, timeout_s: float = 60.0) -> bool:

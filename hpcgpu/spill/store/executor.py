@@ -25,8 +25,7 @@ from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.devices.driver_error import is_lasting
-from hpcgpu.spill.devices.protocols import Device, ImmovableError
+from hpcgpu.spill.devices.protocols import Device, ImmovableError, is_lasting
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
