@@ -28,6 +28,6 @@ def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> N
     argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, SCRIPT), options=options)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment())
     assert done.returncode == 1, done.stderr
-    assert "all workers have paused for 12 s, for their memory is full" in done.stderr
+    assert "all workers have paused for 12 s, because their memory is full" in done.stderr
     assert "No space left on device" in done.stderr
     assert "hpcgpu: the run ends: all workers have paused\n" in done.stderr

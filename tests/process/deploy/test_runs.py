@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from local_system import ENVIRONMENT, Local, register
 from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu.batch import Local
+from hpcgpu import batch
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, Run
@@ -30,6 +31,12 @@ from hpcgpu.plan.jobs.job import Job
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 DEAD = Process("another-host", 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
+    register()
 
 
 def make_run(home: Path, *jobs: Job, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
@@ -171,10 +178,9 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
 
 
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-m", "hpcgpu", *words], capture_output=True, text=True, env=env, timeout=scaled(120)
-    )
+    env = {**os.environ, "HOME": str(home), **ENVIRONMENT}
+    argv = [sys.executable, "-m", "hpcgpu", *words]
+    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=scaled(120))
 
 
 def test_the_commands(tmp_path: Path, job: Job) -> None:

@@ -209,7 +209,7 @@ def test_the_parent_is_small(tmp_path: Path) -> None:
     listening = Listening(tmp_path)
     with subprocess.Popen(listening.argv, env=listening.env, stdin=subprocess.DEVNULL) as parent:
         until(listening.heard_file.exists, "the script listens")
-        until(lambda: "hpcgpu.host.launched" in psutil.Process(parent.pid).cmdline(), "the parent is there")
+        until(lambda: "hpcgpu.host.launcher_parent" in psutil.Process(parent.pid).cmdline(), "the parent is there")
         until(lambda: psutil.Process(parent.pid).status() == psutil.STATUS_SLEEPING, "the parent waits")
         used = psutil.Process(parent.pid).memory_full_info().pss
         listening.end()

@@ -99,5 +99,5 @@ def test_a_job_whose_chunks_are_on_one_node_says_how_to_scatter_them(tmp_path: P
     argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
     assert done.returncode != 0
-    assert "2 nodes were asked for (default), but PBS has put this job on 1 (node0001)" in done.stderr
+    assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr
