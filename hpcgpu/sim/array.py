@@ -1,7 +1,5 @@
-"""Arrays of a simulated GPU: numpy computes, but no data crosses to the host implicitly.
-
-A wrapper class: a subclass of ndarray would become a host array in ``np.asarray`` and in ``concatenate``.
-"""
+"""Arrays of a simulated GPU: numpy computes, but no data crosses to the host implicitly."""
+# A wrapper class: a subclass of ndarray would become a host array in np.asarray and in concatenate.
 
 from __future__ import annotations
 

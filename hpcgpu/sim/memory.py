@@ -41,7 +41,6 @@ class Blocks:
     """Lends memory, and keeps up to ``most_bytes`` of returned blocks; calls ``changed`` if ``nbytes`` changes."""
 
     # without a lock: the garbage collector may return memory in any thread, and ``changed`` is called there
-    # without a lock: the garbage collector may return memory in any thread, and ``changed`` is called there
 
     def __init__(self, most_bytes: int, changed: Callable[[], None]) -> None:
         self._most_bytes, self._changed = most_bytes, changed

@@ -1,7 +1,4 @@
-"""Device arrays that have their address in ``__cuda_array_interface__``: of numba, of RMM, and of other libraries.
-
-Written after numba-cuda 0.30 and RMM 26.10, which are imported only if there are such objects.
-"""
+"""Device arrays with ``__cuda_array_interface__``: of numba (0.30), RMM (26.10) and others, which are imported late."""
 
 from __future__ import annotations
 

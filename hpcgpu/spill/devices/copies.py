@@ -1,7 +1,4 @@
-"""Copies between a CUDA device and host memory, by the driver and through page-locked memory.
-
-Checked against cuda-bindings 13.5.
-"""
+"""Copies between a CUDA device and host memory, by the driver (cuda-bindings 13.5), through page-locked memory."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ _POLL_S = 100e-6
 
 
 class DriverCopies:
-    """Copies by cuda.bindings, on two non-blocking streams of its own, one for each direction.
-
-    Copies in one direction follow each other on one stream, and each thread waits for an event of its own.
-    """
+    """Copies by cuda.bindings, on two non-blocking streams, one for each direction; each thread has its own event."""
 
     def __init__(self, number: int) -> None:
         from cuda.bindings import driver
@@ -96,12 +90,10 @@ class DriverCopies:
             self._wait_for_all()
 
     def _wait_for_all(self) -> None:
-        """Wait, in the context, for the work of all its streams.
-
-        Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
-        stream does not wait for streams that are non-blocking. cuCtxSynchronize takes a whole core while it waits
-        (H200, driver 580): it is for drivers before CUDA 12.5.
-        """
+        """Wait, in the context, for the work of all its streams."""
+        # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
+        # stream does not wait for non-blocking streams. cuCtxSynchronize takes a whole core while it waits (H200,
+        # driver 580): it is for drivers before CUDA 12.5.
         if not self._has_context_events:
             self.call("cuCtxSynchronize")
             return

@@ -1,7 +1,4 @@
-"""A CUDA device, as the store uses devices, and Buffers of cuda.core on it.
-
-Checked against cuda-core 1.2.2. CuPy's arrays are in :mod:`hpcgpu.spill.devices.cupy`.
-"""
+"""A CUDA device, as the store uses devices, and Buffers of cuda.core (1.2.2) on it."""
 
 from __future__ import annotations
 

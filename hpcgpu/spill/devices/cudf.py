@@ -1,7 +1,5 @@
-"""cuDF's objects: moved by cuDF's own serialization, or left to cuDF's own spilling.
-
-Written after cuDF 26.10: core/abc.py, core/frame.py, core/buffer and options.py. Nothing here imports cuDF.
-"""
+"""cuDF's objects: moved by cuDF's own serialization, or left to cuDF's own spilling. Nothing here imports cuDF."""
+# Written after cuDF 26.10: core/abc.py, core/frame.py, core/buffer and options.py.
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""PyTorch's tensors: by storage, which several tensors may share.
-
-Written for torch 2.1 and later (``untyped_storage``); nothing here imports it before there are tensors.
-"""
+"""PyTorch's tensors (torch 2.1 and later), by storage, which several tensors may share; torch is imported late."""
 
 from __future__ import annotations
 

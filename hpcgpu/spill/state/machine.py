@@ -145,7 +145,6 @@ class SpillState:
     def join(self, unit: Unit, part: Unit) -> None:
         """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
         # a unit that gets a new part is valid in its first tier only
-        # a unit that gets a new part is valid in its first tier only
         part.keys += 1
         if part.keys > 1:
             return
@@ -206,11 +205,9 @@ class SpillState:
         return self._proceed(unit, out)
 
     def alloc_failed(self, allocation: FailedAllocation) -> Instructions:
-        """Make room on a device, whatever its limit; resume the thread when enough units, or all that can, have gone.
-
-        The thread makes its copies down before it waits. The spill thread never asks for room, since others wait for
-        its copies: if it cannot allocate, its copy fails.
-        """
+        """Make room on a device, whatever its limit; resume the thread when enough units, or all, have gone."""
+        # the thread makes its copies down before it waits; the spill thread never calls this, since others wait for its
+        # copies
         self.allocations.add(allocation)
         return self._settled([])
 

@@ -29,10 +29,7 @@ def below(tier: int) -> int:
 
 
 class Unit:
-    """Bytes that move together. There may be a million units, so usual values are attributes of the class.
-
-    The store's units are :class:`hpcgpu.spill.values.unit.Content`, which also holds the data.
-    """
+    """Bytes that move together. There may be a million units, so usual values are attributes of the class."""
 
     disk_bytes: int = 0  # its size on disk, if known; 0: nbytes
     valid: int = 0  # the tiers that hold its present contents, as bits: 1 << tier; 0: no key names it

@@ -58,11 +58,10 @@ class Loan:
 
 
 class Pool:
-    """A bounded pool of host buffers: it lends arrays of shape (nbytes,) and dtype uint8, contiguous.
+    """A bounded pool of host buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8, contiguous."""
 
-    Any thread may call it; its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of
-    a size, in the thread that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
-    """
+    # Its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of a size, in the thread
+    # that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
 
     loan: type[Loan] = Loan
 

@@ -37,7 +37,6 @@ class Scratch:
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
         """Make a folder below ``parent`` (default: TMPDIR), after those of dead processes are removed."""
         # ConfigError if other users can change a folder above it, unless ``trusted``
-        # ConfigError if other users can change a folder above it, unless ``trusted``
         home = home_of(parent)
         try:
             parents.make(home)

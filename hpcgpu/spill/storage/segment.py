@@ -23,7 +23,6 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 def reserve(fd: int, start: int, nbytes: int) -> None:
     """Reserve room, so that a full disk is an error now. Without fallocate only make the file longer."""
     # not posix_fallocate: if the file system has no fallocate, glibc writes a byte to each block
-    # not posix_fallocate: if the file system has no fallocate, glibc writes a byte to each block
     if not _allocated(fd, 0, start, nbytes):
         os.ftruncate(fd, start + nbytes)
 
@@ -53,11 +52,9 @@ class Descriptor:
 
 
 class Segment:
-    """A file of the disk tier.
+    """A file of the disk tier. Any thread may read, write and make holes; Segments changes the rest under its lock."""
 
-    Segments makes it, and changes it under its own lock; but the thread that removes the file sets ``kept`` and
-    ``is_stuck`` without the lock. Any thread may read, write and make holes without the lock.
-    """
+    # but the thread that removes the file sets ``kept`` and ``is_stuck`` without the lock
 
     __slots__ = ("_list_bytes", "end", "held_bytes", "is_shut", "is_stuck", "kept", "path", "used_bytes")
 

@@ -31,7 +31,6 @@ _AT_ONCE = 256
 def room_for(nbytes: int) -> int:
     """Return the room for ``nbytes``: whole pages, at most a sixteenth more than the bytes."""
     # the page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere
-    # the page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere
     step = min(max(1 << max(nbytes.bit_length() - 5, 0), PAGE_BYTES), 16 * PAGE_BYTES)
     return -(-nbytes // step) * step
 
@@ -171,7 +170,6 @@ class Segments:
 
     def give_back(self, slots: Iterable[Room]) -> None:
         """Make room usable again, or remove its file; no thread reads or writes there any more."""
-        # a file that cannot be removed (a stale handle of NFS) is tried again the next time
         # a file that cannot be removed (a stale handle of NFS) is tried again the next time
         with self._lock:
             empty, self._stuck = self._stuck, []

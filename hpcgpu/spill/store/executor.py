@@ -212,7 +212,6 @@ class Executor:
     ) -> Iterator[None]:
         """Keep units up while inside; this thread brings up those that are below, unless they only ``stay``."""
         # a SpillError of the disk is for good; after any other error, the next try may succeed
-        # a SpillError of the disk is for good; after any other error, the next try may succeed
         todo, is_urgent = Todo(), this_thread.copies_down > 0
         with self.lock:
             needed = tuple([unit for unit in units if unit.valid] if stays else units)

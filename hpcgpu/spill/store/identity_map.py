@@ -75,11 +75,10 @@ _OWNER = Slot(0)
 
 
 class IdentityMap:
-    """Makes entries of values. Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
+    """Makes entries of values. ``traverse`` runs in any thread, the other methods under the store's lock."""
 
-    Executor removes the units and values that move from ``contents`` (by the names of their allocations) and ``values``
-    (by their ids). ``reader`` distinguishes proxies of this store from others.
-    """
+    # Executor removes units and values that move from ``contents`` (by the names of their allocations) and ``values``
+    # (by their ids); ``reader`` distinguishes proxies of this store from others
 
     def __init__(
         self,
@@ -139,7 +138,6 @@ class IdentityMap:
 
     def entry_of_owner(self, array: np.ndarray) -> Entry:
         """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock."""
-        # the name of the array's memory is its own id
         # the name of the array's memory is its own id
         number, nbytes = id(array), array.nbytes
         if nbytes < SMALL_BYTES:

@@ -59,11 +59,10 @@ class Todo:
 
 @dataclass(slots=True, eq=False)
 class ThreadTicket(Ticket):
-    """A ticket with its thread's inbox, the number of copies sent there and taken out, and the answer.
+    """A ticket with its thread's inbox, the number of copies sent there and taken out, and the answer."""
 
-    Executor makes it in the thread that waits; only that thread changes ``taken``. ``sent`` changes under the store's
-    lock. Another thread may set ``error``, then ``answered``, and wake the waiting thread by its inbox.
-    """
+    # only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
+    # ``answered``, and wakes the thread by its inbox
 
     inbox: Any = None
     sent: int = 0

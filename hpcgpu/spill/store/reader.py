@@ -43,7 +43,6 @@ class Reader:
     def restore(self, entry: Entry, *, writes: bool = False) -> Any:
         """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`."""
         # a pin is not enough: without a name members of a bundle go, and parts of a value that comes up by parts
-        # a pin is not enough: without a name members of a bundle go, and parts of a value that comes up by parts
         with self._executor.needing(entry.used_units, writes=writes):
             return self._assemble(entry)
 

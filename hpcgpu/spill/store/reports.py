@@ -22,14 +22,10 @@ _DOWN = ("device_to_host", "host_to_disk")
 
 
 class Reports:
-    """Logs tiers that stay above their limits, and values that cannot move.
+    """Logs tiers that stay above their limits, and values that cannot move. Thread-safe, without the store's lock."""
 
-    Errors are logged as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error keeps the arrays
-    of its frames.
-
-    Thread-safe: Executor makes it, and calls it without the store's lock in the thread that carries the instruction
-    out. Two threads may call in another order than that of the instructions: ``stays`` has the present state.
-    """
+    # as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error keeps the arrays of its frames
+    # two threads may call in another order than that of the instructions: ``stays`` has the present state
 
     def __init__(self, stays: Collection[int]) -> None:
         self._stays = stays

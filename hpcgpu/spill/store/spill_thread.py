@@ -69,7 +69,6 @@ class SpillThread:
     def settle(self, timeout_s: float) -> bool:
         """Wait until no move is under way or due; return whether that was in time."""
         # False while moves fail, unless they fail since the tier below is full
-        # False while moves fail, unless they fail since the tier below is full
         if not self._loop.is_alive():
             return self._stops
         self._executor.is_watched = True

@@ -76,11 +76,9 @@ class Bundle(Content):
 
 
 class Buffers(Bundle):
-    """Small allocations of a device; on disk one follows the other.
+    """Small allocations of a device; in host memory each has bytes of its own, on disk one follows the other."""
 
-    A member may lose its last name at any time, and its memory with it, so :meth:`copied` reads each member once,
-    without a lock. In host memory and on disk each has bytes of its own: shape (bytes,), dtype uint8.
-    """
+    # a member may lose its last name and its memory at any time: copied() reads each member once, without a lock
 
     def views_of(self, member: Buffer) -> Sequence[Any]:
         """Return the layout of a member's arrays in the copy on disk."""

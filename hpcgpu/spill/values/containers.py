@@ -74,10 +74,6 @@ def _fill_default(x: Any, items: list[Any]) -> None:
     _fill_dict(x, items[1:])
 
 
-def _nothing() -> None:
-    """Stand in for the function of a partial that is still being made."""
-
-
 def _keys(n: int) -> slice:
     return slice(n // 2)
 
@@ -120,7 +116,7 @@ _BASES: dict[type, Base] = {
     types.MethodType: Base(lambda x: [x.__func__, x.__self__], None, lambda kind, items: kind(*items)),
     functools.partial: Base(
         lambda x: [x.func, x.args, x.keywords],
-        lambda kind: functools.partial.__new__(kind, _nothing),
+        lambda kind: functools.partial.__new__(kind, _keys),  # any function, until it is filled
         lambda x, items: functools.partial.__setstate__(x, (*items, None)),  # type: ignore[attr-defined]
     ),
 }
@@ -210,7 +206,6 @@ def container_of(kind: type) -> Container | None:
 
 def _is_all_python(kind: type, base: type, slots: int) -> bool:
     """Tell whether its objects have no memory but attributes and slots, as Python checks it to copy them."""
-    # object_getstate_default, Objects/typeobject.c of CPython 3.11
     # object_getstate_default, Objects/typeobject.c of CPython 3.11
     pointers = slots
     if kind.__dictoffset__ and not base.__dictoffset__:

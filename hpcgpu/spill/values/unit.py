@@ -99,11 +99,10 @@ class Content(Unit, ABC):
 
 
 class ObjectContent(Content):
-    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit.
+    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit."""
 
-    A member's state is that of its bundle, but for ``nbytes``, ``top`` and ``keys``, the number of values and proxies
-    that it is a part of.
-    """
+    # a member's state is its bundle's, but for nbytes, top and keys, the number of values and proxies that it is part
+    # of
 
     usual_kind: type = object
     bundle: Any = None
@@ -200,11 +199,9 @@ NO_SKELETON = SkeletonUnit(Slot(0), 0)
 
 
 class Entry:
-    """A value under one or more names: keys of the store, and handles.
+    """A value under one or more names: keys of the store, and handles."""
 
-    IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
-    read without it; the other attributes never change.
-    """
+    # ``value``, ``names`` and ``key`` change under the store's lock, and may be read without it; the rest never changes
 
     __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
 
