@@ -12,8 +12,6 @@ import pytest
 import real_cupy
 from spill_stores import new_store as new_store
 
-from hpcgpu.spill.devices.cuda import CudaDevice
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not real_cupy.is_here():
@@ -39,7 +37,6 @@ def driver(_driver: fake_cuda.Standin, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.undo()
     _driver.mend()
     gc.collect()
-    CudaDevice.current(0).give_back()  # of numba's queue, too
     cupy.cuda.Device(0).synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()

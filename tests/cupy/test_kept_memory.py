@@ -133,7 +133,9 @@ def test_cupy_makes_room_before_an_array_of_it_is_stored(new_store: NewStore, ro
         assert filled(20 * MIB, 7).nbytes == 20 * MIB
         assert store.rescues > 0
         assert [int(store[i].copy_to_host()[-1]) for i in range(15)] == list(range(15))
+        store.clear()
         pool.free_all_blocks()
+        CudaDevice.current(0).give_back()  # of numba's queue
     finally:
         cupy.cuda.set_allocator(before)
 
