@@ -99,10 +99,10 @@ def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
     kinds = [x.dtype if isinstance(x, (np.ndarray, np.generic)) else type(x) for x in inputs]
     try:
         dtype = ufunc.resolve_dtypes((*kinds, None))[-1]
-        found = np.nditer(operands, ["zerosize_ok"], flags, [*[None] * len(inputs), dtype], order="K").operands[-1]
+        result = np.nditer(operands, ["zerosize_ok"], flags, [*[None] * len(inputs), dtype], order="K").operands[-1]
     except (TypeError, ValueError):  # not for this ufunc, or the inputs do not fit: numpy's own error comes then
         return None
-    return found if dtype.char in NUMBERS else None
+    return result if dtype.char in NUMBERS else None
 
 
 def _map(size: int) -> mmap.mmap:

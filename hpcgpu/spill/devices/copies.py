@@ -131,7 +131,7 @@ class DriverCopies:
         return root
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
-        """Copy to device memory; the stream of its allocation may still use what was there before."""
+        """Copy to device memory; the stream of its allocation may still use the memory."""
         with self.context():
             if int(self.up_stream) != after:
                 with self._event() as allocated:

@@ -126,7 +126,7 @@ def up(source: Source) -> Any:
 
 
 def lifted(source: Source, lift: Callable[[], Any]) -> Any:
-    """Return what ``lift`` returns; SpillError for all its errors but MemoryError."""
+    """Return the result of ``lift``; SpillError for all its errors but MemoryError."""
     try:
         return lift()
     except (MemoryError, SpillError):  # the next touch may find room

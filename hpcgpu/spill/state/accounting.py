@@ -29,7 +29,7 @@ class Accounting:
         self.blocked: dict[int, int] = {}  # the size from which copies down from it fail, until something changes
         self.stuck: set[int] = set()  # above its limit, but no unit may go until something changes: no event looks
         self.shrunk: dict[int, int] = {}  # the bytes to which it must go down once
-        # the units whose highest tier it is, longest untouched first, without those on their way down (perhaps all)
+        # the units whose highest tier it is, longest untouched first, without units on their way down
         self.orders: dict[int, _Order] = defaultdict(OrderedDict)
         self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}  # units valid there and higher up
         self.copy_bytes = {HOST: 0, DISK: 0}
@@ -197,7 +197,7 @@ class Accounting:
         return False
 
     def settle(self, out: list[Instruction]) -> None:
-        """Send down the bytes above the limits, and those that must go since a tier shrinks."""
+        """Send down the bytes above the limits, and the bytes that must go since a tier shrinks."""
         while True:
             before = self._chances
             for tier in (*self.limits, *self.shrunk):
@@ -206,7 +206,7 @@ class Accounting:
                 return  # else there is new room below, and more units may go
 
     def make_room(self, tier: int, out: list[Instruction], more_bytes: int = 0) -> None:
-        """Send down the bytes above the limit of a tier, and those that must go since it shrinks."""
+        """Send down the bytes above the limit of a tier, and the bytes that must go since it shrinks."""
         over = self.over(tier, more_bytes)
         shrinks = self._staying(tier) - self.shrunk[tier] if tier in self.shrunk else 0
         if (over > 0 or shrinks > 0) and tier not in self.stuck:

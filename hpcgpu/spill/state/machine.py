@@ -96,7 +96,7 @@ class SpillState:
         return self._settled(out) if out else ()
 
     def need(self, ticket: Ticket) -> Instructions:
-        """Pin units, and bring up those below. Each must be named, or pinned by another ticket."""
+        """Pin units, and bring up units below. Each must be named, or pinned by another ticket."""
         if not all(unit.valid for unit in ticket.units):
             raise ValueError("a unit that no key names cannot be needed")
         out: list[Instruction] = []

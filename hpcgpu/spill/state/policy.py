@@ -99,7 +99,7 @@ def _window(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candid
 
 
 def _biggest_first(candidates: list[Candidate], need_bytes: int) -> list[Candidate]:
-    """Take the biggest, until one alone covers what is left: then the smallest such one; of one size the oldest."""
+    """Take the biggest, until one alone covers the rest: then the smallest such one; of one size the oldest."""
     sizes = sorted(reversed(candidates), key=lambda c: c.nbytes)
     taken = []
     while sizes and need_bytes > 0:

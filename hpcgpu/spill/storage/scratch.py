@@ -35,7 +35,7 @@ class Scratch:
 
     @classmethod
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
-        """Make a folder below ``parent`` (default: TMPDIR), after those of dead processes are removed."""
+        """Make a folder below ``parent`` (default: TMPDIR), after the folders of dead processes are removed."""
         # ConfigError if other users can change a folder above it, unless ``trusted``
         home = home_of(parent)
         try:

@@ -360,7 +360,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
 
 def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
-    """Return the device's limit, the bytes of the host tier and those of the disk tier; 0: no limit.
+    """Return the device's limit, the bytes of the host tier and of the disk tier; 0: no limit.
 
     A store does not know how much of the node its process may use, nor how many processes share it: ``"auto"`` means no
     limit (distributed watches the process), and a fraction is an error.

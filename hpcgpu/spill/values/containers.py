@@ -40,7 +40,7 @@ _LIVE_ROOTS = frozenset(
 _LIVE_KINDS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType)
 # Tables have parts of their own, which their libraries move; and objects of hpcgpu hold no values of users.
 _CLOSED_ROOTS = _LIVE_ROOTS | {"pandas", "pyarrow", "cudf", "hpcgpu", "weakref"}
-_OWN_PICKLE = (Counter,)  # and those of _BASES
+_OWN_PICKLE = (Counter,)  # and the classes of _BASES
 
 
 class Base(NamedTuple):

@@ -6,7 +6,6 @@ import io
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dask.base import tokenize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from waiting import aside, scaled
 
 from hpcgpu import sim
 
@@ -313,11 +313,8 @@ def test_threads_lose_no_byte(tmp_path: Path) -> None:
         for _ in range(300):
             a = a + 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    for done in [aside(work) for _ in range(4)]:
+        done.result(scaled(60))
     assert sim.read_usage_bytes(tmp_path / "usage") == device.used_bytes == 0
 
 

@@ -74,18 +74,6 @@ def test_a_reader_of_what_is_going_down_waits_for_nothing_and_the_copy_is_kept()
     assert a.tier == DEVICE and a.is_clean
 
 
-def test_what_came_up_and_was_only_read_goes_down_without_a_copy() -> None:
-    store, (a, b) = Instant({DEVICE: 10}), units(6, 6)
-    store.set(a, b)
-    for _ in range(3):
-        store.use(a)
-        store.use(b)
-    assert store.copies == {a: 4, b: 4}  # one down, and one up at each use
-    store.use(a, writes=True)
-    store.use(b)
-    assert store.copies[a] == 6
-
-
 def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
     state.moved(copy_of(state.set("a", (a,))))
@@ -111,14 +99,6 @@ def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
     assert said == (Say("stays", HOST, 6, FULL),)
     assert state.set("b", (b,)) == () and state.is_stuck  # it is bigger
     assert kinds(state.tick()) == [Copy, Copy]
-
-
-def test_a_tier_is_said_to_fit_when_what_did_not_move_is_gone() -> None:
-    state, (a, b) = SpillState({HOST: 8}), units(6, 6, top=HOST)
-    state.set("a", (a,))
-    assert state.failed(copy_of(state.set("b", (b,))), FULL) == (Say("stays", HOST, 6, FULL),)
-    assert state.delete("a") == (Drop(a, HOST), Say("fits", HOST, 0, None))
-    assert not state.is_stuck
 
 
 def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
@@ -183,17 +163,6 @@ def test_shrinking_gives_back_what_is_kept_then_moves_data_then_gives_back_again
     assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
 
 
-def test_copies_of_what_is_up_go_first_where_host_memory_is_short() -> None:
-    store, (a, b) = Instant({DEVICE: 10, HOST: 10}), units(6, 6)
-    c = Unit(2, 6, HOST, HOST)
-    store.set(a, b)
-    store.use(a)
-    store.run(store.state.delete(1))
-    assert a.is_clean
-    store.set(c)
-    assert Drop(a, HOST) in store.told and c.tier == HOST
-
-
 def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
     state.set("a", (a,))
@@ -207,14 +176,6 @@ def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     assert state.moved(up) == (Resume(reader),)
     state.release(reader)
     assert state.task_over("task") == ()
-
-
-def test_what_a_ready_task_needs_goes_after_what_none_needs() -> None:
-    state, (a, b, c) = SpillState({DEVICE: 12}), units(6, 6, 6)
-    state.set("a", (a,))
-    state.set("b", (b,))
-    state.expect("task", ["a"], (0,), running=False)
-    assert copy_of(state.set("c", (c,))).unit is b
 
 
 def test_a_failed_prefetch_is_not_tried_again_before_a_tick() -> None:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from spill_stores import NewStore
-from waiting import scaled
+from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
@@ -299,11 +299,8 @@ def test_threads_share_the_pool() -> None:
             if set(array[:: 64 * KIB].tolist()) != {seed}:
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(scaled(60))
+    for done in [aside(lambda n=n: work(n)) for n in range(4)]:
+        done.result(scaled(60))
     assert wrong == []
     assert pool.used_bytes == 0
     assert 0 < pool.free_bytes <= 8 * MIB

@@ -258,11 +258,8 @@ def test_many_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None:
         start.wait(scaled(20))
         made.extend(Disk(str(tmp_path)) for _ in range(10))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    for done in [aside(work) for _ in range(8)]:
+        done.result(scaled(60))
     assert len({d.folder for d in made}) == 80
     assert all((d.folder / ".lock").exists() for d in made)
     for d in made:
