@@ -13,12 +13,11 @@ _Order = OrderedDict[int, Unit]
 
 
 class Accounting:
-    """All units by tier. Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
+    """All units by tier, their bytes and orders of use; only single numbers are read without the lock."""
 
-    Pure: SpillState makes it, for itself and its parts. Single numbers are read without the store's lock.
-    Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
-    untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
-    """
+    # Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
+    # untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
+    # Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
 
     def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
         self.limits, self.low, self._choose = dict(limits), low, choose

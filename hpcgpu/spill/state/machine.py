@@ -46,12 +46,10 @@ Instructions = tuple[Instruction, ...]
 
 
 class SpillState:
-    """The state machine of one store; its parameters are those of :class:`hpcgpu.spill.state.accounting.Accounting`.
+    """The state machine of one store. Every method except :meth:`join` is an event, and returns its instructions."""
 
-    Every method except the constructor and :meth:`join` is an event, and returns the instructions that follow from it.
-    Executor makes it. Executor, GpuSpillBuffer, Reader and SpillThread report events, under the store's lock. Only
-    single numbers, and :attr:`is_stuck`, are read without the lock.
-    """
+    # Its parameters are those of Accounting. All calls are under the store's lock; single numbers, and ``is_stuck``,
+    # are read without it.
 
     def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
         self.accounting, self.prefetch = Accounting(limits, low, choose), Prefetch()

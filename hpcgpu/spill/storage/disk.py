@@ -47,13 +47,11 @@ class Stored:
 
 
 class Disk:
-    """A private folder below ``parent`` (default: TMPDIR), and the objects stored there.
+    """A private folder below ``parent`` (default: TMPDIR), and the objects stored there, by threads that copy."""
 
-    Thread-safe; GpuSpillBuffer makes it. Threads that copy call it without the store's lock; only the spill thread
-    shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape (nbytes,) and dtype uint8,
-    not page-locked. ConfigError if others can change a folder above ``parent``, unless ``trusted``. A limit of 0 means
-    no limit but the disk's.
-    """
+    # Only the spill thread shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape
+    # (nbytes,) and dtype uint8, not page-locked. ConfigError if others can change a folder above ``parent``, unless
+    # ``trusted``. A limit of 0 means no limit but the disk's.
 
     def __init__(
         self, parent: str | None, slabs: Slabs | None = None, limit_bytes: int = 0, *, trusted: bool = False

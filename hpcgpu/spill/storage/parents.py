@@ -24,12 +24,10 @@ def make(path: Path) -> None:
 
 
 def changed_by(path: Path) -> str:
-    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can.
-
-    They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on ``/tmp``,
-    they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
-    above its mount point.
-    """
+    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can."""
+    # They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on /tmp,
+    # they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
+    # above its mount point.
     shared = False  # whether others can make links in the folder of the last step
     for folder, facts in _steps(path):
         mode = facts.st_mode

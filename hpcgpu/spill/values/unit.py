@@ -33,12 +33,9 @@ class ProxiedObject(Protocol):
 
 
 class Content(Unit, ABC):
-    """A unit, and its data in each tier.
+    """A unit, and its data in each tier. Its methods but ``copied`` run under the store's lock."""
 
-    IdentityMap, Executor and Reader change it under the store's lock, also by :meth:`join`, :meth:`leave`,
-    :meth:`take` and :meth:`put`. :meth:`copied` runs without the lock, in the thread that copies. Readers look at a
-    content without the lock.
-    """
+    # ``copied`` runs in the thread that copies; readers look at a content without the lock
 
     # The values with names that it is a part of. Containers are set only when they change: every value has a unit, and
     # with their containers a million of them would cost the garbage collector seconds.
