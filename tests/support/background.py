@@ -8,10 +8,7 @@ import pytest
 
 
 def said(log: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[logging.LogRecord]:
-    """What has been said in this test.
-
-    Not by asyncio: what an earlier test did not look at it tells when that is collected, in the middle of this test.
-    """
+    """What has been said in this test."""
     return [r for r in log.records if r.levelno >= level and r.name != "asyncio"]
 
 

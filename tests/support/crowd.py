@@ -1,10 +1,4 @@
-"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else.
-
-And a Slurm that answers at once, whose jobs all run, so that nothing but our own code is left to be measured.
-
-Run as a program it reads the scheduler's address and security from its standard input (a pickle), then lines:
-``join NAME NAME ...`` and ``leave``; it answers each with a line when it is done.
-"""
+"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else."""
 
 from __future__ import annotations
 
@@ -41,14 +35,7 @@ METRICS = {
 
 
 class Crowd:
-    """The process of the workers.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Whose scheduler they join.
-
-    """
+    """The process of the workers."""
 
     def __init__(self, cluster: Any) -> None:
         self._process = subprocess.Popen(

@@ -1,9 +1,4 @@
-"""Blocks of code in the pages of docs, and how each is tried.
-
-A comment before the fence says it: ``<!-- file: NAME -->`` is a file for the commands of the page,
-``<!-- lab: NAME -->`` one that a test on the lab runs, ``<!-- checked: REASON -->`` what is read by a parser and not
-run. All others are run. People do not see comments: the text before a block names its file, too.
-"""
+"""Blocks of code in the pages of docs, and how each is tried."""
 
 from __future__ import annotations
 
@@ -39,10 +34,7 @@ _FENCE = re.compile(r"(?:<!-- (file|lab|checked): ([^\n]*?) -->\n)?```([\w{}-]*)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: ``how`` it is tried (``run`` if nothing is said), the rest of that comment, its language and text.
-
-    ``before`` is the text that people see between the block before and this one.
-    """
+    """A block: ``how`` it is tried (``run`` if nothing is said), the rest of that comment, its language and text."""
 
     how: str
     word: str

@@ -1,8 +1,4 @@
-"""Commands in a container, one after the other, without a ``docker exec`` for each of them.
-
-That costs 0.2 s and 0.1 s of CPU, most of it docker's own (20.10). One is kept open instead; in it runs this file,
-which takes a line of JSON for each command and answers with one. Standard library only: the container's Python runs it.
-"""
+"""Commands in a container, one after the other, without a ``docker exec`` for each of them."""
 
 from __future__ import annotations
 
@@ -18,16 +14,7 @@ from typing import Any
 
 
 class Errands:
-    """A container's end of it, as root.
-
-    Parameters
-    ----------
-    container : str
-        Its name.
-    checkout : str
-        Where it sees this checkout.
-
-    """
+    """A container's end of it, as root."""
 
     def __init__(self, container: str, checkout: str) -> None:
         argv = ["docker", "exec", "-i", container, "/usr/bin/python3", "-I", f"{checkout}/tests/support/errands.py"]
@@ -35,16 +22,7 @@ class Errands:
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
 
     def run(self, timeout: float, **errand: Any) -> dict[str, Any]:
-        """Run a command and return its exit code and what it printed.
-
-        Raises
-        ------
-        EOFError
-            If the container does not answer; with docker's words.
-        TimeoutError
-            If it has not answered within ``timeout`` seconds.
-
-        """
+        """Run a command and return its exit code and what it printed."""
         assert self._process.stdin
         try:
             self._process.stdin.write(json.dumps(errand).encode() + b"\n")

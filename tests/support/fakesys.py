@@ -1,8 +1,4 @@
-"""A recorded machine as a tree of files that libhwloc, lstopo and hpcgpu discover as if it were this one.
-
-``build(name, root)`` writes ``root/sys`` from ``tests/data/topology/<name>.xml``; with the variables of
-``ENVIRONMENT`` hwloc looks there and nowhere else.
-"""
+"""A recorded machine as a tree of files that libhwloc, lstopo and hpcgpu discover as if it were this one."""
 
 from __future__ import annotations
 
@@ -26,11 +22,7 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def build(name: str, root: Path, numa_known: bool = True, extra: tuple[NumaNode, ...] = ()) -> Topology:
-    """Write the machine below ``root`` and return what is recorded of it.
-
-    ``numa_known=False``: firmware that tells no device's NUMA node (``numa_node`` is -1 for all).
-    ``extra``: NUMA nodes that are not recorded.
-    """
+    """Write the machine below ``root`` and return what is recorded of it."""
     text = (TOPOLOGIES / f"{name}.xml").read_text()
     topology, xml = hwloc_xml.read(text), ET.fromstring(text)
     sys = root / "sys"

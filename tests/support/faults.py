@@ -75,20 +75,7 @@ answer("closed")
 
 
 class Faulty:
-    """A client in the lab that answers questions while its cluster suffers.
-
-    Parameters
-    ----------
-    lab : Lab
-        Where.
-    jobs : int or None
-        One-node jobs beside the first one; None: leave the cluster as it starts.
-    where : str
-        The container of the client.
-    **options
-        Of the cluster; one simulated GPU on each node and five cores for it, so that a node has one job.
-
-    """
+    """A client in the lab that answers questions while its cluster suffers."""
 
     def __init__(self, lab: Lab, jobs: int | None = None, where: str = "", **options: Any) -> None:
         self.lab = lab
@@ -207,10 +194,7 @@ def container(node: str) -> str:
 
 
 def make_ready(lab: Lab) -> None:
-    """Wait until Slurm gives every node to jobs; what it has drained or given up because of a fault is resumed.
-
-    Of itself it looks at a node that it has given up only after up to 84 s (22.05.8).
-    """
+    """Wait until Slurm gives every node to jobs; what it has drained or given up because of a fault is resumed."""
     end = time.monotonic() + PATIENCE_S
     while wrong := {node: state for node, state in _states(lab).items() if state not in ("idle", "mixed", "allocated")}:
         assert time.monotonic() < end, f"nodes are not ready: {wrong}"

@@ -69,10 +69,7 @@ class Lab:
         self._errands: dict[str, Errands] = {}
 
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
-        """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them.
-
-        LabUnavailable: there is no such venv, it lacks a module, or it is of another Python than the lab's.
-        """
+        """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
         packages = self.packages_of(venv, modules[0])
         words = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
         done = self.exec(self.login, ["sh", "-c", _MAKE.format(**words, modules=", ".join(modules))])
@@ -80,10 +77,7 @@ class Lab:
             raise LabUnavailable(f"{packages} is not of the lab's Python: {done.stderr}")
 
     def packages_of(self, venv: str, module: str) -> str:
-        """Return where the lab sees the packages of a venv of the checkout.
-
-        LabUnavailable: there is no such venv, or it lacks the module.
-        """
+        """Return where the lab sees the packages of a venv of the checkout."""
         found = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
         if found is None or not (found / module).exists():
             raise LabUnavailable(f"{venv} has no {module}")
@@ -100,14 +94,7 @@ class Lab:
         return {**os.environ, **more}
 
     def build(self) -> None:
-        """Build what is not built.
-
-        Raises
-        ------
-        LabUnavailable
-            If this machine has no Docker, no compose, or no way to a base image.
-
-        """
+        """Build what is not built."""
         done = self.lab_sh("build", timeout=850)
         if done.returncode == UNAVAILABLE:
             raise LabUnavailable(done.stderr.strip().removeprefix("slurm lab: "))

@@ -1,8 +1,4 @@
-"""What a test leaves behind: processes, threads, descriptors, files. It fails for that, with their names.
-
-Each test has a temporary folder and a home of its own. Whatever it starts has their paths in its environment, so that
-processes are found which are no children of its any more, and not those of tests beside it.
-"""
+"""What a test leaves behind: processes, threads, descriptors, files. It fails for that, with their names."""
 
 from __future__ import annotations
 
@@ -67,10 +63,7 @@ def children() -> list[int]:
 
 
 def files() -> list[tuple[int, str]]:
-    """Return the files that this process has open, and the sockets on which it listens.
-
-    Not other sockets: a cluster that tests share makes connections whenever it wants.
-    """
+    """Return the files that this process has open, and the sockets on which it listens."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -122,14 +115,7 @@ def names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """See that nothing is left of threads, children, open files and sockets.
-
-    Raises
-    ------
-    AssertionError
-        What it is.
-
-    """
+    """See that nothing is left of threads, children, open files and sockets."""
     before = Before.now()
     yield
     if left := settled(before.left):
@@ -138,14 +124,7 @@ def nothing_left() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_process_left(home: Path) -> Iterator[Path]:
-    """Have a temporary folder that is this test's own; see that nothing is left in it, and no process that knows it.
-
-    Parameters
-    ----------
-    home : Path
-        The test's own home; what a process has of it in its environment gives it away, too.
-
-    """
+    """Have a temporary folder that is this test's own; see that nothing is left in it, and no process that knows it."""
     folder, was = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp")), os.environ.get("TMPDIR")
     os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
     try:

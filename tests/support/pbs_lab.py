@@ -1,7 +1,4 @@
-"""A real OpenPBS in namespaces of this machine as an object: what runs on its machines, and what breaks them.
-
-It is another project's: ``HPCGPU_PBS_LAB`` is its folder, else ``../shared/pbs-lab`` beside the checkout.
-"""
+"""A real OpenPBS in namespaces of this machine as an object: what runs on its machines, and what breaks them."""
 
 from __future__ import annotations
 
@@ -107,14 +104,7 @@ class Client:
 
 
 class PbsLab:
-    """The login node, four nodes, and what runs on them.
-
-    Parameters
-    ----------
-    state : Path
-        The lab's own folder.
-
-    """
+    """The login node, four nodes, and what runs on them."""
 
     nodes = ("node1", "node2", "node3", "node4")
     python = PYTHON
@@ -155,14 +145,7 @@ class PbsLab:
         return done
 
     def up(self) -> None:
-        """Start it.
-
-        Raises
-        ------
-        PbsLabUnavailable
-            Its programs cannot be had here.
-
-        """
+        """Start it."""
         for again in (True, False):
             try:
                 self.run("up.sh", str(len(self.nodes)), limit_s=400)

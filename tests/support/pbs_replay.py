@@ -1,10 +1,4 @@
-"""A PBS server as a folder: qsub, qstat, qdel answer in the words of recordings, and jobs are real processes here.
-
-Nothing happens by time: jobs start, wait, are held or killed when the test says so (:class:`Pbs`), and end when their
-processes do. What PBS prints is taken from ``data/batch/pbs``, from either build, with ids and fields put in.
-
-``python pbs_replay.py FOLDER qsub|qstat|qselect|qdel|mom ...`` is what the programs run.
-"""
+"""A PBS server as a folder: qsub, qstat, qdel answer in the words of recordings, and jobs are real processes here."""
 
 from __future__ import annotations
 
@@ -30,16 +24,7 @@ KILL_DELAY_S = 10.0
 
 
 class Pbs:
-    """The server; a test's own, and each program's.
-
-    Parameters
-    ----------
-    folder : Path
-        Its state.
-    build : str
-        ``release`` or ``head``: whose words it has.
-
-    """
+    """The server; a test's own, and each program's."""
 
     def __init__(self, folder: Path, build: str = "") -> None:
         self.folder, self.jobs = folder, folder / "jobs"
@@ -93,10 +78,7 @@ class Pbs:
         self.write("trouble", what)
 
     def lose(self, what: str) -> None:
-        """Let qsub not be answered from now on: ``accepted`` or ``unheard``, it hangs; ``broken``, it knows it; or not.
-
-        It hangs when the server does (33-server-trouble).
-        """
+        """Let qsub not be answered from now on."""
         self.write("lose", what)
 
     def refuse(self, refusal: Record) -> None:

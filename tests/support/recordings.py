@@ -21,13 +21,7 @@ class Record:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Read ``$ command`` / ``[user host] [exit n]`` / ``--- stdout`` / ``--- stderr`` / ``===`` blocks.
-
-    Raises
-    ------
-    ValueError
-        If a block has another form: a recording that is skipped silently tests nothing.
-    """
+    """Read ``$ command`` / ``[user host] [exit n]`` / ``--- stdout`` / ``--- stderr`` / ``===`` blocks."""
     text = path.read_text(encoding="utf-8", errors="replace").removesuffix("===\n")
     for block in text.split("\n===\n"):
         if not block.strip():

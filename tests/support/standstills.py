@@ -1,8 +1,4 @@
-"""When the whole machine stood still, or its clock jumped, as seen by a thread that wakes up twice a second.
-
-A virtual machine may be stopped by its host, or get next to no time from it. Slurm's limits go by the wall clock,
-most of ours by the monotonic one: a test that fails for that shows here what happened.
-"""
+"""When the whole machine stood still, or its clock jumped, as seen by a thread that wakes up twice a second."""
 
 from __future__ import annotations
 

@@ -70,20 +70,7 @@ def aside(call: Callable[[], object]) -> Future:
 def until(
     condition: Callable[[], T], what: str, while_: Future | None = None, *, limit_s: float = 60, every_s: float = 0.05
 ) -> T:
-    """Wait for a condition that nothing tells of, and return what it returned.
-
-    Parameters
-    ----------
-    condition : callable
-        Asked again and again until it returns something true.
-    what : str
-        What is waited for, for the error.
-    while_ : Future, optional
-        Of what is done aside: when that fails, so does the wait.
-    limit_s, every_s : float
-        How long to wait (longer on a slow machine), and how long between two looks, in seconds.
-
-    """
+    """Wait for a condition that nothing tells of, and return what it returned."""
     limit_s = scaled(limit_s)
     end_s = time.monotonic() + limit_s
     while not (found := condition()):
