@@ -120,7 +120,6 @@ def page(folder: Path) -> Iterator[Page]:
             env={**os.environ, "HOME": str(folder), "TMPDIR": short},
         ) as browser,
     ):
-        assert browser.stderr
         try:
             said = []
             for line in browser.stderr:
@@ -162,7 +161,6 @@ def lab(folder: Path, base_url: str = "/") -> Iterator[str]:
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
     }
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as server:
-        assert server.stderr
         said = []
         try:
             for line in server.stderr:

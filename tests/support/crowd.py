@@ -41,7 +41,6 @@ class Crowd:
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
-        assert self._process.stdin
         self._process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security)))
 
     def __enter__(self) -> Self:
@@ -59,8 +58,6 @@ class Crowd:
         self._say("leave")
 
     def _say(self, line: str) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
         self._process.stdin.write(f"{line}\n".encode())
         assert self._process.stdout.readline() == b"done\n", "the workers have ended"
 

@@ -169,13 +169,11 @@ class Faulty:
         print(found.stdout, found.stderr)
 
     def _say(self, kind: str, text: str) -> Any:
-        assert self._process.stdin
         self._process.stdin.write(json.dumps([kind, text]) + "\n")
         self._process.stdin.flush()
         return self._hear(text)
 
     def _hear(self, about: str) -> Any:
-        assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
             said, wrong = self._process.communicate(timeout=60)

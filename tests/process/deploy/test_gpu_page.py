@@ -110,8 +110,6 @@ def crowd_of(gpus: int) -> Iterator[str]:
     argv = [sys.executable, str(CROWD), str(gpus)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(argv, **pipes, text=True) as crowd:
-        assert crowd.stdin
-        assert crowd.stdout
         yield crowd.stdout.readline().strip()
         crowd.stdin.close()
 
