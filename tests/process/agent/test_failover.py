@@ -89,9 +89,7 @@ def world(folder: Path, nodes: str, code: str, gpus: int = 2) -> Iterator[World]
     ],
     ids=["one-death", "its-heirs-too", "both-at-once"],
 )
-def test_the_lowest_rank_that_lives_takes_a_dead_leaders_workers_over(
-    tmp_path: Path, deaths: str, successor: int
-) -> None:
+def test_lowest_living_rank_takes_over_a_dead_leaders_workers(tmp_path: Path, deaths: str, successor: int) -> None:
     code = f"""
         mine = ("b-0", "b-1", "b-2")
         bound = bindings()
@@ -119,7 +117,7 @@ def test_the_lowest_rank_that_lives_takes_a_dead_leaders_workers_over(
         assert sorted(p.name for p in tmp_path.glob("hpcgpu-run-*")) == []
 
 
-def test_data_that_a_dead_leaders_worker_alone_had_is_lost_as_distributed_says(tmp_path: Path) -> None:
+def test_sole_copies_of_a_dead_leaders_workers_are_lost(tmp_path: Path) -> None:
     code = """
         there = addresses()["b-0"]
         scattered = c.scatter([1], workers=[there])[0]
@@ -172,7 +170,7 @@ def test_the_last_workers_stay_though_their_rank_died(tmp_path: Path) -> None:
         assert f"hpcgpu: a: rank 1 died; {why}\n" in ranked.said(0)
 
 
-def test_a_retired_worker_does_not_come_back_with_the_next_leader(tmp_path: Path) -> None:
+def test_retired_worker_stays_away_under_the_next_leader(tmp_path: Path) -> None:
     code = """
         kill(3)
         wait_until_said(1, "rank 3 died")

@@ -146,9 +146,7 @@ def test_a_member_that_must_go_hands_its_data_over(
     assert "hand over their data and leave" in leaving.stdout.read()
 
 
-def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too(
-    cluster: Ranks, head: subprocess.Popen[str]
-) -> None:
+def test_member_without_launcher_and_log_leaves_with_its_data(cluster: Ranks, head: subprocess.Popen[str]) -> None:
     cluster.member("2")
     with ExitStack() as stack:
         launcher = stack.enter_context(subprocess.Popen(["sleep", "600"]))
@@ -261,7 +259,7 @@ def test_a_member_with_a_wrong_certificate_says_so_at_once(cluster: Ranks, head:
 
 
 @pytest.mark.parametrize("who", ["we", "they"])
-def test_both_sides_refuse_a_certificate_that_is_not_the_clusters(who: str) -> None:
+def test_both_sides_refuse_a_certificate_of_another_cluster(who: str) -> None:
     """TLS 1.3 tells us that they refuse ours only after the handshake."""
     right, wrong = Certificate.make(), Certificate.make()
     parts = {"tls_worker_cert": wrong.cert_pem, "tls_worker_key": wrong.key_pem, "require_encryption": True}
@@ -284,7 +282,7 @@ def unused_port() -> int:
         return int(s.getsockname()[1])
 
 
-def test_a_head_ends_when_its_client_is_silent_and_leaves_no_secret(cluster: Ranks) -> None:
+def test_head_with_a_silent_client_ends_and_leaves_no_secret(cluster: Ranks) -> None:
     head = cluster.start("head", client_grace_s=1.0)
     assert cluster.published()
     assert head.wait(DEADLINE_S) == 0

@@ -77,7 +77,7 @@ def test_a_dead_worker_is_back_and_the_clients_calls_work(tmp_path: Path) -> Non
     assert done.stdout == "['OK']\n1\n1\n"  # both nannies live in the leader
 
 
-def test_scheduler_workers_and_nannies_are_on_the_interface_that_is_asked_for(tmp_path: Path) -> None:
+def test_all_processes_listen_on_the_chosen_interface(tmp_path: Path) -> None:
     if not (named := sorted(usable_interfaces() - {"lo"})):
         pytest.skip("this machine has loopback only")
     code = """

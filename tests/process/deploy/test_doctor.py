@@ -145,7 +145,7 @@ def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         assert pids.start_time(job) is None
 
 
-def test_the_next_doctor_removes_what_one_has_left_that_was_killed_with_its_guard(
+def test_next_doctor_removes_files_of_one_killed_with_its_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, job = waiting(tmp_path)

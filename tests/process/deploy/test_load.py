@@ -36,9 +36,7 @@ def states(cluster: Any) -> set[str]:
     return {row.view.text for row in cluster.jobs.rows if row.has == "workers"}
 
 
-def test_a_thousand_workers_join_and_leave_and_the_cluster_hardly_notices(
-    slurm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thousand_workers_join_and_leave_at_little_cost(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     reconcile = job_loop.reconcile
 

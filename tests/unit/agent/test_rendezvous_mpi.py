@@ -59,9 +59,7 @@ def test_followers_go_when_their_leader_does(launch: str, leader: subprocess.Pop
     follower.result(5)
 
 
-def test_a_leader_that_died_or_is_of_another_launch_is_not_waited_for(
-    launch: str, leader: subprocess.Popen[str]
-) -> None:
+def test_dead_leader_or_another_launchs_is_not_waited_for(launch: str, leader: subprocess.Popen[str]) -> None:
     another = aside(lambda: wait_for_leader(uuid.uuid4().hex))
     another.result(8)  # 10 s is for a leader that is there
     leader.kill()

@@ -80,7 +80,7 @@ def test_a_rank_whose_end_cannot_be_looked_at_is_said_once(
     assert failures(log) == ["the look at rank 3 failed: KeyError: 3"]
 
 
-def test_a_fork_server_whose_reports_cannot_be_read_is_taken_for_dead(
+def test_fork_server_with_unreadable_reports_counts_as_dead(
     pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:

@@ -82,7 +82,7 @@ def test_variables_are_named_if_wrong_and_ignored_if_for_jobs(script: str) -> No
 
 
 @pytest.mark.parametrize("words", [[], ["--print"]])
-def test_launch_without_an_allocation_starts_nothing_and_says_what_to_type(script: str, words: list[str]) -> None:
+def test_launch_without_an_allocation_says_what_to_type(script: str, words: list[str]) -> None:
     done = hpcgpu("launch", *words, "--gpus", "sim:1", script, HPCGPU_LAUNCHER="fork")
     assert (done.returncode, done.stdout) == (2, "")
     for way in ("salloc", "qsub -I", "jobscripts/slurm.sbatch", "hpcgpu run", "hpcgpu launch --launcher mpirun"):

@@ -186,9 +186,7 @@ def test_a_file_may_come_from_stdin() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_names_file_line_and_what_was_expected(
-    text: str, answer: str | None, tmp_path: Path
-) -> None:
+def test_wrong_file_is_an_error_with_line_and_expectation(text: str, answer: str | None, tmp_path: Path) -> None:
     path = tmp_path / "wrong.xml"
     path.write_text(text)
     error = refused("--from", str(path), code=1)
