@@ -14,6 +14,7 @@ import numpy as np
 from _first_hour import GIB, MIB, filled, held, lacks, nvml_used_bytes, say, seconds, spill_all, store
 
 from hpcgpu.spill.devices.cuda import CudaDevice
+from hpcgpu.spill.devices.cupy import evict_on_failure
 
 # CUDA's context and its libraries take about 0.5 GiB of it.
 ROOM_BYTES, PIECE_BYTES = 6 * GIB, 256 * MIB
@@ -73,6 +74,7 @@ def _rescue(values: str, other: str, case: str) -> None:
         from hpcgpu.deploy.processes.devices import evicting
 
         rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+    evict_on_failure()  # as a worker does
     with store(1.0) as spilling:
         count = 0
         while cupy.cuda.runtime.memGetInfo()[0] > GIB and count < 2 * ROOM_BYTES // PIECE_BYTES:

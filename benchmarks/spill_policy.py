@@ -39,7 +39,7 @@ from typing import Any
 
 from _traces import CASES, Trace
 
-from hpcgpu.spill.state.policy import Candidate, headroom, victims, victims_of
+from hpcgpu.spill.state.policy import Candidate, headroom, victims
 
 ROOM = (0.3, 0.5, 0.8)
 # As the store does: once it is full, it goes down to this part of its limit.
@@ -119,8 +119,8 @@ def without_priorities(store: Store, need_bytes: int) -> Iterator[int]:
 
 
 def clean_first(store: Store, need_bytes: int) -> Iterator[int]:
-    groups = [[c for c in store.candidates() if c.clean is clean] for clean in (True, False)]
-    return (c.name for c in victims_of(groups, need_bytes))
+    in_order = sorted(store.candidates(), key=lambda c: not c.clean)
+    return (c.name for c in victims(in_order, need_bytes))
 
 
 def with_headroom(store: Store, need_bytes: int) -> Iterator[int]:

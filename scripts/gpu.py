@@ -92,11 +92,11 @@ def test_parts() -> list[Part]:
 PARTS = (
     *test_parts(),
     *(Part(f"first hour: {name}", ("benchmarks/gpu_first_hour.py", name), 45) for name in FIRST_HOUR),
-    Part("benchmarks/spill.py", ("benchmarks/spill.py", "--only", "loops", "--gpu-only", "--runs", "3"), 90, "cupy"),
+    Part("benchmarks/spill.py", ("benchmarks/spill.py", "--only", "loops", "--gpu-only", "--runs", "1"), 90, "cupy"),
     Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40, "cupy"),
     Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 45, "cupy"),
     Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 40, "cupy"),
-    Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 40, "cupy"),
+    Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 75, "cupy"),
     Part("memcheck", ("benchmarks/gpu_first_hour.py", "memcheck"), 60, "cupy"),
 )
 

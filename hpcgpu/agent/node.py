@@ -86,11 +86,11 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
     """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
     from hpcgpu.deploy.processes.node import gpus_of
     from hpcgpu.host import nvml
-    from hpcgpu.plan.views.explain import others_words
+    from hpcgpu.plan.views.explain import format_other_gpus
 
     gpus = gpus_of(settings, topology, environ, host)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
-        why = "; ".join(filter(None, (others_words(topology), nvml.read().trouble)))
+        why = "; ".join(filter(None, (format_other_gpus(topology), nvml.read().trouble)))
         raise LaunchError(
             f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
             f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"

@@ -166,7 +166,8 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 
     if script:
         _checked(script, "hpcgpu jobscript")
-    click.echo(read_job(typed_settings(arguments), FROM, script, batch).script, nl=False)
+    _, spec, system = read_job(typed_settings(arguments), FROM, script, batch)
+    click.echo(system.script(spec), nl=False)
 
 
 @hpcgpu.command(

@@ -70,7 +70,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
 
     from hpcgpu.deploy.jobs import logs as job_logs
     from hpcgpu.deploy.jobs import record, runs
-    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.deploy.jobs.rows import jobs_of
 
     run = runs.find(record.home(), name)
     log = job_logs.log_of(run, name)
@@ -80,7 +80,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
         asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
         (status,) = asyncio.run(runs.look_at([run]))
-        jobs = "; ".join(f"job {view.id}: {view.text}" for view in views_of(status))
+        jobs = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(status))
         click.echo(f"{log} is empty so far; {jobs}", err=True)
 
 
@@ -101,7 +101,7 @@ def stop(name: str) -> None:
 
 def _row(status: RunStatus) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs import record
-    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.plan.jobs.phase import phases_line
 
     run = status.run.record
@@ -110,7 +110,7 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         run.name,
         run.shape,
         " ".join(job.id for job in run.jobs) or "-",
-        phases_line(views_of(status)),
+        phases_line(jobs_of(status)),
         "-" if status.workers is None else str(len(status.workers)),
         f"{run.client.host}:{run.client.pid}" if status.client == "alive" else status.client,
         format_duration(int(age / timedelta(seconds=1))),
@@ -119,18 +119,16 @@ def _row(status: RunStatus) -> tuple[str, ...]:
 
 def _described(status: RunStatus) -> dict[str, Any]:
     """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
-    from hpcgpu.deploy.jobs.rows import views_of
+    from hpcgpu.deploy.jobs.rows import jobs_of
 
     run = status.run.record
-    logs = {job.id: job.log for job in run.jobs}
     return {
         "name": run.name,
         "shape": run.shape,
         "created": run.created.isoformat(),
         "client": {"state": status.client, "host": run.client.host, "pid": run.client.pid},
         "jobs": [
-            {"id": view.id, "phase": view.phase.value, "state": view.text, "log": logs[view.id]}
-            for view in views_of(status)
+            {"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(status)
         ],
         "workers": None if status.workers is None else list(status.workers),
     }

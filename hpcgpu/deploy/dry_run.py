@@ -10,7 +10,7 @@ from dataclasses import replace
 from hpcgpu.config import entry_points
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start, topo
-from hpcgpu.deploy.jobs.preview import said_of
+from hpcgpu.deploy.jobs.preview import changed_settings
 from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.launch.environment import read_allocation
@@ -45,7 +45,7 @@ def _preview(read: Wanted, line: str, layout: Layout | None) -> Preview:
     node = Plan(facts.topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
     return Preview(
         settings=settings,
-        said=said_of(settings),
+        values=changed_settings(settings),
         spec=None,
         granted=tuple(_granted()),
         script=line,

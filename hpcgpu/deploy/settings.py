@@ -43,6 +43,7 @@ class Wanted:
 
     settings: Settings
     site: Site | None
+    batch: str = ""  # the batch system to which a job is submitted; "": none
 
 
 def read(
@@ -91,7 +92,7 @@ def read(
     folder = settings.log_directory or ""
     if folder.startswith("~"):  # no shell and no batch system replaces it
         settings = replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
-    return Wanted(settings, site)
+    return Wanted(settings, site, system)
 
 
 def say_once(text: str) -> None:

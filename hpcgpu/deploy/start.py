@@ -27,9 +27,9 @@ from hpcgpu.plan.jobs.launcher import (
     LauncherFacts,
     RankCommand,
     check_allocation,
-    command_words,
     is_mpirun,
     plan_launch,
+    split_command,
 )
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -216,7 +216,7 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
     def says(*argv: str) -> str:
         return programs.run_sync(Command(argv, timeout_s=60)).stdout
 
-    beside, command = Path(sys.executable).parent / "mpirun", command_words(settings)
+    beside, command = Path(sys.executable).parent / "mpirun", split_command(settings)
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
     if command:
         program = shutil.which(command[0]) or ""

@@ -9,7 +9,8 @@ import sys
 from typing import Any, Protocol
 
 from hpcgpu.host import log
-from hpcgpu.plan.jobs.phase import READY, Phase
+from hpcgpu.plan.jobs.job import Phase
+from hpcgpu.plan.jobs.phase import READY
 
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"

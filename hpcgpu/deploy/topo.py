@@ -32,7 +32,7 @@ from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.whole_node import facts_from, plan_whole_node
 from hpcgpu.plan.binding.workers import NodeFacts
 from hpcgpu.plan.views.describe import describe, differences
-from hpcgpu.plan.views.explain import gpu_words
+from hpcgpu.plan.views.explain import format_gpu
 from hpcgpu.plan.views.overview import Plan, render_overview
 from hpcgpu.topology import document
 
@@ -137,7 +137,7 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
         matches = [g for i, g in enumerate(usable) if name and name in (str(i), g.pci, g.uuid.lower())]
         if not matches:
             other = next((g for g in topology.gpus if name and name in (g.pci, g.uuid.lower())), None)
-            why = f"{gpu_words(other, address=False)}, and workers run on NVIDIA's" if other else "not there"
+            why = f"{format_gpu(other, address=False)}, and workers run on NVIDIA's" if other else "not there"
             shown = ", ".join(f"{i} at {g.pci}" for i, g in enumerate(usable)) or "none"
             raise ConfigError(f"--gpus names {name!r}, which is {why}; there are: {shown}; or simulated GPUs: sim:4")
         out += matches

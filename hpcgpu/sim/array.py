@@ -1,4 +1,4 @@
-"""Arrays of a simulated GPU: numpy computes, but nothing crosses to the host unasked.
+"""Arrays of a simulated GPU: numpy computes, but no data crosses to the host implicitly.
 
 A wrapper class: a subclass of ndarray would become a host array in ``np.asarray`` and in ``concatenate``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from hpcgpu.sim.memory import result_like
 _IMPLICIT = (
     "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
 )
-# Functions that return a fact for the host, not data; and functions that take host arrays as indices, as CuPy's do.
+# Functions that return a fact for the host, not data; and functions that take host arrays as indices, like CuPy's.
 _FACTS = {np.allclose, np.array_equal, np.may_share_memory, np.shares_memory, np.iscomplexobj, np.result_type}
 _INDEXED = {np.take, np.take_along_axis, np.delete, np.insert, np.isin}
 # With ``like=`` these copy from the host.
@@ -25,45 +25,17 @@ _UPLOADS = {np.array, np.asarray, np.asanyarray}
 _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
 
 
-class Gpu(Protocol):
-    """A GPU as its arrays need it; :class:`hpcgpu.sim.SimGpu` implements it."""
-
-    def asarray(self, x: Any) -> SimArray:
-        """Copy from the host."""
-
-    def to_host(self, host: np.ndarray, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
-        """Copy to the host."""
-
-    def empty_as(self, like: np.ndarray) -> SimArray:
-        """Return an array with undefined contents, of another one's dtype, shape and strides."""
-
-    def allocation_of(self, result: np.ndarray) -> Buffer:
-        """Return the buffer of an array's memory; a new one is counted."""
-
-
-class Buffer(Protocol):
-    """A buffer on the device, in which arrays lie."""
-
-    @property
-    def gpu(self) -> Gpu:
-        """The GPU of the memory."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size."""
-
-
 class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array on a simulated GPU; :meth:`SimGpu.asarray` makes one, and so do computations."""
 
     __slots__ = ("__weakref__", "_allocation", "_host")
     __array_priority__ = 100
 
-    def __init__(self, host: np.ndarray, allocation: Buffer) -> None:
-        self._host, self._allocation = host, allocation
+    def __init__(self, host: np.ndarray, allocation: Any) -> None:
+        self._host, self._allocation = host, allocation  # its memory; its hpcgpu.sim.gpu.Allocation
 
     @property
-    def __hpcgpu_device__(self) -> Gpu:
+    def __hpcgpu_device__(self) -> Any:
         """The device, under the name that the spill store reads."""
         return self._allocation.gpu
 
@@ -93,7 +65,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def base(self) -> SimArray | None:
-        """The array of which this is a view, or None. As with CuPy, this holds after a way down and up, too."""
+        """The array of which this is a view, or None; as with CuPy, also after a move down and up."""
         base = self._host.base
         while base is not None and type(base) is not np.ndarray:  # sim.memory.Memory, or as in sim.gpu._root
             base = getattr(base, "base", None)
@@ -158,7 +130,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         if function in _UPLOADS and not isinstance(args[0], SimArray):
             return self._allocation.gpu.asarray(function(*args, **kwargs))
         if function in _OUTPUT:
-            args, kwargs = [_got(a) for a in args], {k: _got(a) for k, a in kwargs.items()}
+            args, kwargs = [_to_host(a) for a in args], {k: _to_host(a) for k, a in kwargs.items()}
             return function(*args, **kwargs)
         host = function in _INDEXED
         result = function(*_down(args, host), **_down(kwargs, host))
@@ -232,12 +204,12 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def host_of(array: SimArray) -> np.ndarray:
-    """Return the numpy array behind a device array. A function: CuPy's arrays have no such attribute."""
+    """Return the numpy array behind a device array; not an attribute, since CuPy's arrays have none."""
     return array._host
 
 
-def buffer_of(array: SimArray) -> Buffer:
-    """Return an array's buffer."""
+def buffer_of(array: SimArray) -> Any:
+    """Return an array's hpcgpu.sim.gpu.Allocation."""
     return array._allocation
 
 
@@ -267,10 +239,10 @@ def _down(value: Any, host: bool = False) -> Any:
     return value
 
 
-def _got(value: Any) -> Any:
+def _to_host(value: Any) -> Any:
     return value.get() if isinstance(value, SimArray) else value
 
 
 def _decides(x: Any) -> bool:
-    """Return whether the class of an argument, such as dask's arrays, handles device arrays itself."""
+    """Tell whether the class of an argument, such as dask's arrays, handles device arrays itself."""
     return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))

@@ -14,8 +14,7 @@ import numpy as np
 
 from hpcgpu.model.simulated import DEFAULT_BYTES
 from hpcgpu.sim.array import SimArray, buffer_of, host_of
-from hpcgpu.sim.memory import NUMBERS, Blocks, bytes_of, root_of
-from hpcgpu.sim.usage import Usage
+from hpcgpu.sim.memory import NUMBERS, Blocks, Usage, bytes_of, root_of
 
 # Freed memory up to this fraction (1/4) is kept for reuse.
 _KEPT = 4
@@ -55,7 +54,7 @@ class SimGpu:
         Its size and its names.
     usage_file : path, optional
         The file in which other processes find what it takes of the host's memory
-        (``hpcgpu.sim.usage.read_usage_bytes``): used bytes, and freed memory that is kept to be used again.
+        (``hpcgpu.sim.read_usage_bytes``): used bytes, and freed memory that is kept to be used again.
 
     Attributes
     ----------
@@ -98,7 +97,7 @@ class SimGpu:
         return self._used
 
     def asarray(self, x: Any) -> SimArray:  # whatever numpy takes
-        """Copy an array from the host to the device; an array of this device is returned as it is.
+        """Copy an array from the host to the device; return an array of this device as it is.
 
         Raises
         ------
@@ -133,8 +132,8 @@ class SimGpu:
     def allocation_of(self, result: np.ndarray) -> Allocation:
         """Return the buffer of an array's memory; a new one is counted."""
         root = root_of(result)
-        known = self._allocations.get(id(root))
-        allocation = known() if known else None
+        reference = self._allocations.get(id(root))
+        allocation = reference() if reference else None
         if allocation is None:
             _check(root.dtype)
             allocation = self._register(root, self._allocate(root.nbytes))
@@ -149,7 +148,7 @@ class SimGpu:
         """Do nothing: the work of a simulated GPU is done when its call returns."""
 
     def give_back(self, *, if_short: bool = False) -> bool:
-        """Free the memory that is kept to be used again; return False, since it counts as free in any case."""
+        """Free the memory that is kept for reuse; return False, since it counts as free in any case."""
         if not if_short:
             self._blocks.shrink(0)
         return False
@@ -202,7 +201,7 @@ class SimGpu:
                     f"Out of memory allocating {nbytes:,} bytes (allocated so far: {used:,} bytes, limit set to: "
                     f"{self.memory_bytes:,} bytes) on the {self.name}"
                 )
-            # room was made, though another thread may have taken it
+            # there is room, unless another thread has taken it
         self._blocks.shrink(self.memory_bytes - used - nbytes)
         return allocation
 

@@ -1,4 +1,4 @@
-"""Memory of simulated GPUs, with reuse of freed blocks, as in CuPy's memory pool.
+"""Memory of simulated GPUs, with reuse of freed blocks like CuPy's memory pool, and its use in a file.
 
 New pages are slow: filling them takes 0.08 CPU seconds per GB longer than filling used pages, and 2.2 on a virtual
 machine that returns free pages to its host (free page reporting, Linux 6.18).
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 NUMBERS = frozenset("?bBhHiIlLqQefdFD")
 # Before, a result's dtype depends on the values of numbers, and ufunc.resolve_dtypes does not return it (NEP 50).
 _NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+_COUNTER_BYTES = 8
 # malloc reuses smaller blocks itself.
 _SMALLEST_BYTES = 128 * 2**10
 
@@ -28,7 +31,7 @@ class Memory(np.ndarray):
     Blocks makes it. Any thread may drop the last reference: its block is returned without a lock.
     """
 
-    # set in the whole memory alone: numpy makes views of it, too
+    # set only in the memory itself, not in the views of it that numpy makes
     home: Blocks | None = None
     block: mmap.mmap
 
@@ -40,8 +43,7 @@ class Memory(np.ndarray):
 class Blocks:
     """Lends memory, and keeps up to ``most_bytes`` of returned blocks; calls ``changed`` if ``nbytes`` changes.
 
-    Thread-safe without a lock, since the garbage collector may return memory in any thread, at any time. ``changed`` is
-    called in that thread.
+    Thread-safe without a lock: the garbage collector may return memory in any thread, and ``changed`` is called there.
     """
 
     def __init__(self, most_bytes: int, changed: Callable[[], None]) -> None:
@@ -57,7 +59,14 @@ class Blocks:
         """Return ``nbytes`` of memory, not cleared."""
         if nbytes < _SMALLEST_BYTES:
             return Memory(nbytes, np.uint8)
-        block = self._kept_block(nbytes) or _mapped(nbytes)
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        for block in tuple(self._kept):
+            if len(block) == size:
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._kept.remove(block)
+                    break
+        else:
+            block = _map(size)
         # numpy makes a block the base of its memory, and the memory that of its arrays, since their types differ
         memory: Any = np.ndarray.__new__(Memory, (nbytes,), np.uint8, block)
         memory.block, memory.home = block, self
@@ -82,14 +91,6 @@ class Blocks:
                 self._kept.popleft()
         return len(self._kept) < count
 
-    def _kept_block(self, nbytes: int) -> mmap.mmap | None:
-        for block in tuple(self._kept):
-            if len(block) == _whole_pages(nbytes):
-                with contextlib.suppress(ValueError):  # another thread was faster
-                    self._kept.remove(block)
-                    return block
-        return None
-
 
 def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
     """Return an untouched array with the dtype, shape and strides of a large result."""
@@ -108,15 +109,11 @@ def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
     return found if dtype.char in NUMBERS else None
 
 
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _mapped(nbytes: int) -> mmap.mmap:
+def _map(size: int) -> mmap.mmap:
     try:
-        block = mmap.mmap(-1, _whole_pages(nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as e:
-        raise MemoryError(f"{nbytes} bytes of host memory cannot be mapped: {e.strerror}") from e
+        raise MemoryError(f"{size} bytes of host memory cannot be mapped: {e.strerror}") from e
     with contextlib.suppress(OSError):  # a kernel without huge pages
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
@@ -137,3 +134,25 @@ def bytes_of(root: np.ndarray) -> np.ndarray:
     """Return the memory of an owner as bytes; it is contiguous in some order of axes."""
     order = sorted(range(root.ndim), key=lambda axis: -root.strides[axis])
     return root.transpose(order).reshape(-1).view(np.uint8)
+
+
+class Usage:
+    """A number of bytes in a file: the host memory that other processes leave out, read by :func:`read_usage_bytes`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
+            f.write(bytes(_COUNTER_BYTES))
+            f.flush()
+            self._counter = mmap.mmap(f.fileno(), _COUNTER_BYTES)
+
+    def publish(self, nbytes: int) -> None:
+        """Write the number."""
+        self._counter[:] = nbytes.to_bytes(_COUNTER_BYTES, "little")
+
+
+def read_usage_bytes(path: str | os.PathLike[str]) -> int:
+    """Return the host memory that a simulated GPU of another process takes; 0 if there is none."""
+    try:
+        return int.from_bytes(Path(path).read_bytes(), "little")
+    except OSError:
+        return 0

@@ -47,7 +47,7 @@ def test_a_value_whose_copy_up_fails_once_is_read_again(
 def test_copies_down_go_on_when_an_error_has_passed(
     store: GpuSpillBuffer, faults: Faults[SpillError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_CUDA_FAIL", "cuCtxSynchronize=900")
+    monkeypatch.setenv("FAKE_CUDA_FAIL", "cuCtxRecordEvent=900")
     store[8] = filled(MIB, 8)
     until(lambda: store.trouble, "the failure is said", limit_s=30)
     assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in store.trouble[0]
@@ -63,11 +63,11 @@ def test_a_lost_gpu_is_said_in_cudas_words(
     store: GpuSpillBuffer, faults: Faults[SpillError], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     new = filled(MIB, 8)
-    monkeypatch.setenv("FAKE_CUDA_FAIL", f"cuCtxSynchronize={code}")
+    monkeypatch.setenv("FAKE_CUDA_FAIL", f"cuCtxRecordEvent={code}")
     store[8] = new
     said = str(faults.get(timeout=scaled(30)))
     assert said.startswith(
-        "the GPU cannot be used any more by this process: cuCtxSynchronize of the CUDA driver fails: "
+        "the GPU cannot be used any more by this process: cuCtxRecordEvent of the CUDA driver fails: "
     )
     assert said.endswith({700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: "CUDA_ERROR_LAUNCH_FAILED"}[code])
 

@@ -15,6 +15,7 @@ from cupy_arrays import filled, on_host
 from hpcgpu.deploy.processes.devices import evicting
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
+from hpcgpu.spill.devices.cupy import evict_on_failure
 
 MIB = 1 << 20
 Room = Callable[[int], None]
@@ -117,6 +118,26 @@ def test_an_allocator_that_a_task_sets_later_makes_room_too(
         assert pool.used_bytes() > 0  # the task's own pool is still the one
         assert [int(on_host(store[i])[-1]) for i in range(30)] == list(range(30))
         store.clear()
+        pool.free_all_blocks()
+    finally:
+        cupy.cuda.set_allocator(before)
+
+
+def test_cupy_makes_room_before_an_array_of_it_is_stored(new_store: Callable[..., GpuSpillBuffer], room: Room) -> None:
+    import cupy
+    from numba import cuda
+
+    before, pool = cupy.cuda.get_allocator(), cupy.cuda.MemoryPool()
+    store = new_store(1.0)
+    room(64 * MIB)
+    try:
+        cupy.cuda.set_allocator(pool.malloc)
+        evict_on_failure()  # a worker calls it when CuPy has been imported
+        for i in range(15):
+            store[i] = cuda.to_device(np.full(4 * MIB, i, "u1"))
+        assert filled(20 * MIB, 7).nbytes == 20 * MIB
+        assert store.rescues > 0
+        assert [int(store[i].copy_to_host()[-1]) for i in range(15)] == list(range(15))
         pool.free_all_blocks()
     finally:
         cupy.cuda.set_allocator(before)

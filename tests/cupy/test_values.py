@@ -11,8 +11,8 @@ from cupy_arrays import filled, on_host
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.cupy_messages import deserialize, serialize
-from hpcgpu.spill.store.read_mode import ReadMode, reading
+from hpcgpu.spill.store.dask import deserialize, serialize
+from hpcgpu.spill.store.transfer import ReadMode, reading
 
 MIB = 1 << 20
 NewStore = Callable[..., GpuSpillBuffer]

@@ -23,7 +23,7 @@ def test_a_cancelled_job_hands_over_its_data_and_is_replaced(slurm_lab: Lab) -> 
         before = run.members()
         slurm_lab.exec(slurm_lab.login, ["scancel", before[0]], check=True)
         assert run.results() == RIGHT
-        run.until("[row.view.id for row in cluster.jobs.gone]", lambda gone: gone == before[:1])
+        run.until("[row.id for row in cluster.jobs.gone]", lambda gone: gone == before[:1])
         run.whole_again()
         after = run.members()
         assert len(after) == 3
@@ -56,7 +56,7 @@ def test_a_slow_epilog_is_said_and_keeps_nobody_from_closing(slurm_lab: Lab) -> 
         slurm_lab.exec(slurm_lab.login, ["scancel", ended], check=True)
         run.until("str(cluster.jobs)", lambda table: "in state COMPLETING" in table)
         go_on()
-        run.until("[row.view.id for row in cluster.jobs.gone]", lambda gone: gone == [ended])
+        run.until("[row.id for row in cluster.jobs.gone]", lambda gone: gone == [ended])
         run.whole_again()
         members = run.members()
         assert stays in members
@@ -79,7 +79,7 @@ def test_adapt_replaces_a_cancelled_job_once_and_shrinks_when_the_work_is_done(s
         run.until("len(client.scheduler_info(n_workers=-1)['workers'])", lambda n: n == 3)
         victim = run.members()[0]
         slurm_lab.exec(slurm_lab.login, ["scancel", victim], check=True)
-        run.until("[row.view.id for row in cluster.jobs.gone]", lambda gone: gone == [victim])
+        run.until("[row.id for row in cluster.jobs.gone]", lambda gone: gone == [victim])
         assert run.ask("[tasks[-1].status, client.status]") == ["pending", "running"]
         run.whole_again()
         run.do("client.cancel(tasks[15:]); del tasks[15:]; TASKS = 15")
@@ -123,7 +123,7 @@ def test_a_job_near_its_time_limit_hands_over_to_its_successor(slurm_lab: Lab) -
     with Faulty(slurm_lab, jobs=2, scheduler="here", walltime="00:02:00") as run:
         run.do("start()")
         before = run.members()
-        run.until(f"[row.view.id for row in cluster.jobs.rows if row.view.id in {before}]", lambda left: not left)
+        run.until(f"[row.id for row in cluster.jobs.rows if row.id in {before}]", lambda left: not left)
         run.whole_again()
         assert run.results() == RIGHT
         assert {slurm_lab.job(job)["JobState"] for job in before} == {"COMPLETED"}

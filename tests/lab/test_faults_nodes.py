@@ -32,7 +32,7 @@ def until_named(run: Faulty, job: str, node: str) -> None:
     For a while after Slurm has given its jobs up the node may be ``mixed*`` still, not ``down*`` (22.05.8).
     """
     run.until(
-        f"[row.view.text for row in (*cluster.jobs.rows, *cluster.jobs.gone) if row.view.id == {job!r}]",
+        f"[row.text for row in (*cluster.jobs.rows, *cluster.jobs.gone) if row.id == {job!r}]",
         lambda texts: any(f"{node} {words}" in text for text in texts for words in ("is down: Not", "does not answer")),
     )
 

@@ -50,7 +50,7 @@ def test_they_arrive_unharmed_in_each_job_of_an_elastic_cluster(slurm_lab: Lab) 
     with SLURMGPUCluster(**options) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
         cluster.wait_for_workers(3, timeout=120)
-        ids = [row.view.id for row in cluster.jobs.rows]
+        ids = [row.id for row in cluster.jobs.rows]
         queue = subprocess.run(["squeue", "-h", "-r", "-o", "%j"], capture_output=True, text=True).stdout
         facts = dict(seen=list(client.run(lambda: os.environ["HARD"]).values()), names=queue.splitlines(),
                      logs=[os.path.exists(row.log) for row in cluster.jobs.rows],

@@ -40,7 +40,7 @@ CLUSTER = """
     lease.detach(folder)
     settings = Settings(gpus="sim:2", walltime_s=3600)
     run = RunDocument(settings, "member", folder=str(folder))
-    spec, _, system = plan_job(run, None, "slurm")
+    spec, system = plan_job(run, None, "slurm")
     script = system.script(replace(spec, count=2, exit_file=""))
     head = subprocess.Popen([sys.executable, "-m", "hpcgpu.agent", document.render(replace(run, shape="head"))])
     array = subprocess.run(system.submit(script, spec).argv, input=script, capture_output=True, text=True).stdout

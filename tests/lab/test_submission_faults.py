@@ -35,7 +35,7 @@ def calls(program):
     return file.read_text().splitlines() if file.exists() else []
 
 def members(cluster):
-    return [row.view.id for row in cluster.jobs.rows if row.has == "workers"]
+    return [row.id for row in cluster.jobs.rows if row.has == "workers"]
 
 def until(what):
     end = time.monotonic() + 100

@@ -52,7 +52,7 @@ def scale(client: Client, jobs: int) -> list[str]:
 
 def members(client: Client) -> list[str]:
     """Return the jobs that come and go."""
-    found: list[str] = client("[row.view.id for row in cluster.jobs.rows if row.has == 'workers']")
+    found: list[str] = client("[row.id for row in cluster.jobs.rows if row.has == 'workers']")
     return found
 
 

@@ -66,7 +66,7 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Memory *memories, *freed; /* addresses of what was freed are not used again */
-static Stream legacy, per_thread = {.flags = 0}, *streams;
+static Stream legacy, per_thread = {.flags = 0}, all, *streams; /* all: of an event of the whole context */
 static unsigned long long numbers, used, pinned, reserved_high, events, stream_count;
 static int initialized, broken, context, pool;
 static uint64_t threshold;
@@ -226,6 +226,14 @@ static int drain_all(int blocking_only) {
     for (Stream *s = streams; s; s = s->next)
         if (!blocking_only || !(s->flags & NON_BLOCKING))
             drain(s, ~0ULL);
+    return broken;
+}
+
+static int drain_until(unsigned long long number) {
+    drain(&legacy, number);
+    drain(&per_thread, number);
+    for (Stream *s = streams; s; s = s->next)
+        drain(s, number);
     return broken;
 }
 
@@ -453,6 +461,12 @@ int cuCtxSynchronize(void) {
     return leave(drain_all(0));
 }
 
+int cuCtxRecordEvent(void *given, Event *event) {
+    ENTER(0);
+    *event = (Event){&all, numbers};
+    return leave(given == &context ? OK : INVALID_HANDLE);
+}
+
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     ENTER(1);
     *least = *greatest = 0;
@@ -562,11 +576,15 @@ int cuEventRecord(Event *event, Stream *given) {
 
 int cuEventSynchronize(Event *event) {
     ENTER(1);
+    if (event->stream == &all)
+        return leave(drain_until(event->number));
     return leave(event->stream && stream_of(event->stream) ? drain(event->stream, event->number) : broken);
 }
 
 int cuEventQuery(Event *event) {
     ENTER(1);
+    if (event->stream == &all)
+        return leave(waiting() ? NOT_READY : OK);
     Stream *stream = event->stream ? stream_of(event->stream) : NULL;
     return leave(stream && stream->first && stream->first->number <= event->number ? NOT_READY : OK);
 }
@@ -817,7 +835,7 @@ static const struct {
     KNOWN(cuDeviceGetCount), KNOWN(cuDeviceGetName), KNOWN(cuDeviceGetUuid), KNOWN(cuDeviceTotalMem),
     KNOWN(cuDeviceGetAttribute), KNOWN(cuDevicePrimaryCtxRetain), KNOWN(cuDevicePrimaryCtxRelease),
     KNOWN(cuCtxPushCurrent), KNOWN(cuCtxPopCurrent), KNOWN(cuCtxSetCurrent), KNOWN(cuCtxGetCurrent),
-    KNOWN(cuCtxGetDevice), KNOWN(cuCtxSynchronize), KNOWN(cuCtxGetStreamPriorityRange),
+    KNOWN(cuCtxGetDevice), KNOWN(cuCtxSynchronize), KNOWN(cuCtxRecordEvent), KNOWN(cuCtxGetStreamPriorityRange),
     KNOWN(cuStreamCreateWithPriority), KNOWN(cuStreamCreate), KNOWN(cuStreamDestroy), KNOWN(cuStreamSynchronize),
     KNOWN(cuStreamQuery), KNOWN(cuStreamGetFlags), KNOWN(cuStreamGetPriority), KNOWN(cuStreamGetCtx),
     KNOWN(cuStreamIsCapturing), KNOWN(cuStreamWaitEvent), KNOWN(cuEventCreate), KNOWN(cuEventDestroy),

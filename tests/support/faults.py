@@ -123,7 +123,7 @@ class Faulty:
 
     def members(self) -> list[str]:
         """Return the ids of the jobs that come and go."""
-        return self.ask("[row.view.id for row in cluster.jobs.rows if 'scheduler' not in row.has]")
+        return self.ask("[row.id for row in cluster.jobs.rows if 'scheduler' not in row.has]")
 
     def node_of(self, job: str) -> str:
         """Return the node of a job."""

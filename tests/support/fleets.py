@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcgpu.deploy.jobs.job_loop import ClusterHooks
-from hpcgpu.deploy.jobs.job_table import Present
-from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.job_table import JobWorkers
+from hpcgpu.plan.jobs.job import Job
 
 GONE = "99999999.1"  # no process has this pid
 
@@ -17,10 +17,10 @@ async def nothing(*_: object) -> None:
 
 def cluster_hooks(**given: Any) -> ClusterHooks:
     """Return what a fleet has of its cluster: nothing, but for what is given."""
-    none: dict[str, Present] = {}
+    none: dict[str, JobWorkers] = {}
     known = {
         **{"present": lambda: none, "retire": nothing, "remove": nothing, "write_down": lambda: None},
-        **{"written_down": lambda: ((RecordedJob(id=GONE, log=""),), ()), "changed": lambda: None},
+        **{"written_down": lambda: ((Job(id=GONE, log=""),), ()), "changed": lambda: None},
         "say": lambda _: None,
     }
     return ClusterHooks(**{**known, **given})

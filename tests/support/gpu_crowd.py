@@ -50,11 +50,11 @@ def worker(index: int) -> SimpleNamespace:
         "node": node,
         "gpu": f"GPU-{index:08x}",
         "pci": gpu.pci,
-        "model": explain.gpu_words(gpu, address=False),
+        "model": explain.format_gpu(gpu, address=False),
         "limits": {"device": LIMIT, "capacity": gpu.memory_bytes, "process": 2 * HOST},
         "cores": str(binding.cpuset),
-        "memory": explain.memory_words(binding),
-        "nic": explain.port_words(binding),
+        "memory": explain.format_memory(binding),
+        "nic": explain.format_ports(binding),
         "reasons": list(binding.reasons),
     }
     slow_s = 12.0 if index // len(BINDINGS) % 17 == 5 else 0.0

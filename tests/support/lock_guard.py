@@ -17,7 +17,7 @@ from hpcgpu.spill.proxies import placeholder, proxy, stored_object
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store import executor, identity_map, reader
-from hpcgpu.spill.values import aliasing, host_objects, serialization, sizes, unit
+from hpcgpu.spill.values import aliasing, host_objects, serialization, unit
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
@@ -25,7 +25,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     *((Disk, name) for name in ("write", "read", "empty", "empty_bin", "trim")),
     (serialization, "write"),
     (serialization, "read"),
-    (sizes, "size_of"),
+    (identity_map, "size_of"),
     (serialization, "_dumps"),
     (identity_map, "take_apart"),
     (identity_map, "held_by"),

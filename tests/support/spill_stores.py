@@ -1,9 +1,11 @@
-"""What several tests of the spill store share: sizes, a slow device, and reads as tasks do them."""
+"""What several tests of the spill store share: sizes, slow and faulty devices, and reads as tasks do them."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
+
+import numpy as np
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -12,7 +14,7 @@ KIB = 1024
 
 
 class SlowGpu(SimGpu):
-    """A device whose copies to the host wait, if they are told to."""
+    """A device whose copies to the host wait for ``go_on``, if ``waits``."""
 
     waits = False
 
@@ -27,8 +29,31 @@ class SlowGpu(SimGpu):
         return super().pack(arrays, *more)
 
 
+class FaultyGpu(SlowGpu):
+    """A device whose copies to the host raise ``down``, and those from it ``up``."""
+
+    down: BaseException | None = None
+    up: BaseException | None = None
+
+    def pack(self, *arguments: Any) -> Any:
+        if self.down is not None:
+            raise self.down
+        return super().pack(*arguments)
+
+    def unpack(self, *arguments: Any) -> Any:
+        if self.up is not None:
+            raise self.up
+        return super().unpack(*arguments)
+
+
+def fill(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40) -> None:
+    """Set ``count`` keys of 8 KiB each on the device, of which each byte is the key."""
+    for i in range(count):
+        store[i] = gpu.asarray(np.full(8 << 10, i, "u1"))
+
+
 def argument(store: GpuSpillBuffer, key: Any) -> Any:
-    """A key as the argument of a task."""
+    """Read a key as the argument of a task."""
     with store.handing_out_handles():
         value = store[key]
     with store.using([key]):

@@ -26,7 +26,6 @@ BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 UNDONE = (
     "config/migration.py",
     "config/values.py",
-    "deploy/cluster",
     "host/discover.py",
     "host/libhwloc.py",
     "pictures",

@@ -24,7 +24,7 @@ from hpcgpu.model.allocation import NOT_TOLD
 from hpcgpu.model.limit import SHARE, Limit, read_device_limit
 from hpcgpu.plan.binding.memory import plan_memory_limit_bytes
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.limits import read_limits
+from hpcgpu.spill.store.buffer import read_limits
 
 GIB = 1 << 30
 NAN = float("nan")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
 from hpcgpu.deploy.cluster.scaler import JobAdaptive, bounds, check_scale, workers_with
 from hpcgpu.deploy.jobs import record, runs
 from hpcgpu.deploy.jobs.rows import Jobs
-from hpcgpu.deploy.settings import Wanted
+from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import ConfigError
 
 
@@ -45,16 +44,16 @@ class BatchGPUCluster(GPUCluster):
             Its scheduler does not answer.
 
         """
-        found = runs.find(record.home(), str(name_or_jobid))
-        if found.record.batch != cls.batch:
-            raise ConfigError(f"{name_or_jobid} is a run of {found.record.batch}; {cls.__name__} is for {cls.batch}")
-        wanted = Wanted(found.document.settings, None)
-        run = BatchRun(cls.batch, wanted, cls.patience, attached=found, takes_over=shutdown_on_close)
+        existing = runs.find(record.home(), str(name_or_jobid))
+        if existing.record.batch != cls.batch:
+            raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
+        settings = Wanted(existing.document.settings, None)
+        run = BatchRun(cls.batch, settings, cls.patience, attached=existing, takes_over=shutdown_on_close)
         return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
 
     def _prepare(self, given: dict[str, Any]) -> BatchRun:
-        wanted = wanted_settings.read(given, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
-        return BatchRun(self.batch, wanted, self.patience)
+        settings = read(given, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
+        return BatchRun(self.batch, settings, self.patience)
 
     @property
     def _batch_run(self) -> BatchRun:
@@ -64,7 +63,7 @@ class BatchGPUCluster(GPUCluster):
 
     @property
     def jobs(self) -> Jobs:
-        """The cluster's jobs and what each is doing, and the last few that are gone; it prints as a table."""
+        """The cluster's jobs with the state of each, and the last few that are gone; it prints as a table."""
         return self.parts.run.jobs
 
     def scale(
@@ -74,22 +73,22 @@ class BatchGPUCluster(GPUCluster):
         memory: int | str | None = None,
         cores: float | None = None,
     ) -> Any:  # a coroutine of an asynchronous cluster
-        """Have ``n`` workers, or so many jobs beside the first one; what is missing has been submitted on return.
+        """Scale to ``n`` workers, or ``jobs`` jobs beside the first one; return when missing jobs have been submitted.
 
         Parameters
         ----------
         n : int, optional
-            Workers, those of the first job included; rounded up to whole jobs.
+            Workers, including those of the first job; rounded up to whole jobs.
         jobs : int, optional
             One-node jobs that come and go, in place of ``n``.
         memory, cores : number or str, optional
-            As of dask-jobqueue: what all workers have together, in place of ``n``. A worker has ``cores_per_gpu``
-            (or ``nthreads``) and ``memory_limit`` (or its part of ``memory``).
+            As in dask-jobqueue: the cores and memory of all workers together, in place of ``n``. A worker has
+            ``cores_per_gpu`` (or ``nthreads``) and ``memory_limit`` (or its part of ``memory``).
 
         Raises
         ------
         ConfigError
-            The cluster is one job of fixed size, or it is a number that cannot be.
+            The cluster is one job of fixed size, or the number is impossible.
         SubmitError
             The batch system refused, in its own words.
 
@@ -104,22 +103,22 @@ class BatchGPUCluster(GPUCluster):
         return self.sync(scaler.scale, int(jobs))
 
     def adapt(self, *_: Any, **options: Any) -> Any:
-        """Have as many workers as there is work for.
+        """Adapt the number of workers to the work.
 
         Parameters
         ----------
         *_ : object
-            Ignored; distributed's clusters take a class here.
+            Ignored; distributed's clusters accept a class here.
         **options
             ``minimum``, ``maximum``: workers; or ``minimum_jobs``, ``maximum_jobs``: jobs that come and go; or
             ``minimum_cores``, ``minimum_memory`` and so on: see :meth:`scale`.
-            ``interval``, ``wait_count``, ``target_duration`` as of distributed's Adaptive, but slower by default:
-            a job that goes waits in the queue again.
+            ``interval``, ``wait_count``, ``target_duration`` as in distributed's Adaptive, but slower by default:
+            a replaced job waits in the queue again.
 
         Raises
         ------
         ConfigError
-            The cluster is one job of fixed size, or more are asked for at least than at most.
+            The cluster is one job of fixed size, or the minimum is above the maximum.
 
         """
         self.parts.state.must_run()
@@ -128,7 +127,7 @@ class BatchGPUCluster(GPUCluster):
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
-        """Want so many workers for now; called by :class:`JobAdaptive`."""
+        """Set the number of workers for now; called by :class:`JobAdaptive`."""
         run = self._batch_run
         scaler = run.elastic()
         await scaler.scale(scaler.jobs_for(workers - run.expected), adapting=True)

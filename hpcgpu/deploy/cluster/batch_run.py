@@ -1,7 +1,4 @@
-"""A run of a batch system, as one cluster object has it: submitted or taken up, looked after, ended.
-
-More than 300 lines, since a cluster object asks all of this of one thing: its run.
-"""
+"""A run of a batch system, as one cluster object has it: submitted or taken up, looked after, ended."""
 
 from __future__ import annotations
 
@@ -11,53 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.deploy import settings as wanted_settings
-from hpcgpu.deploy.cluster.run import Run
+from hpcgpu.deploy.cluster.run import Run, SchedulerView
 from hpcgpu.deploy.cluster.scaler import Scaler
-from hpcgpu.deploy.cluster.seen import Seen
-from hpcgpu.deploy.cluster.session import Session
 from hpcgpu.deploy.cluster.written_run import WrittenRun
-from hpcgpu.deploy.jobs import record
+from hpcgpu.deploy.jobs import ending, record
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job import BatchJob, Head, Job, submit_guarded
 from hpcgpu.deploy.jobs.job_loop import ClusterHooks, JobLoop
 from hpcgpu.deploy.jobs.job_plan import plan_job
-from hpcgpu.deploy.jobs.job_table import Present
-from hpcgpu.deploy.jobs.local import LocalJob
-from hpcgpu.deploy.jobs.rows import Jobs, head_row, jobs_of, member_row
+from hpcgpu.deploy.jobs.job_table import NO_WORKERS, JobWorkers
+from hpcgpu.deploy.jobs.local import LocalRanks
+from hpcgpu.deploy.jobs.rows import Jobs, today
+from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
-from hpcgpu.model import JobState, Patience, RunDocument
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
+from hpcgpu.plan.jobs.job import HEAD, Job, Phase
+from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 from hpcgpu.supervise import tasks
 
 
 class BatchRun(Run):
-    """The job with the scheduler, and the parts that outlive the cluster object: the run's record and its guard.
+    """The job with the scheduler, or its processes here; member jobs; the run's record and its guard.
 
-    On the event loop's thread only; properties may be read by any thread.
-
-    Parameters
-    ----------
-    batch : str
-        Name of the batch system.
-    wanted : Wanted
-        Settings and site.
-    patience : Patience
-        With the batch system.
-    attached : record.Run, optional
-        A run that is there, to be taken up in place of a submission.
-    takes_over : bool
-        The run ends with this object, and not with the one that submitted it.
-
-    Attributes
-    ----------
-    job : Job or None
-        The one with the scheduler; None before the submission.
-
+    ``attached`` is a run to take up in place of a submission; with ``takes_over`` it ends with this object.
     """
 
     def __init__(
@@ -70,266 +47,231 @@ class BatchRun(Run):
         takes_over: bool = False,
     ) -> None:
         super().__init__(wanted)
-        self.scales = wanted.settings.shape == "elastic"
+        self.scales, self.takes_over = wanted.settings.shape == "elastic", takes_over
+        self._batch, self._patience, self._attached = batch, patience, attached
+        self._spec: JobSpec | None = None
+        self._submitter: Submitter | None = None
         self._loop: JobLoop | None = None
         self._fleet: Fleet | None = None
-        self._seen: Seen | None = None
+        self._view: SchedulerView | None = None
         self._scaler: Scaler | None = None
-        self._batch, self._patience = batch, patience
-        self._attached, self._takes_over = attached, takes_over
-        self._folder: Path | None = None
         self._written: WrittenRun | None = None
+        if attached:
+            self.folder = attached.folder
+            if not any(job.is_head for job in attached.record.jobs):
+                raise LaunchError(
+                    f"run {attached.record.name} in {attached.folder} has no job with a scheduler: it has not been "
+                    "submitted yet, or the scheduler is beside the process that made it (scheduler='here')"
+                )
+
+    @property
+    def job(self) -> Job | None:
+        """The job with the scheduler; None before its submission."""
+        return super().job if self._ranks else self._loop.head if self._loop else None
+
+    @property
+    def trouble(self) -> str:
+        """Why the jobs are not looked after at present; "" if they are."""
+        return self._loop.trouble if self._loop else ""
 
     @property
     def expected(self) -> int:
-        """Workers of the job that has the scheduler."""
-        return first_workers(self.wanted.settings)
+        """The number of workers of the job that has the scheduler."""
+        return first_workers(self.settings)
 
     @property
     def wanted_workers(self) -> int:
-        """How many workers there are to be: those of the first job, and of all that come and go."""
+        """The number of workers that the cluster is to have: of the first job, and of all that come and go."""
         return self.expected + (self._scaler.wanted_workers if self._scaler else 0)
 
     @property
     def requested_workers(self) -> int:
-        """Of those, the workers whose jobs have been submitted."""
+        """The workers, of these, whose jobs have been submitted."""
         return self.expected + (self._scaler.requested_workers if self._scaler else 0)
 
     @property
     def given_up(self) -> HpcGpuError | None:
-        """Why no more workers come; None when they may."""
-        trouble = self._loop.trouble if self._loop else ""
+        """Why no more workers come; None if they may."""
         given_up = self._scaler.given_up if self._scaler else None
-        return given_up or (JobError(trouble) if trouble else None)
+        return given_up or (JobError(self.trouble) if self.trouble else None)
 
     @property
-    def ready_words(self) -> str:
-        """A line for a cluster that has its scheduler and, as was wanted, no workers."""
-        none = "READY scheduler here; no workers yet: cluster.scale(n) or cluster.adapt() asks for them"
+    def ready_line(self) -> str:
+        """A line for a cluster that has its scheduler and, as requested, no workers."""
+        none = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
         return "" if self.expected else none
 
     @property
-    def head(self) -> Head:
-        """How the job with the scheduler is; it has been submitted."""
-        if isinstance(self.job, LocalJob):
-            return self.job
-        assert self._loop
-        return self._loop
-
-    @property
-    def _head_facts(self) -> JobFacts:
-        """The facts about the job with the scheduler."""
-        if isinstance(self.job, LocalJob):
-            return self.job.facts
-        known = self._loop.head if self._loop else None
-        return known or JobFacts(id=self.job.id if self.job else "", submitted_s=0.0, expected=self.expected)
-
-    @property
     def jobs(self) -> Jobs:
-        """All jobs with their workers of this moment: the loop looks a little later, for many of them at once."""
-        if self.job is None or self._seen is None:
-            return jobs_of([], (), is_over=False)
-        present, end = self._present(), self._seen.end()
+        """All jobs with their present workers: the loop checks a little later, for many workers at once."""
+        head = self.job
+        if head is None or self._view is None:
+            return Jobs(())
+        present, end = self._present(), self._view.end()
 
-        def with_workers(job: JobFacts) -> JobFacts:
-            here = present.get(job.id, Present())
-            return job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent)
+        def described(job: Job) -> Job:
+            here = present.get(job.id, NO_WORKERS)
+            job = job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent)
+            return describe(job, today(), end)
 
-        head = head_row(with_workers(self._head_facts), self.wanted.settings.nodes, self.job.log, end)
         members = self._loop.table.members if self._loop else ()
-        rows = [head, *(member_row(with_workers(row.facts), row.recorded.log, end) for row in members)]
-        return jobs_of(rows, self._fleet.gone if self._fleet else (), is_over=end is not None)
+        rows = [described(job) for job in (head, *members)]
+        if not head.expected and not end:
+            rows[0] = replace(rows[0], phase=Phase.UP, text=Phase.UP.value)
+        ended = [job for job in rows if end and job.phase is Phase.GONE]
+        unasked = [describe(job, today()) for job in (self._fleet.gone if self._fleet else ())]
+        return Jobs(tuple(job for job in rows if job not in ended), (*ended, *unasked))
 
     def explain(self) -> str:
         """Return the plan of the submitted job; of a run that was taken up, the settings."""
-        if not isinstance(self.job, BatchJob) or not self.job.spec:
-            return wanted_settings.explain(self.wanted.settings)
+        if not self._spec:
+            return wanted_settings.explain(self.settings)
         from hpcgpu.deploy.jobs import preview  # brings what reads machines, which no other call needs
         from hpcgpu.plan.views.preview import render
 
-        return render(preview.of_job(self.wanted, self.job.spec, self.job.script))
+        return render(preview.of_job(Wanted(self.settings, self.site), self._spec, self.script))
 
-    async def start(self, session: Session, seen: Seen) -> Job:
-        """Submit the job, or find that of the run to be taken up; the session has the run's folder from here on.
+    def make_folder(self) -> Path:
+        """Make the run's folder; called in a thread."""
+        return scheduler_file.make_folder(record.home())
 
-        Parameters
-        ----------
-        session : Session
-            Takes the lease.
-        seen : Seen
-            The cluster.
-
-        Raises
-        ------
-        SubmitError
-            The batch system refused, in its own words.
-        JobError, LaunchError
-            The run to be taken up has ended, or has no job with a scheduler.
-
-        """
-        self._seen = seen
+    async def start(self, folder: Path, view: SchedulerView) -> None:
+        """Submit the job with the scheduler, or take up the job of another object's run."""
+        self.folder, self._view = folder, view
         if self._attached:
-            return await self._take_up(self._attached, session, seen.say)
-        folder = self._folder = await session.begin(lambda: scheduler_file.make_folder(record.home()))
-        run = RunDocument(settings=self.wanted.settings, shape="gang", folder=str(folder))
-        job = self.job = await asyncio.to_thread(self._make_job, run, seen.say)  # it may look for launchers
-        await self._submit(job, run)
-        self._look_after(job)
-        return job
+            run = self._attached.record
+            loop = self._look_after(WrittenRun(folder, run), view)
+            job = next(job for job in run.jobs if job.is_head)
+            loop.add_head(replace(job, nodes=self.settings.nodes), self.expected, None)
+            await self.news()
+            return
+        run_document = RunDocument(settings=self.settings, shape="gang", folder=str(folder))
+        await asyncio.to_thread(self._prepare, run_document, view.say)  # it may search for launchers
+        written = WrittenRun(folder, record.Record.begin(run_document, self._batch, self.site))
+        self._look_after(written, view)
+        await submit_guarded(self._submit, self.settings.log_directory, self._write_down, written.start_guard)
 
-    def _look_after(self, job: Job) -> None:
-        assert self._written
-        assert self._seen
-        settings, seen = self.wanted.settings, self._seen
+    def _prepare(self, run: RunDocument, say: Callable[[str], None]) -> None:
+        if not self.expected:
+            self._ranks = LocalRanks(local_launch(replace(run, shape="head")), {}, Path(run.folder))
+            self.script = self._ranks.script
+            return
+        self._spec, system = plan_job(run, self.site, self._batch)
+        self.script = system.script(self._spec)
+        self._submitter = Submitter(system, self._spec, lambda text: say(f"job -: {text}"), self._patience, role=HEAD)
+
+    async def _submit(self) -> None:
+        if self._ranks:
+            await self._ranks.start()
+        if self._submitter and self._loop:
+            self._loop.add_head(await self._submitter.submit_head(), self.expected, self._spec)
+
+    def _look_after(self, written: WrittenRun, view: SchedulerView) -> JobLoop:
+        settings, self._written = self.settings, written
         policy = Policy(walltime_s=settings.walltime_s, drain_s=settings.drain_s, patience=self._patience)
         hooks = ClusterHooks(
             present=self._present,
-            retire=seen.retire,
-            remove=seen.remove,
+            retire=view.retire,
+            remove=view.remove,
             write_down=self._write_down,
-            written_down=self._written.members,
-            changed=seen.changed,
-            say=seen.say,
+            written_down=written.members,
+            changed=view.changed,
+            say=view.say,
         )
-        self._loop = JobLoop(self._written.system, policy, hooks)
-        if isinstance(job, BatchJob):
-            self._loop.add_head(job.recorded, self.expected, job.spec)
+        self._loop = JobLoop(written.system, policy, hooks)
+        return self._loop
 
-    def _present(self) -> dict[str, Present]:
-        assert self._seen
-        head = self.job.id if isinstance(self.job, BatchJob) else ""
-        return self._seen.present(head, elastic=self.wanted.settings.shape == "elastic")
+    def _present(self) -> dict[str, JobWorkers]:
+        assert self._view
+        head = self._loop.head if self._loop else None
+        return self._view.present(head.id if head else "", elastic=self.scales)
 
-    def _make_job(self, run: RunDocument, say: Callable[[str], None]) -> Job:
-        if self.expected:
-            spec, _, system = plan_job(run, self.wanted.site, self._batch)
-            return BatchJob(system, say, spec=spec, patience=self._patience)
-        return LocalJob(local_launch(replace(run, shape="head")), {}, Path(run.folder))
+    async def connected(self) -> None:
+        """Take the run over if requested; not before, since an object without a connection must not end it.
 
-    async def _submit(self, job: Job, run: RunDocument) -> None:
-        """Submit, with a guard and a record that are there before the job is."""
-        self._written = WrittenRun(Path(run.folder), record.Record.begin(run, self._batch, self.wanted.site))
-        await submit_guarded(job, run.settings.log_directory, self._write_down, self._written.start_guard)
-
-    async def _take_up(self, run: record.Run, session: Session, say: Callable[[str], None]) -> Job:
-        self._folder, self._written = run.folder, WrittenRun(run.folder, run.record)
-        heads = [job for job in run.record.jobs if job.kind == "head"]
-        if not heads:
-            raise LaunchError(
-                f"run {run.record.name} in {run.folder} has no job with a scheduler: it has not been submitted yet, or "
-                "the scheduler is beside the process that made it (scheduler='here')"
-            )
-        session.join(run.folder)
-        job = self.job = BatchJob(run.record.system, say, heads[0])
-        self._look_after(job)
-        await self.head.news()
-        return job
-
-    async def connected(self, session: Session) -> None:
-        """Take the run over if that is wanted; not before, since an object without a connection must not end it.
-
-        Raises
-        ------
-        JobError
-            It cannot be known which object controls the jobs that come and go.
-
+        Raises JobError if it cannot be known which object controls the jobs that come and go.
         """
-        if self._takes_over:
-            assert self._written
+        if self.takes_over and self._written:
             await tasks.to_thread(self._written.take_over)
-            session.keeps_job = False
-        if self.scales:
-            assert self._seen
-            self._scaler = Scaler(self._make_fleet(), self._seen)
+        if self.scales and self._view and self._loop:
+            run = RunDocument(settings=self.settings, shape="member", folder=str(self.folder))
+            spec, _ = plan_job(run, self.site, self._batch)
+            self._fleet = Fleet(self._loop, spec, workers_per_node(self.settings))
+            self._scaler = Scaler(self._fleet, self._view)
             await self._scaler.started()
 
     def elastic(self) -> Scaler:
-        """Return the scaler of the jobs that come and go.
-
-        Raises
-        ------
-        ConfigError
-            None do.
-
-        """
+        """Return the scaler of the jobs that come and go; raise ConfigError if the cluster has a fixed size."""
         if self._scaler is None:
             raise ConfigError(
-                f"this cluster is one job of fixed size (nodes={self.wanted.settings.nodes}): start it with "
+                f"this cluster is one job of fixed size (nodes={self.settings.nodes}): start it with "
                 "shape='elastic' to scale it, or start another one with nodes=…"
             )
         return self._scaler
 
+    async def check(self) -> Job:
+        """Return the job with the scheduler; raise JobError, with the tail of its log, when it has ended."""
+        return await (super().check() if self._ranks or not self._loop else self._loop.check())
+
+    async def news(self) -> Job:
+        """Return the job with the scheduler after a new poll of the batch system; raise as :meth:`check`."""
+        return await (super().check() if self._ranks or not self._loop else self._loop.news())
+
+    def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command that runs ``argv`` on a node of the job with the scheduler."""
+        if self._ranks or not self._loop or not self.job:
+            return argv
+        return self._loop.system.onto(self.job.id, node, argv)
+
     def ready(self, workers: int) -> None:
-        """Note that the start is over."""
+        """Record the end of the start."""
         del workers
         if self._loop:
             self._loop.ready()
 
     def workers_changed(self) -> None:
-        """Have the loop look."""
+        """Check the jobs soon: workers have come or gone."""
         if self._loop:
             self._loop.alarm.ring()
 
     def check_detachable(self) -> None:
-        """Raise ConfigError where the scheduler is a child of this process."""
-        if not isinstance(self.job, BatchJob):
+        """Raise ConfigError if the scheduler is a child of this process."""
+        if self._ranks:
             raise ConfigError("scheduler='here': the scheduler dies with this process, so it cannot be detached")
 
     def goes_on(self, kind: str) -> str:
-        """Return what a job that its object leaves goes on as; empty if it has ended."""
-        job = self._head_facts
-        if job.state is JobState.ENDED:
+        """Return a line about a job that its object leaves running; "" if it ends."""
+        job = self.job
+        if job is None or job.state is JobState.ENDED:
             return ""
         left = "closed" if self._attached else "detached"
         return f"{left}: job {job.id} goes on, {kind}.attach({job.id!r}) takes it up"
 
     def stop(self) -> None:
-        """Look after the jobs no longer; they stay."""
+        """Stop looking after the jobs, which stay."""
         if self._scaler:
             self._scaler.stop()
         elif self._loop:
             self._loop.stop()
 
     async def end(self) -> None:
-        """Have all jobs end.
-
-        Raises
-        ------
-        SubmitError
-            Some could not be cancelled.
-
-        """
+        """End all jobs; raise SubmitError if some could not be cancelled."""
         try:
             if self._scaler:
                 await self._scaler.close()
         finally:
             await super().end()
-
-    def _make_fleet(self) -> Fleet:
-        """Return the jobs that come and go: none yet, or those that are written down."""
-        assert self._loop
-        settings = self.wanted.settings
-        run = RunDocument(settings=settings, shape="member", folder=str(self._folder))
-        spec, _, _ = plan_job(run, self.wanted.site, self._batch)
-        self._fleet = Fleet(self._loop, spec, workers_per_node(settings))
-        return self._fleet
+            if not self._ranks and self._loop and self._view:
+                await ending.close_head(self._loop.system, self.job, self._view.say, self._submitter)
 
     def _write_down(self) -> None:
-        """Bring the record up to date."""
         assert self._written
-        job, fleet = self.job, self._fleet
-        is_submitted = isinstance(job, BatchJob)
-        head = (job.recorded,) if isinstance(job, BatchJob) and job.id else ()
-        self._written.write(
-            (*head, *(fleet.recorded if fleet else ())),
-            fleet.gone if fleet else (),
-            submitting=(fleet is not None and fleet.submitting) or (is_submitted and not head),
-        )
-
-    async def ended(self) -> None:
-        """Do nothing: all that is left of the run lies in its folder."""
+        table = self._loop.table if self._loop else None
+        unanswered = self._fleet is not None and self._fleet.submitting
+        unanswered |= self._submitter is not None and (table is None or table.head is None)
+        self._written.write(table.jobs if table else (), table.gone if table else (), submitting=unanswered)
 
     async def close(self) -> None:
-        """End the guard: nothing is left for it, or another process has one."""
+        """End the guard: no job is left, or another process has a guard."""
         if self._written:
             await self._written.close()

@@ -1,4 +1,4 @@
-"""The dashboard's link of one cluster object: a port of this machine, and a file that says where it leads."""
+"""The dashboard's link of one cluster object: a port of this machine, and a file with the address."""
 
 from __future__ import annotations
 
@@ -26,26 +26,20 @@ class BrowserLink:
 
     @property
     def url(self) -> str:
-        """The address for the user's browser; it holds a secret. Empty where there is no dashboard."""
+        """The address for the user's browser, with a secret; "" without a dashboard."""
         return link(self._forwarder.port, self._secret, os.environ) if self._forwarder else ""
 
     @property
     def lines(self) -> tuple[str, str]:
-        """How people come to the dashboard: for their eyes, and for logs, without the secret. There is one."""
+        """The way to the dashboard, which exists: for people, and for logs, without the secret."""
         assert self._forwarder
         hint = far_hint(self._forwarder.port, os.environ, socket.gethostname())
         return f"dashboard: {self.url}{hint}", f"dashboard: cat {self._file}{hint}"
 
-    async def lead_to(self, scheduler: Any, secret: str) -> bool:  # distributed's rpc
-        """Lead to this scheduler from now on, and return whether its dashboard is another one than before.
+    async def lead_to(self, scheduler: Any, secret: str) -> bool:
+        """Lead to the dashboard of this scheduler (distributed's rpc); return whether it is another one than before.
 
-        Parameters
-        ----------
-        scheduler : rpc of distributed
-            Connection pool to the scheduler.
-        secret : str
-            First part of the dashboard's paths; empty: it has none.
-
+        ``secret``: the first part of the dashboard's paths; "": it has none.
         """
         is_new, self._scheduler, self._secret = secret != self._secret, scheduler, secret
         if not secret or not is_new:
@@ -55,7 +49,7 @@ class BrowserLink:
         return True
 
     async def close(self) -> None:
-        """Lead nowhere."""
+        """Close the port and remove the file."""
         if self._forwarder:
             self._forwarder.close()
             await tasks.to_thread(functools.partial(self._file.unlink, missing_ok=True))

@@ -1,7 +1,4 @@
-"""The cluster object that people hold: distributed's interface to a session, a run and, where it scales, a scaler.
-
-More than 300 lines, since it is all of that interface and little else: what it does is done by its parts.
-"""
+"""The cluster object that people hold: distributed's interface to a session and a run, done by its parts."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from hpcgpu.deploy.cluster.notebook import NotebookCluster
 from hpcgpu.deploy.cluster.parts import Parts
 from hpcgpu.deploy.cluster.progress import SHORT_S, Progress
 from hpcgpu.deploy.cluster.reported import ReportedCluster
-from hpcgpu.deploy.cluster.run import Run
-from hpcgpu.deploy.cluster.seen import Seen
+from hpcgpu.deploy.cluster.run import Run, SchedulerView
 from hpcgpu.deploy.cluster.session import Hooks
 from hpcgpu.deploy.cluster.state import State, first_line, without_workers
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
@@ -38,7 +34,7 @@ from hpcgpu.supervise.failure_log import reason_of
 Kind = TypeVar("Kind", bound="GPUCluster")
 
 
-# Attributes of distributed's LocalCluster that people look for.
+# Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
     "workers": ": cluster.scheduler_info['workers'] has the facts of each, cluster.bindings() where they are",
     "scheduler": ": it runs in another process; cluster.scheduler_address, cluster.scheduler_info",
@@ -74,43 +70,43 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     scheduler_info: Any  # distributed's
     entry_point: ClassVar[str] = ""  # of config.entry_points: which options it refuses
-    waits_in_queue: ClassVar[bool] = True  # people want to see for what, from the first moment
+    waits_in_queue: ClassVar[bool] = True  # so its progress is shown at once
     patience: ClassVar[Patience] = Patience()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give the class a signature and a docstring with every option that it takes, for help() and completion."""
+        """Give the class a signature and a docstring with all of its options, for help() and completion."""
         super().__init_subclass__(**kwargs)
-        own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        arguments = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
         refused = entry_points.unused(cls.entry_point)
-        cls.__signature__ = inspect.Signature([*numpydoc.parameters(refused), *own])
+        cls.__signature__ = inspect.Signature([*numpydoc.parameters(refused), *arguments])
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(
         self,
-        *words: Any,
+        *positional: Any,
         asynchronous: bool = False,
         loop: Any = None,
         quiet: bool = False,
         **given: Any,
     ) -> None:
-        if words:
+        if positional:
             raise ConfigError(
-                f"{type(self).__name__}({words[0]!r}): options have names here, such as gpus_per_node=2 or gpus='sim:2'"
+                f"{type(self).__name__}({positional[0]!r}): give options by name, as gpus_per_node=2 or gpus='sim:2'"
             )
         self._make(self._prepare(given), asynchronous=asynchronous, loop=loop, quiet=quiet)
         self._begin()
 
     @abstractmethod
     def _prepare(self, given: dict[str, Any]) -> Run:
-        """Return what the options ask for; nothing has been started."""
+        """Make the run of these options, without a start."""
 
     def _make(self, run: Run, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
         state = State(type(self).__name__, lambda: self.status, lambda: self.scheduler_info.get("stalled", ""))
         state.check_loop(asynchronous=asynchronous, loop=loop)
-        self.settings = run.wanted.settings
+        self.settings = run.settings
         register()  # a client of this process can scatter arrays of CuPy: distributed's own way needs numba
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
-        self._watch_worker_status_comm: Any = None  # distributed's: where the scheduler tells of its workers
+        self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
         hooks = Hooks(found=self._start_again, lost=self._lost, changed=self._changed.set)
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
@@ -155,12 +151,12 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return self.parts.run.job.id if self.parts.run.job else ""
 
     def job_script(self) -> str:
-        """Return what was submitted."""
-        return self.parts.run.job.script if self.parts.run.job else ""
+        """Return the submitted script, or the command; "" before the submission."""
+        return self.parts.run.script
 
     @property
     def wanted_workers(self) -> int:
-        """How many workers the cluster is to have."""
+        """The number of workers that the cluster is to have."""
         return self.parts.run.wanted_workers
 
     @property
@@ -169,12 +165,12 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     @property
     def plan(self) -> set[str]:
-        """As of distributed's clusters: the workers that are wanted; those that are not there yet have no names."""
+        """As in distributed's clusters: the wanted workers; workers that have not registered yet have no real names."""
         return self.parts.state.named(self.observed, self.wanted_workers)
 
     @property
     def requested(self) -> set[str]:
-        """As of distributed's clusters: of :attr:`plan`, those whose jobs have been submitted."""
+        """As in distributed's clusters: the workers of :attr:`plan` whose jobs have been submitted."""
         return self.parts.state.named(self.observed, self.parts.run.requested_workers)
 
     def __getattr__(self, name: str) -> Any:
@@ -190,8 +186,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "status", None) == Status.created:
-            what = f"{type(self).__name__} was never awaited: nothing has been started; cluster = await ..."
-            _warn(what, RuntimeWarning, source=self)
+            text = f"{type(self).__name__} was never awaited, so it has not started; write: cluster = await ..."
+            _warn(text, RuntimeWarning, source=self)
         else:
             super().__del__(_warn)
 
@@ -225,35 +221,35 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return call
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:
-        """Return what was said by the cluster, the scheduler and the workers; of one that has ended, by the cluster."""
+        """Return the logs of the cluster, the scheduler and the workers; after the end, of the cluster only."""
         if self.parts.state.end and not self.asynchronous:  # the thread of its event loop may have ended, too
-            said = "\n".join(line for _, line in self._cluster_manager_logs)
-            return Logs({"Cluster": Log(said)} if cluster else {})
+            text = "\n".join(line for _, line in self._cluster_manager_logs)
+            return Logs({"Cluster": Log(text)} if cluster else {})
         return super().get_logs(cluster, scheduler, workers)
 
     async def _get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:
-        if self.status != Status.running:  # what was said here is there all the same
+        if self.status != Status.running:  # the cluster's own log remains
             scheduler = workers = False
         return await super()._get_logs(cluster, scheduler, workers)
 
     def wait_for_workers(self, n_workers: int, timeout: float | str | None = None) -> Any:
-        """Wait until so many workers are there, and show what their jobs do meanwhile.
+        """Wait until ``n_workers`` have registered, and show the state of their jobs meanwhile.
 
         Raises
         ------
         JobError, SubmitError
-            They will not come: the reason, and the end of the last job's log.
+            They will not come; with the reason, and the end of the last job's log.
         TimeoutError
-            They have not come within ``timeout`` seconds; the message says what their jobs do.
+            They have not come within ``timeout`` seconds; with the state of their jobs.
         ConfigError
-            More workers than a cluster of fixed size will ever have.
+            More workers than a cluster of fixed size has.
 
         """
         self.parts.state.must_run()
         if not self.waits_in_queue and n_workers > self.wanted_workers:
             raise ConfigError(
-                f"wait_for_workers({n_workers}): this cluster has {self.wanted_workers} workers, and never more; the "
-                "number is decided when it is made"
+                f"wait_for_workers({n_workers}): this cluster always has {self.wanted_workers} workers; to have more, "
+                "create another one"
             )
         return self.sync(self._wait_for_workers, n_workers, timeout)
 
@@ -277,30 +273,30 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     @property
     def _given_up(self) -> HpcGpuError | None:
-        """Why no more workers come; None when they may."""
+        """Why no more workers come; None if they may."""
         why = self.parts.session.trouble
         return JobError(why) if why else self.parts.run.given_up
 
     def _line(self, wanted: int) -> str:
         """Return one line for the whole cluster."""
         workers = self.scheduler_info["workers"].values()
-        views = [row.view for row in self.parts.run.jobs.rows if row.has != "scheduler"]
-        return summary_line(views, len(workers), wanted, len({facts["host"] for facts in workers}))
+        jobs = [job for job in self.parts.run.jobs.rows if job.has != "scheduler"]
+        return summary_line(jobs, len(workers), wanted, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
         self.parts.run.ready(len(self.scheduler_info["workers"]))
         await self._show_notes()
-        self.parts.progress.show(self.parts.run.ready_words or self._line(len(self.scheduler_info["workers"])))
+        self.parts.progress.show(self.parts.run.ready_line or self._line(len(self.scheduler_info["workers"])))
         self.parts.progress.end()
         if self.dashboard_link and self.parts.session.browser and not self.quiet:
             self.parts.progress.say(*self.parts.session.browser.lines)
 
     async def _show_notes(self) -> None:
-        with contextlib.suppress(OSError):  # the connection has just broken: that is told elsewhere
+        with contextlib.suppress(OSError):  # the connection has just broken, which _watch_worker_status reports
             self.parts.progress.show_notes(await self.scheduler_comm.hpcgpu_notes(), quiet=self.quiet)
 
     def _log(self, log: str) -> None:
-        """Say something where distributed's clusters print it; warnings are said by the progress, quiet or not."""
+        """Print a line instead of distributed's clusters; warnings are printed by the progress, even if quiet."""
         if not self.quiet:
             self.parts.progress.say(log)
 
@@ -329,9 +325,9 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             raise
 
     async def _connect(self) -> None:
-        """Have the run's processes, and a connection to their scheduler."""
+        """Start or take up the run, and connect to its scheduler."""
         run, session = self.parts.run, self.parts.session
-        seen = Seen(
+        view = SchedulerView(
             scheduler=lambda: self.scheduler_comm,
             workers=lambda: self.scheduler_info["workers"],
             searching=lambda: session.is_searching,
@@ -339,14 +335,16 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             say=self._log,
             end=lambda: self.parts.state.end,
         )
-        job = await run.start(session, seen)
-        self.scheduler_comm = await session.connect(job, run.head)
-        await run.connected(session)
+        folder = session.join(run.folder) if run.folder else await session.begin(run.make_folder)
+        await run.start(folder, view)
+        self.scheduler_comm = await session.connect(run)
+        await run.connected()
+        session.keeps_job &= not run.takes_over
 
     async def _start_again(self, scheduler: Any) -> None:
-        """Do what distributed's cluster did at its start, with another connection."""
+        """Repeat the start of distributed's cluster with another connection."""
         old, comm = self.scheduler_comm, self._watch_worker_status_comm
-        self._watch_worker_status_comm = None  # its end is no news any more
+        self._watch_worker_status_comm = None  # its end is not reported
         if comm:
             await comm.close()
         if self._sync_cluster_info_task:
@@ -360,8 +358,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         reason = "the scheduler closed the connection"
         try:
             await super()._watch_worker_status(comm)
-        except Exception as e:  # distributed has logged it; from then on the workers known here would be those of then
-            reason = f"what the scheduler says of its workers was not understood: {reason_of(e)}"
+        except Exception as e:  # distributed has logged it; without news the list of workers would be out of date
+            reason = f"a message of the scheduler about its workers could not be read: {reason_of(e)}"
             comm.abort()
         if self.status == Status.running and comm is self._watch_worker_status_comm:
             self.parts.session.lose(reason)
@@ -377,13 +375,13 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self._changed.set()
         self.parts.run.workers_changed()
 
-    def _over(self, end: End, words: str) -> None:
-        """Be without a scheduler, and so without workers, from now on."""
-        self.parts.state.over(end, words)
+    def _over(self, end: End, text: str) -> None:
+        """Record that there is no scheduler, and so no worker, from now on."""
+        self.parts.state.over(end, text)
         self.scheduler_info = without_workers(self.scheduler_info)
 
     def _lost(self, why: str) -> None:
-        """Say that there is no scheduler any more, and end all waiting for it."""
+        """Report that the scheduler is gone for ever, and end all waiting for it."""
         self.parts.run.stop()
         self._over(End.LOST, f"lost: {why}")
         self.status = Status.failed
@@ -400,7 +398,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         Raises
         ------
         LaunchError
-            The scheduler cannot be told; nothing has changed.
+            The scheduler does not answer; nothing has changed.
 
         """
         if self.parts.run.job is None or self.status != Status.starting:
@@ -426,7 +424,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return closed
 
     def shutdown(self) -> Any:
-        """End the job, also where :meth:`close` would leave it running.
+        """End the job, even if :meth:`close` would leave it running.
 
         Raises
         ------
@@ -451,18 +449,18 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self._changed.set()  # ends all waiting for workers
         self.parts.progress.end()
         self.parts.page.close()
-        if not self.parts.state.end and not session.is_searching:  # there is somebody to ask
+        if not self.parts.state.end and not session.is_searching:
             await self.parts.summary.ask(self.scheduler_comm)
         await session.leave()
         await super()._close()
-        self.status = Status.closing  # as long as the job is there
+        self.status = Status.closing  # as long as the job exists
         try:
             await session.close()
-            self._over(End.LEFT, self._closed_words())
+            self._over(End.LEFT, self._closed_text())
             if not session.keeps_job:
                 with self.parts.progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     await run.end()
-                await session.remove_folder()  # the guard needs it as long as a job may be there
+                await session.remove_folder()  # the guard needs it as long as a job may exist
                 await run.ended()
                 self.parts.state.end = End.CLOSED
             await run.close()
@@ -470,29 +468,16 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
             self.parts.page.ended()
 
-    def _closed_words(self) -> str:
-        """Return what becomes of this object."""
+    def _closed_text(self) -> str:
+        """Format the end of this object."""
         state, goes_on = self.parts.state, ""
         if self.parts.session.keeps_job and not state.end:
             goes_on = self.parts.run.goes_on(type(self).__name__)
-        return goes_on or (f"closed; it was {state.end_words}" if state.end is End.LOST else "closed")
+        return goes_on or (f"closed; it was {state.end_text}" if state.end is End.LOST else "closed")
 
 
 def object_of(kind: type[Kind], run: Run, *, keeps_job: bool, asynchronous: bool) -> Kind:
-    """Return the cluster object of a run that is made already, and start it; ``attach`` calls this.
-
-    Parameters
-    ----------
-    kind : type of GPUCluster
-        The class of the object.
-    run : Run
-        The run.
-    keeps_job : bool
-        The job goes on when the object closes.
-    asynchronous : bool
-        As of the class.
-
-    """
+    """Return the cluster object of an existing run, and start it; ``attach`` calls this."""
     cluster = kind.__new__(kind)
     cluster._make(run, asynchronous=asynchronous)
     cluster.parts.session.keeps_job = keeps_job

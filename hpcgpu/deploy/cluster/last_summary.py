@@ -1,4 +1,4 @@
-"""The summary of a cluster: what its run has used, while it runs and after its end."""
+"""The summary of a cluster: the use of its run, while it runs and after its end."""
 
 from __future__ import annotations
 
@@ -14,21 +14,14 @@ _ANSWER_S = 3.0
 
 
 class LastSummary:
-    """The newest summary that the scheduler has given. The event loop's thread asks; any thread may read.
-
-    Parameters
-    ----------
-    kind : str
-        Name of the cluster's class, for errors.
-
-    """
+    """The newest summary from the scheduler. The event loop's thread asks; any thread may read."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self._kind = kind  # name of the cluster's class, for errors
         self._last: Summary | str = "it has not been started"
 
-    async def ask(self, scheduler: Any) -> None:  # distributed's rpc, or None
-        """Ask the scheduler; a summary that it does not give ends nothing else."""
+    async def ask(self, scheduler: Any) -> None:
+        """Ask the scheduler (distributed's rpc, or None); an error is kept as the reason and ends nothing else."""
         if scheduler is None:
             return
         try:
@@ -39,14 +32,7 @@ class LastSummary:
                 self._last = f"its scheduler does not answer: {reason_of(e)}"
 
     def get(self) -> Summary:
-        """Return it.
-
-        Raises
-        ------
-        JobError
-            There is none, with the reason.
-
-        """
+        """Return the newest summary; raise JobError, with the reason, if there is none."""
         if isinstance(self._last, str):
             raise JobError(f"this {self._kind} has no summary: {self._last}")
         return self._last

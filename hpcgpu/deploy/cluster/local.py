@@ -11,11 +11,8 @@ from hpcgpu.config import entry_points
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings as wanted_settings
 from hpcgpu.deploy.cluster.cluster import GPUCluster
-from hpcgpu.deploy.cluster.run import Run
-from hpcgpu.deploy.cluster.seen import Seen
-from hpcgpu.deploy.cluster.session import Session
-from hpcgpu.deploy.jobs.job import Head, Job
-from hpcgpu.deploy.jobs.local import LocalJob
+from hpcgpu.deploy.cluster.run import Run, SchedulerView
+from hpcgpu.deploy.jobs.local import LocalRanks
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
@@ -29,73 +26,37 @@ from hpcgpu.supervise import tasks
 class LocalRun(Run):
     """The processes of a cluster on this machine, and their folder among temporary files.
 
-    Parameters
-    ----------
-    wanted : Wanted
-        Settings; no site.
-    environ : mapping of str to str
-        Variables of the processes, besides those of this one.
-
-    Attributes
-    ----------
-    job : LocalJob or None
-        The processes; None before their start.
-
+    ``environ`` is added to the processes' environment.
     """
-
-    job: LocalJob | None = None
 
     def __init__(self, wanted: Wanted, environ: Mapping[str, str]) -> None:
         super().__init__(wanted)
         self._environ = environ
         self._scratch: Scratch | None = None
 
-    @property
-    def head(self) -> Head:
-        """How the processes are; they have been started."""
-        assert self.job
-        return self.job
-
     def explain(self) -> str:
         """Return the settings with where each was set, and the command."""
-        return f"{wanted_settings.explain(self.wanted.settings)}\n{self.job.script if self.job else ''}"
+        return f"{wanted_settings.explain(self.settings)}\n{self.script}"
 
-    async def start(self, session: Session, seen: Seen) -> Job:
-        """Start the processes.
-
-        Raises
-        ------
-        LaunchError
-            They cannot be started.
-
-        """
-        del seen
-        folder = await session.begin(self._make_folder)
-        job = self.job = await asyncio.to_thread(self._make_job, folder)  # it looks for launchers and libraries
-        await job.submit()
-        return job
-
-    def _make_job(self, folder: Path) -> LocalJob:
-        settings = self.wanted.settings
-        run = RunDocument(settings=settings, shape="gang", folder=str(folder))
-        environ = {**wanted_settings.dask_environ(), **self._environ}
-        return LocalJob(local_launch(run), environ, folder, settings.log_directory, ld_preload(settings))
-
-    def _make_folder(self) -> Path:
+    def make_folder(self) -> Path:
         """Make it among temporary files: the kernel frees its lock when this process ends, and then it is removed."""
-        wanted = self.wanted.settings
-        self._scratch = Scratch.make(wanted.local_directory, "client", trusted=wanted.trust_local_directory)
+        settings = self.settings
+        self._scratch = Scratch.make(settings.local_directory, "client", trusted=settings.trust_local_directory)
         remover.start(str(self._scratch.lock_path))
         return scheduler_file.make_folder(self._scratch.path)
 
-    async def connected(self, session: Session) -> None:
-        """Do nothing: the processes are this object's."""
+    async def start(self, folder: Path, view: SchedulerView) -> None:
+        """Start the processes; raise LaunchError if that fails."""
+        del view
+        self._ranks = ranks = await asyncio.to_thread(self._make_ranks, folder)  # it searches launchers and libraries
+        self.script = ranks.script
+        await ranks.start()
 
-    def workers_changed(self) -> None:
-        """Do nothing: nobody replaces a worker but its nanny."""
-
-    def stop(self) -> None:
-        """Do nothing: nobody looks after the processes."""
+    def _make_ranks(self, folder: Path) -> LocalRanks:
+        settings = self.settings
+        run = RunDocument(settings=settings, shape="gang", folder=str(folder))
+        environ = {**wanted_settings.dask_environ(), **self._environ}
+        return LocalRanks(local_launch(run), environ, folder, settings.log_directory, ld_preload(settings))
 
     def check_detachable(self) -> None:
         """Raise ConfigError: the processes die with this one."""
@@ -106,9 +67,6 @@ class LocalRun(Run):
         if self._scratch:
             await tasks.to_thread(self._scratch.remove)
             self._scratch = None
-
-    async def close(self) -> None:
-        """Do nothing: the processes die with this one."""
 
 
 class LocalGPUCluster(GPUCluster):
@@ -142,7 +100,7 @@ class LocalGPUCluster(GPUCluster):
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
         """Refuse: there are no more GPUs."""
         raise ConfigError(
-            "this cluster has the GPUs of this machine, and no more than those: start another with gpus= or "
+            "a local cluster cannot be scaled: it has only the GPUs of this machine. Start another one with gpus= or "
             "gpus_per_node=; clusters of a batch system grow and shrink (shape='elastic')"
         )
 

@@ -13,7 +13,7 @@ from hpcgpu.supervise import tasks
 
 
 class NotebookCluster(ComposedCluster):
-    """distributed's cluster object, as a notebook shows it."""
+    """distributed's cluster object, with its page in a notebook."""
 
     _tab: Any = None  # the widget, once it has been shown
 
@@ -27,16 +27,16 @@ class NotebookCluster(ComposedCluster):
             state=first_line(state.text or self.status.name),
             link=session.browser.url if session.browser and not state.end else "",
             wanted=0 if state.end else run.wanted_workers,
-            jobs=tuple((row.view.id, row.view.text, row.has, row.log) for row in (*jobs.rows, *jobs.gone)),
+            jobs=tuple((job.id, job.text, job.has, job.log) for job in (*jobs.rows, *jobs.gone)),
         )
-        if view.link:  # a line has said it before
+        if view.link:  # a line has shown it before
             drop = self.parts.progress.drop
-            drop = tasks.log_errors(drop, "taking back the line with the dashboard's link", tasks.only_log)
+            drop = tasks.log_errors(drop, "removing the line with the dashboard's link", tasks.only_log)
             self.loop.add_callback(drop, f"dashboard: {view.link}")
         return self.parts.page.html(view, self.scheduler_info["workers"]) + (cluster_status or "")
 
     def _look_at_workers(self) -> None:
-        """Ask the workers for what a notebook shows, unless this thread may not wait for them: then they are asked."""
+        """Ask the workers for the facts of the page, unless this thread must not wait for them."""
         count, page = len(self.scheduler_info["workers"]), self.parts.page
         may_wait = self.status == Status.running and not self.asynchronous and not self.called_from_running_loop
         if count and may_wait and page.is_due(count):
@@ -54,5 +54,5 @@ class NotebookCluster(ComposedCluster):
         return self._tab
 
     def _show_end(self) -> None:
-        """Show in the widget that the cluster has ended: distributed's looks at it no more."""
+        """Show in the widget that the cluster has ended: distributed no longer updates it."""
         self._tab.children[0].value = self._repr_html_()

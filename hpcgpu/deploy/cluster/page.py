@@ -1,4 +1,4 @@
-"""The page of a cluster object in a notebook, and the facts that it shows: workers are asked while somebody looks."""
+"""The page of a cluster object in a notebook, and its facts: workers are asked only while it is shown."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _SHORTEST_S, _PER_WORKER_S = 2.0, 0.08
 
 
 class Page:
-    """The HTML of a cluster object, and the facts that it shows.
-
-    The event loop's thread asks; any thread may read.
-    """
+    """The HTML of a cluster object, and its facts. The event loop's thread asks; any thread may read."""
 
     def __init__(self) -> None:
         self._views: dict[str, WorkerView] = {}  # by address
@@ -33,16 +30,7 @@ class Page:
         self._show_end: Callable[[], None] | None = None
 
     def html(self, view: ClusterView, workers: Mapping[str, Any]) -> str:
-        """Return it.
-
-        Parameters
-        ----------
-        view : ClusterView
-            All but the workers.
-        workers : mapping
-            What the scheduler says of its workers, by address.
-
-        """
+        """Return the page of a view without workers, and of the scheduler's facts about its workers by address."""
         shown = [
             self._views.get(address) or WorkerView(str(facts["name"]), str(facts["host"]))
             for address, facts in workers.items()
@@ -51,7 +39,7 @@ class Page:
         return cluster_page(replace(view, workers=tuple(shown)))
 
     def is_due(self, workers: int) -> bool:
-        """Tell whether the facts are old."""
+        """Return whether the facts are old."""
         return time.monotonic() - self._asked_s >= max(_SHORTEST_S, _PER_WORKER_S * workers)
 
     async def ask(self, scheduler: Any) -> None:  # distributed's rpc
@@ -66,13 +54,9 @@ class Page:
         self._views = {a: view for a, answer in answers.items() if (view := _read(answer)) is not None}
 
     def keep(self, scheduler: Callable[[], Any], workers: Callable[[], int]) -> None:
-        """Ask again and again, on the event loop: a widget shows it.
+        """Ask again and again, on the event loop: a widget shows the page.
 
-        Parameters
-        ----------
-        scheduler, workers : callable
-            Return the connection to the scheduler, and the number of workers.
-
+        The functions return the connection to the scheduler, and the number of workers.
         """
         if self._asking is None:
 
@@ -81,19 +65,19 @@ class Page:
                 if self.is_due(workers()):
                     await self.ask(scheduler())
 
-            self._asking = tasks.run_forever(ask, "the look at the workers for a notebook")
+            self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
 
     def shown(self, show_end: Callable[[], None]) -> None:
-        """Note that a widget shows the page; ``show_end`` brings it up to date when the cluster has ended."""
+        """Record that a widget shows the page; ``show_end`` updates it when the cluster has ended."""
         self._show_end = show_end
 
     def ended(self) -> None:
-        """Show that the cluster has ended, where a widget shows the page."""
+        """Show that the cluster has ended, if a widget shows the page."""
         if self._show_end:
             self._show_end()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._asking:
             self._asking.cancel()
         self._views = {}
@@ -102,5 +86,5 @@ class Page:
 def _read(answer: Any) -> WorkerView | None:
     if isinstance(answer, bytes):
         answer = loads(answer)
-    found = answer.get("result") if isinstance(answer, dict) and answer.get("status") == "OK" else None
-    return found if isinstance(found, WorkerView) else None
+    view = answer.get("result") if isinstance(answer, dict) and answer.get("status") == "OK" else None
+    return view if isinstance(view, WorkerView) else None

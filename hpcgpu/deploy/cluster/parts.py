@@ -18,51 +18,27 @@ from hpcgpu.model import Patience
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one cluster object.
+    """The parts of one cluster object."""
 
-    Attributes
-    ----------
-    run : Run
-        How its processes come to be.
-    session : Session
-        Its hold on the run: folder, lease, connection.
-    state : State
-        What has become of it, in words.
-    progress : Progress
-        Says what goes on.
-    page : Page
-        Shows it in a notebook.
-    summary : LastSummary
-        What its run has used.
-
-    """
-
-    run: Run
-    session: Session
-    state: State
-    progress: Progress
-    page: Page
-    summary: LastSummary
+    run: Run  # its jobs or processes
+    session: Session  # folder, lease, connection
+    state: State  # how it ended, or what is wrong
+    progress: Progress  # prints its lines
+    page: Page  # shows it in a notebook
+    summary: LastSummary  # the use of its run
 
     @classmethod
     def of(cls, run: Run, state: State, hooks: Hooks, patience: Patience, progress: Progress) -> Self:
-        """Return the parts of an object that has a run, a state and a way to say what goes on."""
-        session = Session(run.wanted.settings, state, progress, patience, hooks)
+        """Make the parts of an object that has a run, a state and lines."""
+        session = Session(run.settings, state, progress, patience, hooks)
         return cls(
             run=run, session=session, state=state, progress=progress, page=Page(), summary=LastSummary(state.kind)
         )
 
 
 class ComposedCluster(Cluster):
-    """distributed's cluster object, made of parts.
+    """distributed's cluster object, made of parts."""
 
-    Attributes
-    ----------
-    parts : Parts
-        For the classes of hpcgpu; what people need has a name of its own.
-
-    """
-
-    parts: Parts
-    scheduler_comm: Any  # distributed's
-    scheduler_info: Any  # distributed's
+    parts: Parts  # for the classes of hpcgpu; attributes for people have a name of their own
+    scheduler_comm: Any  # distributed's, as scheduler_info
+    scheduler_info: Any

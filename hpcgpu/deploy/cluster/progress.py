@@ -12,25 +12,15 @@ from hpcgpu.deploy.status_line import surface
 from hpcgpu.plan.jobs.phase import note_lines
 from hpcgpu.supervise import tasks
 
-# What is over sooner is not worth a line.
+# A shorter wait gets no line.
 SHORT_S = 2.0
 
 
 class Progress:
-    """One line about what is waited for, with the time that has passed; see :mod:`hpcgpu.deploy.status_line`.
-
-    Parameters
-    ----------
-    lines : list
-        Takes each line that is said, with its time: the cluster's logs.
-    quiet : bool
-        Show nothing.
-    after_s : float
-        Begin to show only when something has been waited for so long.
-
-    """
+    """One line about the event that the cluster waits for, with the elapsed time; see ``deploy.status_line``."""
 
     def __init__(self, lines: list[tuple[datetime, str]], quiet: bool = False, after_s: float = 0.0) -> None:
+        """Take a list for all lines with their times (the cluster's logs), and the delay before a line is shown."""
         self._lines, self._quiet, self._after_s = lines, quiet, after_s
         self._shown = ""
         self._began_s: float | None = None
@@ -40,7 +30,7 @@ class Progress:
         self._ticking: tasks.Timer | None = None
 
     def show(self, text: str) -> None:
-        """Show what is true now."""
+        """Show the present state."""
         if self._quiet or text == self._shown:
             return
         self._shown = text
@@ -49,16 +39,16 @@ class Progress:
             self._draw()
 
     def say(self, text: str, logged: str = "") -> None:
-        """Say something else, on a line of its own; ``logged`` stands in its place where others may read it."""
+        """Print another line; ``logged`` replaces it where other people may read it."""
         self._record(logged or text)
         self._surface.say(text if self._surface.ticks else logged or text)
 
     def drop(self, text: str) -> None:
-        """Take back what was said, in a notebook: it is shown in another way. It stays in the log."""
+        """Remove a printed line, in a notebook: the page shows its content. It stays in the log."""
         self._surface.drop(text)
 
     def show_notes(self, notes: Iterable[tuple[str, str]], *, quiet: bool) -> None:
-        """Say what people should know of the nodes (name, text), each text once."""
+        """Print notes about nodes (name, text), each text once."""
         new = [(node, text) for node, text in notes if text not in self._noted]
         self._noted.update(text for _, text in new)
         for line in [] if quiet else note_lines(new):
@@ -66,9 +56,9 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Say what goes on, if it takes longer than :data:`SHORT_S`; called on the event loop."""
+        """Show a text, if the block takes longer than :data:`SHORT_S`; called on the event loop."""
         self._began_s = self._began_s or time.monotonic()
-        call = tasks.log_errors(self.show, "the line about what goes on", tasks.only_log)
+        call = tasks.log_errors(self.show, "the line about a long operation", tasks.only_log)
         later = asyncio.get_running_loop().call_later(SHORT_S, call, text)
         try:
             yield
@@ -78,11 +68,11 @@ class Progress:
                 self.end()
 
     def end(self) -> None:
-        """Leave what is shown, and go to a line of its own."""
+        """Leave the line as it is, and begin a new one."""
         if self._ticking:
             self._ticking.cancel()
         if self._drawn and self._surface.ticks:
-            self._surface.show(self._shown)  # how long it took is no news any more
+            self._surface.show(self._shown)  # without the time
         self._surface.end()
         self._shown, self._began_s, self._ticking, self._drawn = "", None, None, False
 
@@ -97,17 +87,17 @@ class Progress:
 
     @property
     def _timed(self) -> str:
-        """The line, with the time that has passed if it is worth it."""
+        """The line, with the elapsed time after :data:`SHORT_S`."""
         waited_s = self._waited_s
         return f"{self._shown} [{_elapsed(waited_s)}]" if waited_s >= SHORT_S else self._shown
 
     def _begin(self) -> None:
-        """Draw the time that passes; without an event loop nobody does."""
+        """Start the clock, and its updates if there is an event loop."""
         self._began_s = self._began_s or time.monotonic()
         if self._ticking is None and (self._surface.ticks or self._after_s):
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop()
-                self._ticking = tasks.repeat(self._ticked, 1.0, "the clock of what is waited for")
+                self._ticking = tasks.repeat(self._ticked, 1.0, "the clock of the progress line")
 
     def _ticked(self) -> None:
         if not self._shown or self._waited_s < self._after_s:
@@ -122,7 +112,7 @@ class Progress:
 
 
 def _elapsed(seconds: float) -> str:
-    """Return a time that passes, as people read it: ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Format an elapsed time: ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
     minutes, rest_s = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"

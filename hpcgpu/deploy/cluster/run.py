@@ -1,59 +1,111 @@
-"""How the processes of a cluster come to be, as its object asks for them: by a batch system, or on this machine."""
+"""The run of a cluster, as its object uses it: jobs of a batch system, or processes of this machine."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from hpcgpu.deploy.cluster.seen import Seen
-from hpcgpu.deploy.cluster.session import Session
-from hpcgpu.deploy.jobs.job import Head, Job
+from hpcgpu.deploy.jobs.job_table import NO_WORKERS, JobWorkers
+from hpcgpu.deploy.jobs.local import LocalRanks
 from hpcgpu.deploy.jobs.rows import Jobs
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import HpcGpuError
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.phase import End
+from hpcgpu.plan.jobs.worker_names import read_member_name
 
 
-class Run(ABC):
+@dataclass(slots=True, kw_only=True)
+class SchedulerView:
+    """The scheduler and workers of a cluster object, for its run. Any thread may call :meth:`present`."""
+
+    scheduler: Callable[[], Any]  # return the connection pool to the present scheduler
+    workers: Callable[[], Mapping[str, Any]]  # return the registered workers by address, with the scheduler's facts
+    searching: Callable[[], bool]  # whether the scheduler does not answer, and is searched
+    changed: Callable[[], None]  # called when there are new facts
+    say: Callable[[str], None]  # takes a line for the user
+    end: Callable[[], End | None]  # return how the cluster object has ended, if it has
+    silent: Callable[[], Collection[str]] = frozenset  # return the addresses of workers without a recent heartbeat
+
+    def present(self, head: str, *, elastic: bool) -> dict[str, JobWorkers]:
+        """Return the registered workers by their job's id.
+
+        ``head``: the job with the scheduler, whose workers are gone with it; "": it has none. ``elastic``: other jobs
+        come and go, whose workers' names contain their job's id.
+        """
+        jobs: dict[str, JobWorkers] = {}
+        of_head: list[str] = []
+        silent = self.silent()
+        for address, facts in list(self.workers().items()):
+            name = read_member_name(str(facts["name"])) if elastic else None
+            if name is None:
+                of_head.append(address)
+                continue
+            before = jobs.get(name.job_id, NO_WORKERS)
+            restarts = max(before.restarts, name.restart_count)
+            is_silent = address in silent and (before.silent or not before.addresses)
+            jobs[name.job_id] = JobWorkers((*before.addresses, address), restarts, is_silent)
+        if head and of_head and not self.searching():
+            jobs[head] = JobWorkers(tuple(of_head))
+        return jobs
+
+    async def retire(self, addresses: Sequence[str]) -> None:
+        """Make workers hand their data to others and leave."""
+        await self.scheduler().hpcgpu_retire(workers=list(addresses))
+
+    async def remove(self, addresses: Sequence[str]) -> None:
+        """Make the scheduler forget workers that are gone."""
+        for address in addresses:
+            await self.scheduler().unregister(address=address, expected=True, stimulus_id="hpcgpu-job-is-gone")
+
+
+class Run:
     """The run of one cluster object, which calls it on its event loop; properties may be read by any thread.
 
-    Parameters
-    ----------
-    wanted : Wanted
-        Settings and site.
-
-    Attributes
-    ----------
-    job : Job or None
-        The one with the scheduler; None before its submission.
-    scales : bool
-        Whether jobs come and go.
-
+    The methods here are those of a run whose scheduler is a process of this machine.
     """
 
-    job: Job | None = None
-    scales: bool = False
+    scales: bool = False  # whether jobs come and go
+    takes_over: bool = False  # whether the run ends with this object, though another one has begun it
+    folder: Path | None = None  # of a run that another object has begun
+    script: str = ""  # of the job with the scheduler, or its command; "": not made here
 
     def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+        self.settings, self.site = wanted.settings, wanted.site
+        self._ranks: LocalRanks | None = None
         self._first_workers = 0
 
     @property
-    @abstractmethod
-    def head(self) -> Head:
-        """How the job with the scheduler is; it has been submitted."""
+    def job(self) -> Job | None:
+        """The job with the scheduler; None before its submission."""
+        return self._ranks.job if self._ranks and self._ranks.id else None
+
+    @property
+    def label(self) -> str:
+        """The job with the scheduler, for people: ``job 123``, ``pid 4711``."""
+        return f"pid {self._ranks.id}" if self._ranks else f"job {self.job.id if self.job else '-'}"
+
+    @property
+    def trouble(self) -> str:
+        """Why the jobs are not looked after at present; "" if they are."""
+        return ""
 
     @property
     def wanted_workers(self) -> int:
-        """How many workers there are to be."""
+        """The number of workers that the cluster is to have."""
         return self._first_workers
 
     @property
     def requested_workers(self) -> int:
-        """Of those, the workers whose jobs have been submitted."""
+        """The workers, of these, whose jobs have been submitted."""
         return self.wanted_workers
 
     @property
     def given_up(self) -> HpcGpuError | None:
-        """Why no more workers come; None when they may."""
+        """Why no more workers come; None if they may."""
         return None
 
     @property
@@ -62,59 +114,68 @@ class Run(ABC):
         return Jobs(())
 
     @property
-    def ready_words(self) -> str:
-        """A line in place of the usual one when the scheduler is there; empty where the usual one is right."""
+    def ready_line(self) -> str:
+        """A line in place of the usual one when the scheduler is ready; "" if the usual one is right."""
         return ""
 
     @abstractmethod
     def explain(self) -> str:
-        """Return what was planned, with where each part was set."""
+        """Return the plan, with where each part was set."""
 
     @abstractmethod
-    async def start(self, session: Session, seen: Seen) -> Job:
-        """Have the job; the session has the run's folder as soon as there is one."""
+    def make_folder(self) -> Path:
+        """Make the run's folder; called in a thread."""
 
     @abstractmethod
-    async def connected(self, session: Session) -> None:
-        """Go on: the session has a connection."""
+    async def start(self, folder: Path, view: SchedulerView) -> None:
+        """Submit the job with the scheduler, or take up the job of another object's run.
+
+        Raises SubmitError in the batch system's words, LaunchError, or JobError if the job has ended.
+        """
+
+    async def connected(self) -> None:
+        """Go on after the connection to the scheduler."""
+
+    async def check(self) -> Job:
+        """Return the job with the scheduler; raise JobError, with the tail of its log, when it has ended."""
+        assert self._ranks
+        return await self._ranks.check()
+
+    async def news(self) -> Job:
+        """Return the job with the scheduler after a new poll of the batch system; raise as :meth:`check`."""
+        return await self.check()
+
+    def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command that runs ``argv`` on a node of the job with the scheduler."""
+        del node
+        return argv
 
     def ready(self, workers: int) -> None:
-        """Note that so many workers are there at the end of the start."""
+        """Record the number of workers at the end of the start."""
         self._first_workers = workers
 
-    @abstractmethod
     def workers_changed(self) -> None:
-        """Look at the workers soon: some have come or gone."""
+        """Check the jobs soon: workers have come or gone."""
 
     @abstractmethod
     def check_detachable(self) -> None:
-        """Raise ConfigError where the job cannot go on without this process."""
+        """Raise ConfigError if the job cannot go on without this process."""
 
     def goes_on(self, kind: str) -> str:
-        """Return what a job that its object leaves goes on as, for people; empty if it does not.
-
-        Parameters
-        ----------
-        kind : str
-            The class of the object, which may take the job up again.
-
-        """
+        """Return a line about a job that its object leaves running; "" if it ends. ``kind``: the object's class."""
         del kind
         return ""
 
-    @abstractmethod
     def stop(self) -> None:
-        """Look after the jobs no longer; they stay. It may be called again."""
+        """Stop looking after the jobs, which stay. It may be called again."""
 
     async def end(self) -> None:
-        """Have all jobs end."""
-        if self.job:
-            await self.job.end()
+        """End all jobs; raise SubmitError if some could not be cancelled."""
+        if self._ranks:
+            await self._ranks.end()
 
-    @abstractmethod
     async def ended(self) -> None:
-        """Remove the leftovers; the job has ended."""
+        """Remove the leftovers of a run whose job has ended."""
 
-    @abstractmethod
     async def close(self) -> None:
-        """End the processes that are this object's; called last."""
+        """End the processes that belong to this object; called last."""

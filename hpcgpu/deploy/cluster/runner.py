@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu.config import entry_points, numpydoc
-from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy.settings import read
 from hpcgpu.deploy.start import agent_argv, ld_preload
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import private, process
@@ -58,7 +58,7 @@ class GPURunner:
         from distributed.security import Security
 
         self.scheduler_address = os.environ[SCRIPT_ADDRESS]
-        self.security = Security()  # of the variables that the rank has given to its script
+        self.security = Security()  # from the variables that the rank has set for its script
         self.status = Status.running
 
     @property
@@ -84,18 +84,18 @@ class GPURunner:
 
 
 def _become_rank(given: dict[str, Any]) -> None:
-    wanted = wanted_settings.read(given, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
+    settings = read(given, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
     script = tuple(sys.orig_argv[1:])
     if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
         raise LaunchError(
-            "GPURunner starts its script once more, and here is none (a notebook, a prompt, standard input): "
-            "take LocalGPUCluster, SLURMGPUCluster or PBSGPUCluster"
+            "GPURunner starts its script once more, but this is no script (a notebook, a prompt, standard input): "
+            "use LocalGPUCluster, SLURMGPUCluster or PBSGPUCluster"
         )
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
         raise LaunchError(
-            "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and can be started "
-            "once only: import it below, or start the script by 'hpcgpu run'"
+            "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and cannot be started "
+            "twice: import it below GPURunner, or start the script by 'hpcgpu run'"
         )
-    run = RunDocument(settings=wanted, script=script)
-    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(wanted))})
+    run = RunDocument(settings=settings, script=script)
+    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})

@@ -103,11 +103,11 @@ class WorkerMetrics(WorkerPlugin):
             "node": socket.gethostname(),
             "gpu": gpu.uuid if gpu else "",
             "pci": gpu.pci if gpu else "",
-            "model": explain.gpu_words(gpu, address=False) if gpu else "",
+            "model": explain.format_gpu(gpu, address=False) if gpu else "",
             "limits": _limits(spec),
             "cores": str(spec.binding.cpuset),
-            "memory": explain.memory_words(spec.binding),
-            "nic": explain.port_words(spec.binding),
+            "memory": explain.format_memory(spec.binding),
+            "nic": explain.format_ports(spec.binding),
             "reasons": list(explain.worker_reasons(spec)),
         }
 

@@ -16,22 +16,22 @@ from hpcgpu.config import document
 from hpcgpu.deploy.doctor import login, node, shared_files
 from hpcgpu.deploy.jobs import batch_client, ending, guard, logs, runs
 from hpcgpu.deploy.jobs import record as records
-from hpcgpu.deploy.jobs.job import BatchJob, submit_guarded
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
 from hpcgpu.deploy.jobs.record import Record
+from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
 from hpcgpu.deploy.network import lease
 from hpcgpu.deploy.network.tls import Certificate
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host import run as programs
 from hpcgpu.host.home import own_folder
-from hpcgpu.model import JobState, JobStatus, RunDocument, Settings, Started
+from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings, Started
 from hpcgpu.plan.doctor.facts import Link, TrialFacts
 from hpcgpu.plan.doctor.finding import Finding, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
-from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import describe_unreached, ending_words, missing_words, over_words
+from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs.phase import describe, format_end, format_missing
 from hpcgpu.supervise import tasks
 
 _NODES, _WALLTIME_S = 2, 300
@@ -74,7 +74,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[Finding, ...
     except SubmitError as error:
         if error.transient:
             raise
-        return (Finding("job", *failed(str(error), refusal_advice(job.batch, str(error)))),), None
+        return (Finding("job", *failed(str(error), refusal_advice(job[0].batch, str(error)))),), None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return examine(checks_for(facts), facts), facts
@@ -84,18 +84,22 @@ class _DoctorJob:
     """The doctor's job, on an event loop."""
 
     def __init__(self, job: PlannedJob, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say, self._system = folder, say, job.system
-        self._settings, self._token = _short(job.wanted.settings, folder), secrets.token_hex(16)
+        user, _, self._system = job
+        self._folder, self._say = folder, say
+        self._settings, self._token = _short(user.settings, folder), secrets.token_hex(16)
         document_ = RunDocument(settings=self._settings, shape="gang", folder=str(folder))
         argv = ("doctor", "--on-nodes", str(folder))
-        self._spec, _, _ = plan_job(document_, job.wanted.site, job.batch, argv)
+        self._spec, _ = plan_job(document_, user.site, user.batch, argv)
         run_ = document.render(replace(document_, folder=""))
         self._order = shared_files.Order(token=self._token, nodes=self._spec.nodes, run=run_)
         shared_files.write(folder, shared_files.ORDER, self._order)
         certificate = Certificate.make()
         private.write(folder / shared_files.CERTIFICATE, f"{certificate.cert_pem}{certificate.key_pem}")
-        self._record = Record.begin(document_, job.batch, job.wanted.site)
-        self._job = BatchJob(self._system, self._say_new, spec=self._spec)
+        self._record = Record.begin(document_, user.batch, user.site)
+        self._submitter = Submitter(
+            self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
+        )
+        self._job: Job | None = None
         self._guard: Started | None = None
         self._progress, self._ask_at_s = "", 0.0
         self._links: tuple[Link, ...] | None = None
@@ -114,24 +118,29 @@ class _DoctorJob:
                 await tasks.to_thread(functools.partial(programs.end, self._guard))
 
     async def _facts(self) -> TrialFacts:
-        job = self._job
 
         def start_guard() -> None:
             self._guard = guard.start(self._folder, self._record.client)
 
         try:
-            await submit_guarded(job, self._settings.log_directory, self._write_down, start_guard)
+            await submit_guarded(self._submit, self._settings.log_directory, self._write_down, start_guard)
             answered = await tasks.until(self._have_answered, _POLL_S)
             facts = await tasks.to_thread(self._gather)
         except BaseException:
             await self._cancel()
             raise
-        await (job.end() if answered else self._cancel())
+        await (self._end() if answered else self._cancel())
         return facts
 
+    async def _submit(self) -> None:
+        self._job = await self._submitter.submit_head()
+
+    async def _end(self) -> None:
+        await ending.close_head(self._system, self._job, self._say_new, self._submitter)
+
     def _write_down(self) -> None:
-        if self._job.id:
-            self._record = replace(self._record, jobs=(self._job.recorded,), submitting=False)
+        if self._job:
+            self._record = replace(self._record, jobs=(self._job,), submitting=False)
         records.write(self._folder, self._record)
 
     def _say_new(self, text: str) -> None:
@@ -142,16 +151,16 @@ class _DoctorJob:
     async def _cancel(self) -> None:
         """Cancel the job, pending or running, unless it has ended."""
         job = self._job
-        if not job.id:
-            await job.end()  # its submission may have been accepted all the same
+        if not job:
+            await self._end()  # its submission may have been accepted all the same
         elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
-            await ending.close(self._system, [job.recorded], _CANCEL_S, self._say)
+            await ending.close(self._system, [job], _CANCEL_S, self._say)
 
     async def _have_answered(self) -> bool | None:
         """Return True if all nodes have answered, False if the job has ended, None if they may still answer."""
         now_s = asyncio.get_running_loop().time
         if now_s() >= self._ask_at_s:
-            await self._ask(self._job.id)
+            await self._ask()
             self._ask_at_s = now_s() + _ASK_S
         over = self._is_over(now_s())
         if await tasks.to_thread(self._have_all):
@@ -168,17 +177,18 @@ class _DoctorJob:
         waited = self._ending_s is not None and now_s - self._ending_s > _WRITTEN_S
         return waited or (status is not None and status.state in (JobState.ENDED, JobState.STUCK))
 
-    async def _ask(self, job_id: str) -> None:
+    async def _ask(self) -> None:
+        job = self._job
+        assert job
         try:
-            states = await batch_client.ask(self._system, [job_id])
+            states = await batch_client.ask(self._system, [job.id])
         except SubmitError as error:
             if not error.transient:
                 raise
             self._tell(str(error))
             return
-        self._status = states.get(job_id)
-        about = JobFacts(id=job_id, submitted_s=0.0, expected=0, status=self._status)
-        self._tell(f"job {job_id}: {describe_unreached(about, date.today()).text}")
+        self._status = states.get(job.id)
+        self._tell(f"job {job.id}: {describe(replace(job, status=self._status), date.today(), reached=False).text}")
 
     def _tell(self, text: str) -> None:
         if text != self._progress:
@@ -196,23 +206,25 @@ class _DoctorJob:
 
     def _ended(self, job_id: str) -> str:
         if self._status is None:
-            return missing_words(job=f"job {job_id}")
+            return format_missing(job=f"job {job_id}")
         if self._ending_s is not None:
-            return ending_words(job_id, self._status)
-        return over_words(job_id, self._status)
+            return f"job {job_id} is ending ({self._status.trouble})"
+        return format_end(job_id, self._status)
 
     def _gather(self) -> TrialFacts:
+        job = self._job
+        assert job
         nodes = shared_files.read_nodes(self._folder)
         return TrialFacts(
-            job_id=self._job.id,
+            job_id=job.id,
             folder=str(self._folder),
             wanted_nodes=self._spec.nodes,
             wanted_gpus=self._spec.gpus_per_node,
             protocol=self._settings.protocol or "",
             python=login.python(),
             nodes=nodes,
-            ended=self._ended(self._job.id),
-            output="" if len(nodes) >= self._spec.nodes else _output(Path(self._job.log)),
+            ended=self._ended(job.id),
+            output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
             launcher=shared_files.read_launcher(self._folder),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},

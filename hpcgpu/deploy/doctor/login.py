@@ -55,7 +55,7 @@ def read(options: Mapping[str, object], options_from: str, batch: str | None, *,
 def facts(request: JobRequest) -> LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
     job = request.job
-    scratch = (job.wanted.settings.local_directory if job else None) or os.environ.get("SCRATCH")
+    scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
     checks: dict[str, Callable[[], Any]] = {
         "python": python,
         "environment": lambda: Folder(path=sys.prefix, **_kind(Path(sys.prefix))),
@@ -92,33 +92,35 @@ def _kind(path: Path) -> dict[str, Any]:
 
 def _request(job: PlannedJob) -> Request:
     """Ask the batch system whether it would accept the job; nothing is submitted."""
-    command = job.system.test(job.script)
+    user, spec, system = job
+    command = system.test(system.script(spec))
     if command is None:
         return _queue(job)
     program = command.argv[0]
     if not shutil.which(program):
-        return Request(batch=job.batch, unasked=f"there is no {program} on this machine")
+        return Request(batch=user.batch, unasked=f"there is no {program} on this machine")
     try:
-        starts = job.system.read_test(programs.run_sync(replace(command, timeout_s=_LIMIT_S - 0.5)))
+        starts = system.read_test(programs.run_sync(replace(command, timeout_s=_LIMIT_S - 0.5)))
     except SubmitError as error:
         if error.transient:
-            return Request(batch=job.batch, unasked=f"{program} does not answer now: {error}")
-        return Request(batch=job.batch, refused=str(error))
-    return Request(batch=job.batch, starts=starts)
+            return Request(batch=user.batch, unasked=f"{program} does not answer now: {error}")
+        return Request(batch=user.batch, refused=str(error))
+    return Request(batch=user.batch, starts=starts)
 
 
 def _queue(job: PlannedJob) -> Request:
     """Check that the queue is open, for a batch system that tests a request by a submission only."""
+    user, spec, _ = job
 
     async def ask() -> list[Result]:
-        commands = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(job.batch))
+        commands = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(user.batch))
         return await asyncio.gather(*map(programs.run, commands))
 
-    queues = inventory.read(job.batch, asyncio.run(ask()))
-    queue, open_ = job.spec.queue or queues.default, [queue.name for queue in queues.queues]
+    queues = inventory.read(user.batch, asyncio.run(ask()))
+    queue, open_ = spec.queue or queues.default, [queue.name for queue in queues.queues]
     if queue and open_ and queue not in open_:
-        return Request(batch=job.batch, refused=f"queue {queue} takes no jobs; open queues: {', '.join(open_)}")
+        return Request(batch=user.batch, refused=f"queue {queue} takes no jobs; open queues: {', '.join(open_)}")
     about_queue = f"; its queue {queue} takes jobs" if queue and open_ else ""
     return Request(
-        batch=job.batch, unasked=f"{job.batch} tests a request by a submission only, as --submit does{about_queue}"
+        batch=user.batch, unasked=f"{user.batch} tests a request by a submission only, as --submit does{about_queue}"
     )

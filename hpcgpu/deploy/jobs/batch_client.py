@@ -30,14 +30,14 @@ async def submit(
     script: str,
     tell: Callable[[str], None],
     patience: Patience,
-    known: Collection[str] = (),
+    past_ids: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Submit a job or an array, and return its job ids; raise SubmitError in the batch system's words.
 
     A transient refusal is tried again.
     """
-    own = of_this_job(os.environ)  # this process may run in a job: a notebook's kernel, a script
-    command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=own)
+    inherited = of_this_job(os.environ)  # this process may run in a job: a notebook's kernel, a script
+    command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=inherited)
     pauses_s = list(patience.retries_s)
     while True:
         result = await run(command)
@@ -49,29 +49,29 @@ async def submit(
         while step is Step.PAUSE:
             tell(f"{refusal}; looking again in {pauses_s[0]:g} s")
             await asyncio.sleep(pauses_s.pop(0))
-            found = await _accepted(system, spec, known) if refusal.unsure else ()
-            if found:
-                return found
-            step = after_pause(found, result.returncode, len(pauses_s))
+            jobs = await _accepted(system, spec, past_ids) if refusal.unsure else ()
+            if jobs:
+                return jobs
+            step = after_pause(jobs, result.returncode, len(pauses_s))
         if step is Step.NAME_CLUSTER:
             raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
         if step is Step.NAME_LACK:
-            words = "\n".join((f"{refusal}\nIt was asked for {requested(script)}", *await beyond(system, spec)))
-            raise SubmitError(words, evidence=refusal.evidence, unsure=refusal.unsure)
+            text = "\n".join((f"{refusal}\nThe request was {requested(script)}", *await beyond(system, spec)))
+            raise SubmitError(text, evidence=refusal.evidence, unsure=refusal.unsure)
         if step is Step.RAISE:
             raise refusal
 
 
-async def _accepted(system: BatchSystem, spec: JobSpec, known: Collection[str]) -> tuple[str, ...] | None:
+async def _accepted(system: BatchSystem, spec: JobSpec, past_ids: Collection[str]) -> tuple[str, ...] | None:
     """Return the jobs that exist although the answer was lost; None if the batch system does not answer."""
     try:
-        return await look(system, spec.name, spec.mark, known)
+        return await look(system, spec.name, spec.mark, past_ids)
     except SubmitError:
         return None
 
 
-async def look(system: BatchSystem, name: str, mark: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return jobs of a run that exist but are unknown: the answer to their submission was lost.
+async def look(system: BatchSystem, name: str, mark: str, past_ids: Collection[str]) -> tuple[str, ...]:
+    """Return the ids of a run's existing jobs that are not in ``past_ids``: the answer to their submission was lost.
 
     Raises SubmitError if the batch system does not answer now.
     """
@@ -79,42 +79,38 @@ async def look(system: BatchSystem, name: str, mark: str, known: Collection[str]
     if command is None:
         return ()
     try:
-        if not (found := system.read_found(await run(command), mark)):
+        if not (ids := system.read_found(await run(command), mark)):
             return ()
-        listed = system.read_status(await run(system.status(found)), found)
+        listed = system.read_status(await run(system.status(ids)), ids)
     except SubmitError as e:
         if e.transient:
             raise
         return ()  # the site refuses this query to users
-    there = [job_id for job_id, status in listed.items() if status.state is not JobState.ENDED]
-    return tuple(sorted((job_id for job_id in there if job_id not in known), key=_numbers))
-
-
-def _numbers(job_id: str) -> list[int]:
-    """Return the key that sorts jobs, and elements of an array, in the order of their submission."""
-    return [int(number) for number in re.findall(r"\d+", job_id)]
+    lost = [i for i, status in listed.items() if status.state is not JobState.ENDED and i not in past_ids]
+    # in the order of submission, elements of an array too
+    return tuple(sorted(lost, key=lambda job_id: [int(number) for number in re.findall(r"\d+", job_id)]))
 
 
 async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
     """Return the statuses of jobs, by one query for all, and more only for jobs that the answer does not list."""
-    found: dict[str, JobStatus] = {}
+    statuses: dict[str, JobStatus] = {}
     missing = list(ids)
     while missing:
         listed = system.read_status(await run(system.status(missing)), missing)
         if not (new := {job_id: listed[job_id] for job_id in missing if job_id in listed}):
             break
-        found |= new
+        statuses |= new
         # OpenPBS of 2026-04 lists no job after an unknown one: a missing job may be alive
-        missing = [job_id for job_id in missing if job_id not in found]
+        missing = [job_id for job_id in missing if job_id not in statuses]
     if missing:
         try:
             listed = system.read_status(await run(system.history(missing)), missing)
-            found |= {job_id: listed[job_id] for job_id in missing if job_id in listed}
+            statuses |= {job_id: listed[job_id] for job_id in missing if job_id in listed}
         except SubmitError as e:
             if e.transient:
                 raise
             # a site without accounting: a job that squeue does not list does not exist
-    return found
+    return statuses
 
 
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
@@ -154,7 +150,7 @@ async def on_lost_nodes(
         return listed
     lost = system.read_nodes(await run(command))
     troubles = {i: ", ".join(lost[host] for host in of_job if host in lost) for i, of_job in on.items()}
-    return listed | {i: replace(listed[i], trouble=words) for i, words in troubles.items() if words}
+    return listed | {i: replace(listed[i], trouble=trouble) for i, trouble in troubles.items() if trouble}
 
 
 async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
@@ -164,9 +160,8 @@ async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
     """
     refused = [e for e in await asyncio.gather(*(_refusal(system, command) for command in system.cancel(ids))) if e]
     if refused:
-        words = dict.fromkeys(str(e).strip() for e in refused)
         raise SubmitError(
-            "; ".join(words),
+            "; ".join(dict.fromkeys(str(e).strip() for e in refused)),
             evidence="\n".join(e.evidence for e in refused),
             transient=any(e.transient for e in refused),
         )

@@ -11,14 +11,19 @@ from collections.abc import Callable, Sequence
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import ask, cancel
-from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.record import script_end
+from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs.phase import SILENT_WORDS, script_words
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.phase import SILENT, format_script_end
 from hpcgpu.supervise import tasks
 
 _POLL_S = 0.25
+# A job whose lease has ended is gone within 5 s.
+_HEAD_GRACE_S = 10.0
+_HEAD_CANCEL_S = 20.0
 # A cancel takes effect within the batch system's KillWait, and a refused one may be accepted later.
 _AGAIN_S = 15.0
 _BY_ITSELF_POLL_S = 0.5
@@ -26,9 +31,31 @@ _BY_ITSELF_POLL_S = 0.5
 _SILENCE_S = 3.0
 
 
+async def close_head(
+    system: BatchSystem, job: Job | None, say: Callable[[str], None], submitter: Submitter | None = None
+) -> None:
+    """Wait for the job with the scheduler to end by itself, then cancel it; ``submitter`` finds it if its id was lost.
+
+    Raises SubmitError if it could not be cancelled, or if the batch system does not say whether it exists.
+    """
+    if submitter and (unsure := submitter.unsure):
+        try:
+            job = next(iter(await submitter.lost(())), job)
+        except SubmitError as e:
+            raise SubmitError(
+                f"{unsure}. The job may exist nevertheless ({e}); its guard, a process here, searches for it when this "
+                "process has ended",
+                evidence=unsure.evidence,
+                transient=True,
+            ) from e
+    if job:
+        job_id = job.id
+        await close(system, [job], _HEAD_CANCEL_S, lambda text: say(f"job {job_id}: {text}"), grace_s=_HEAD_GRACE_S)
+
+
 async def close(
     system: BatchSystem,
-    jobs: Sequence[RecordedJob],
+    jobs: Sequence[Job],
     limit_s: float,
     tell: Callable[[str], None],
     *,
@@ -42,19 +69,19 @@ async def close(
     """
     if grace_s and await _end_by_themselves(system, jobs, grace_s, tell):
         return
-    there, why = await end(system, [job.id for job in jobs], limit_s, tell)
+    left, why = await end(system, [job.id for job in jobs], limit_s, tell)
     if why and grace_s and await _have_left_their_codes(jobs):
         return
-    words = f"{'job' if len(there) == 1 else 'jobs'} {', '.join(there)}"
+    names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
     if why:
         raise SubmitError(
-            f"{words} may still be there: {why}. The run's guard, a process here, goes on trying when this process has "
-            f"ended, or 'hpcgpu stop {there[0]}' does",
+            f"{names} may still exist: {why}. Exit this process: the run's guard, a process here, then tries again. Or "
+            f"run 'hpcgpu stop {left[0]}'",
             evidence=why.evidence,
             transient=why.transient,
         )
-    if there:
-        tell(f"cancelled, but still there after {limit_s:g} s: {words}")
+    if left:
+        tell(f"cancelled, but still there after {limit_s:g} s: {names}")
 
 
 async def end(
@@ -68,53 +95,57 @@ async def end(
     ending = _Ending(system, ids, tell)
     with contextlib.suppress(TimeoutError):
         await tasks.until(ending.look, _POLL_S, limit_s)
-    return ending.there, ending.refused if ending.there else None
+    return ending.left, ending.refused if ending.left else None
 
 
 class _Ending:
     """Cancels jobs again and again until they have ended."""
 
     def __init__(self, system: BatchSystem, ids: Sequence[str], tell: Callable[[str], None]) -> None:
-        self.there = list(ids)  # not ended
+        self.left = list(ids)  # not ended
         self.refused: SubmitError | None = None  # why not cancelled, or not answered
-        self._system, self._tell, self._said = system, tell, ""
+        self._system, self._tell, self._last = system, tell, ""
         self._again_s = float("-inf")
 
     async def look(self) -> bool | None:
         """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
         now_s = asyncio.get_running_loop().time
         try:
-            listed = await ask(self._system, self.there) if self.there else {}
-            self.there = [i for i in self.there if i in listed and listed[i].state is not JobState.ENDED]
-            if self.there and now_s() >= self._again_s:
+            listed = await ask(self._system, self.left) if self.left else {}
+            self.left = [i for i in self.left if i in listed and listed[i].state is not JobState.ENDED]
+            if self.left and now_s() >= self._again_s:
                 self.refused, self._again_s = None, now_s() + _AGAIN_S
-                await cancel(self._system, self.there)
+                await cancel(self._system, self.left)
         except SubmitError as e:
             self.refused = e
             if e.transient:
                 self._again_s = now_s()
-            if str(e) != self._said:
+            if str(e) != self._last:
                 self._tell(str(e))
-            self._said = str(e)
-        return None if self.there else True
+            self._last = str(e)
+        return None if self.left else True
 
 
 async def _end_by_themselves(
-    system: BatchSystem, jobs: Sequence[RecordedJob], limit_s: float, tell: Callable[[str], None]
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None]
 ) -> bool:
     """Wait until the jobs have ended; return whether they have."""
+    last = ""
 
     async def have_ended() -> bool | None:
         """Return False if a job waits, so will not end by itself; None if they may end soon."""
+        nonlocal last
         try:
             listed = await _answer(system, jobs)
         except SubmitError as e:
-            tell(str(e))
+            if str(e) != last:
+                tell(str(e))
+            last = str(e)
             return True if await _have_left_their_codes(jobs) else None
-        there = [status for job in jobs if (status := listed.get(job.id)) and status.state is not JobState.ENDED]
-        if any(status.state in WAITING for status in there):
+        states = {status.state for job in jobs if (status := listed.get(job.id))} - {JobState.ENDED}
+        if states.intersection(WAITING):
             return False
-        return None if there else True
+        return None if states else True
 
     try:
         return await tasks.until(have_ended, _BY_ITSELF_POLL_S, limit_s)
@@ -122,7 +153,7 @@ async def _end_by_themselves(
         return False
 
 
-async def _answer(system: BatchSystem, jobs: Sequence[RecordedJob]) -> dict[str, JobStatus]:
+async def _answer(system: BatchSystem, jobs: Sequence[Job]) -> dict[str, JobStatus]:
     """Return the jobs' statuses; raise SubmitError if the batch system is silent once their scripts have ended."""
     loop = asyncio.get_running_loop()
     asking, end_s = asyncio.create_task(ask(system, [job.id for job in jobs])), loop.time() + _SILENCE_S
@@ -130,15 +161,15 @@ async def _answer(system: BatchSystem, jobs: Sequence[RecordedJob]) -> dict[str,
         while not asking.done():
             await asyncio.wait([asking], timeout=_BY_ITSELF_POLL_S)
             if loop.time() >= end_s:
-                ends = await asyncio.to_thread(lambda: [job.script_end() for job in jobs])
+                ends = await asyncio.to_thread(lambda: [script_end(job) for job in jobs])
                 if all(over for over, _ in ends) and not asking.done():
-                    raise SubmitError(f"{'; '.join(script_words(code) for _, code in ends)}; {SILENT_WORDS}")
+                    raise SubmitError(f"{'; '.join(format_script_end(code) for _, code in ends)}; {SILENT}")
         return asking.result()
     finally:
         if asking.cancel():
             await asyncio.wait([asking])
 
 
-async def _have_left_their_codes(jobs: Sequence[RecordedJob]) -> bool:
+async def _have_left_their_codes(jobs: Sequence[Job]) -> bool:
     """Tell whether the script of each job has left its exit code."""
-    return await asyncio.to_thread(lambda: all(job.script_end()[0] for job in jobs))
+    return await asyncio.to_thread(lambda: all(script_end(job)[0] for job in jobs))

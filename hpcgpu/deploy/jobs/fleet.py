@@ -10,13 +10,13 @@ from pathlib import Path
 from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import cancel
 from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.job_table import Present, Row
+from hpcgpu.deploy.jobs.job_table import JobWorkers
 from hpcgpu.deploy.jobs.logs import tail
-from hpcgpu.deploy.jobs.record import Gone, RecordedJob
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec
 from hpcgpu.plan.jobs.ends import Failures
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Demand
 from hpcgpu.supervise import tasks
 
@@ -43,19 +43,14 @@ class Fleet:
         self._requests = SchedulerRequests(jobs.hooks.say)
 
     @property
-    def members(self) -> tuple[Row, ...]:
+    def members(self) -> tuple[Job, ...]:
         """The jobs of this moment, in the order of submission."""
         return self._table.members
 
     @property
-    def gone(self) -> tuple[Gone, ...]:
+    def gone(self) -> tuple[Job, ...]:
         """The last few jobs that ended unasked, the newest first."""
         return tuple(self._table.gone)
-
-    @property
-    def recorded(self) -> tuple[RecordedJob, ...]:
-        """The records of the jobs."""
-        return self._table.recorded
 
     @property
     def trouble(self) -> str:
@@ -114,9 +109,9 @@ class Fleet:
             if not self.controls:
                 await self._follow()
             try:
-                await self._add(await self._submitter.lost(self._table.known))
+                await self._add(await self._submitter.lost(self._table.past_ids))
             finally:
-                await ending.close(self._system, self.recorded, _END_S, self._hooks.say)
+                await ending.close(self._system, self.members, _END_S, self._hooks.say)
 
     def refused(self, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
@@ -130,14 +125,14 @@ class Fleet:
     async def find_lost(self) -> None:
         """Add jobs whose submission was not answered."""
         if self.controls:
-            await self._add(await self._submitter.lost(self._table.known))
+            await self._add(await self._submitter.lost(self._table.past_ids))
 
     async def act(self) -> None:
         """Decide on the present facts, and carry out the actions."""
         async with self._acting:
             present, now_s = self._hooks.present(), self._alarm.now_s()
             if self.controls:
-                await self._add([self._submitter.record(job_id) for job_id in self._table.unknown(present)])
+                await self._add([self._submitter.lost_job(job_id) for job_id in self._table.unknown(present)])
             else:
                 await self._follow()
             held_back_until_s = float("inf") if self.error else self._held_back_until_s
@@ -153,10 +148,10 @@ class Fleet:
                 self._retire(job_id, present)
             for job_id in actions.lost:
                 self._requests.send(self._hooks.remove, present[job_id].addresses)
-            if actions.submit and (lost := await self._submitter.lost(self._table.known)):
+            if actions.submit and (lost := await self._submitter.lost(self._table.past_ids)):
                 await self._add(lost)  # so fewer are missing
             elif actions.submit:
-                async for accepted in self._submitter.submit(actions.submit, self._table.known):
+                async for accepted in self._submitter.submit(actions.submit, self._table.past_ids):
                     await self._add(accepted)
             if actions.cancel or actions.forget or actions.retire or actions.submit:
                 self._alarm.ring()  # these actions may require more
@@ -172,13 +167,13 @@ class Fleet:
             self._hooks.say(str(e))
         self._table.cancelled(job_ids, self._alarm.now_s())
 
-    def _retire(self, job_id: str, present: Mapping[str, Present]) -> None:
+    def _retire(self, job_id: str, present: Mapping[str, JobWorkers]) -> None:
         self._table.retired(job_id, self._alarm.now_s())
         if job_id in present:
             self._requests.send(self._hooks.retire, present[job_id].addresses)
 
-    async def _forget(self, actions: Actions, present: Mapping[str, Present]) -> None:
-        logs = {member.recorded.id: member.recorded.log for member in self._table.members}
+    async def _forget(self, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
+        logs = {job.id: job.log for job in self.members}
         for job_id, why in actions.forget:
             self._table.ended(job_id, why, datetime.now(UTC).astimezone())
             self._hooks.say(f"job {job_id}: {why}")
@@ -195,10 +190,10 @@ class Fleet:
         elif not actions.give_up and isinstance(self.error, JobError):
             self.error = None  # a job has its workers after all
 
-    async def _add(self, recorded: Sequence[RecordedJob]) -> None:
-        if recorded:
-            self._table.add(recorded, self._alarm.now_s())
-        if recorded or self._unwritten:
+    async def _add(self, jobs: Sequence[Job]) -> None:
+        if jobs:
+            self._table.add(jobs, self._alarm.now_s())
+        if jobs or self._unwritten:
             await self._write_down()
 
     async def _follow(self) -> None:
@@ -233,7 +228,7 @@ class SchedulerRequests:
 
         # the scheduler's errors arrive unchanged
         self._tasks.start(
-            run, f"what the scheduler was to do about {workers}", lambda e: self._say(f"{workers}: {e!r}")
+            run, f"the request to the scheduler about {workers}", lambda e: self._say(f"{workers}: {e!r}")
         )
 
     def cancel(self) -> None:

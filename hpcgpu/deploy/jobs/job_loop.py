@@ -10,13 +10,13 @@ from typing import Protocol
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import ask, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.job_table import JobTable, Present
+from hpcgpu.deploy.jobs.job_table import JobTable, JobWorkers
 from hpcgpu.deploy.jobs.logs import tail
-from hpcgpu.deploy.jobs.record import Gone, RecordedJob
+from hpcgpu.deploy.jobs.record import script_end
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs.ends import why_over
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.polling import poll_in_s
 from hpcgpu.plan.jobs.reconcile import NO_DEMAND, Actions, Demand, Facts, Policy, reconcile
 from hpcgpu.supervise import tasks
@@ -26,12 +26,12 @@ from hpcgpu.supervise import tasks
 class ClusterHooks:
     """Callbacks from the job loop and the fleet into the cluster."""
 
-    present: Callable[[], Mapping[str, Present]]  # return the registered workers by their job's id
+    present: Callable[[], Mapping[str, JobWorkers]]  # return the registered workers by their job's id
     retire: Callable[[Sequence[str]], Awaitable[object]]  # make workers hand over their data and leave
     remove: Callable[[Sequence[str]], Awaitable[object]]  # make the scheduler forget workers that are gone
     write_down: Callable[[], None]  # in a thread, when jobs have come or gone
     # in a thread: return the jobs recorded last by any object, and the gone ones
-    written_down: Callable[[], tuple[Sequence[RecordedJob], Sequence[Gone]]]
+    written_down: Callable[[], tuple[Sequence[Job], Sequence[Job]]]
     changed: Callable[[], None]  # when there are new facts
     say: Callable[[str], None]  # takes a line for the user
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -70,7 +70,7 @@ class JobLoop:
         self.asked_s: float | None = None  # of the last poll
         self.answered_s: float | None = None  # of the last answer
         self._head_spec: JobSpec | None = None
-        self._said = ""
+        self._last = ""
         self._hurried = self._stopped = False
         self._answer = asyncio.Event()
         self._looking: tasks.Loop | None = None
@@ -81,22 +81,22 @@ class JobLoop:
         return self._looking.trouble if self._looking else ""
 
     @property
-    def head(self) -> JobFacts | None:
-        """The facts about the job with the scheduler; None if the scheduler is on this machine."""
-        row = self.table.head
-        return row.facts if row else None
+    def head(self) -> Job | None:
+        """The job with the scheduler; None if the scheduler is on this machine."""
+        return self.table.head
 
-    def add_head(self, head: RecordedJob, expected: int, spec: JobSpec | None) -> None:
+    def add_head(self, job: Job, expected: int, spec: JobSpec | None) -> None:
         """Add the job with the scheduler, its number of workers, and its request (None: another process made it)."""
         self._head_spec = spec
-        self.table.add_head(head, expected, self.alarm.now_s())
+        self.table.add_head(job, expected, self.alarm.now_s())
         self.start()
 
     def start(self) -> None:
         """Poll now, and from now on whenever due."""
         if self._looking is None:
-            what = "the loop that looks after this cluster's jobs"
-            self._looking = tasks.run_forever(self._look, what, changed=self.hooks.changed)
+            self._looking = tasks.run_forever(
+                self._look, "the loop that looks after this cluster's jobs", changed=self.hooks.changed
+            )
         self.alarm.ring()
 
     def stop(self) -> None:
@@ -106,27 +106,27 @@ class JobLoop:
             self._looking.cancel()
         self._answer.set()
 
-    async def check(self) -> JobFacts:
-        """Return the facts about the job with the scheduler, without polling the batch system.
+    async def check(self) -> Job:
+        """Return the job with the scheduler, without polling the batch system.
 
         Raises JobError if it has ended, with the tail of its log, or will never start.
         """
-        row = self.table.head
-        assert row
-        there, code = await asyncio.to_thread(row.recorded.script_end)
-        if self.table.left(there, code, self.alarm.now_s()):
+        job = self.head
+        assert job
+        has_left, code = await asyncio.to_thread(script_end, job)
+        if self.table.left(has_left, code, self.alarm.now_s()):
             self.alarm.ring()
-        facts = self.head
-        assert facts
-        if why := why_over(facts, self.alarm.now_s(), self.policy.late_limit_s):
-            never = facts.state is JobState.STUCK
-            raise JobError(why if never else f"{why}; {await asyncio.to_thread(tail, Path(row.recorded.log))}")
+        job = self.head
+        assert job
+        if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
+            never = job.state is JobState.STUCK
+            raise JobError(why if never else f"{why}; {await asyncio.to_thread(tail, Path(job.log))}")
         if self._stopped:
-            raise JobError(f"this object has closed, and asks about job {facts.id} no more")
-        return facts
+            raise JobError(f"this cluster object has closed, and no longer polls job {job.id}")
+        return job
 
-    async def news(self) -> JobFacts:
-        """Poll the batch system; return the facts after its answer, or without one; raise as :meth:`check`."""
+    async def news(self) -> Job:
+        """Poll the batch system; return the job after its answer, or without one; raise as :meth:`check`."""
         answer = self._answer
         if not self._stopped:
             self._hurry()
@@ -139,7 +139,7 @@ class JobLoop:
         if self.head and self.head.state is not JobState.RUNNING:
             self._hurry()  # to learn its nodes: a later answer may not name a lost one
 
-    def decide(self, present: Mapping[str, Present], now_s: float, demand: Demand = NO_DEMAND) -> Actions:
+    def decide(self, present: Mapping[str, JobWorkers], now_s: float, demand: Demand = NO_DEMAND) -> Actions:
         """Register the present workers, return the next actions, and set the time of the next check."""
         self.table.registered(present, now_s)
         facts = Facts(
@@ -181,9 +181,9 @@ class JobLoop:
             self.pause()
             if self.actor:
                 self.actor.refused(e, say=True)
-            elif str(e) != self._said:
-                self._said = str(e)
-                self.hooks.say(self._said)
+            elif str(e) != self._last:
+                self._last = str(e)
+                self.hooks.say(self._last)
         except Exception:
             self.alarm.ring()  # the next check comes at once, and does the rest
             raise
@@ -195,18 +195,18 @@ class JobLoop:
             self.table.registered(self.hooks.present(), self.asked_s)
             if self.actor:
                 await self.actor.find_lost()
-            asked = self.table.ids
-            listed = await self._listed(asked)
+            ids = self.table.ids
+            listed = await self._listed(ids)
             self.answered_s = self.alarm.now_s()
-            self.table.listed(asked, listed, self.answered_s)
+            self.table.listed(ids, listed, self.answered_s)
         except SubmitError:
             self.table.unanswered(self.alarm.now_s())
             raise
         finally:
             answer.set()
 
-    async def _listed(self, asked: Sequence[str]) -> dict[str, JobStatus]:
-        listed = await ask(self.system, asked)
+    async def _listed(self, ids: Sequence[str]) -> dict[str, JobStatus]:
+        listed = await ask(self.system, ids)
         of_head = {i: status for i, status in listed.items() if self.head and i == self.head.id}
         of_members = {i: status for i, status in listed.items() if i not in of_head}
         for spec, of_spec in ((self._head_spec, of_head), (self.actor.spec if self.actor else None, of_members)):

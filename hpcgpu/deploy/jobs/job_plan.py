@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, entry_points
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
     from hpcgpu.model import Site
 
 
-class PlannedJob(NamedTuple):
-    """A job before its submission: the settings, the request, its script, and the batch system for both."""
-
-    wanted: settings.Wanted
-    spec: JobSpec
-    script: str
-    system: BatchSystem
-    batch: str
+# A job before its submission: the settings, the request, and the batch system for it.
+PlannedJob = tuple[settings.Wanted, JobSpec, BatchSystem]
 
 
 def read_job(
@@ -44,18 +38,15 @@ def read_job(
 
     Raises ConfigError for a wrong or missing setting, or without a batch system.
     """
-    wanted = settings.read(given, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
-    name = batch or (wanted.site.batch if wanted.site else "")
-    if not name:
-        raise ConfigError(
-            "which batch system? Give --batch slurm or --batch pbs, or --site for a machine that is known"
-        )
+    user = settings.read(given, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
+    if not user.batch:
+        raise ConfigError("no batch system is given; add --batch slurm or --batch pbs, or --site for a known machine")
     shape, folder = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")
-    run_document = RunDocument(settings=wanted.settings, shape=shape, script=script, folder=folder)
-    spec, text, system = plan_job(run_document, wanted.site, name)
+    run_document = RunDocument(settings=user.settings, shape=shape, script=script, folder=folder)
+    spec, system = plan_job(run_document, user.site, user.batch)
     for note in system.notes(spec):
         log.say(f"job {spec.name}: {note}")
-    return PlannedJob(wanted, spec, text, system, name)
+    return user, spec, system
 
 
 def mark_of(folder: Path) -> str:
@@ -64,11 +55,11 @@ def mark_of(folder: Path) -> str:
 
 
 def plan_job(
-    run: RunDocument, site: Site | None, batch: str, words: tuple[str, ...] = ()
-) -> tuple[JobSpec, str, BatchSystem]:
-    """Return the request for a run's job, its script, and the batch system that understands both.
+    run: RunDocument, site: Site | None, batch: str, arguments: tuple[str, ...] = ()
+) -> tuple[JobSpec, BatchSystem]:
+    """Return the request for a run's job, and the batch system for it.
 
-    ``words`` are arguments of ``hpcgpu`` in the job; (): it launches the run. Raises ConfigError if something is
+    ``arguments`` are those of ``hpcgpu`` in the job; (): it launches the run. Raises ConfigError if a setting is
     missing that the batch system or the site requires.
     """
     if site and site.batch != batch:
@@ -82,12 +73,13 @@ def plan_job(
             log.say(note)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
     plan = plan_member if run.shape == "member" else plan_request
-    words = words or ("launch", "--document", document.render(run))
-    spec = plan(run.settings, process.python_argv("hpcgpu", *words, python=run.settings.python or ""))
+    arguments = arguments or ("launch", "--document", document.render(run))
+    spec = plan(run.settings, process.python_argv("hpcgpu", *arguments, python=run.settings.python or ""))
     if run.folder:  # PBS forgets a job at its end unless the site has switched its history on
         spec = replace(spec, exit_file=f"{run.folder}/exit", mark=mark_of(Path(run.folder)))
     system = get(batch, **({**site.spoken, "forbidden": forbidden(run.settings, site)} if site else {}))
-    return spec, system.script(spec), system
+    system.script(spec)  # raises for a value that it cannot carry
+    return spec, system
 
 
 def make_log_folder(path: str | None) -> None:

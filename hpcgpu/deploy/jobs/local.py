@@ -1,4 +1,4 @@
-"""The single job of a cluster object as processes of this machine."""
+"""The processes of a cluster on this machine, one of which has the scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.launch.environment import SEEN_OF_A_JOB
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.job import HEAD, Job
 from hpcgpu.plan.jobs.launcher import RankCommand
 from hpcgpu.spill.storage import parents
 from hpcgpu.supervise import tasks
@@ -26,7 +26,7 @@ from hpcgpu.supervise import tasks
 _END_S = 10.0
 
 
-class LocalJob:
+class LocalRanks:
     """The ranks as processes of this machine, which die with this process.
 
     ``environ`` is added for the ranks, ``preload`` is a library that they preload. ``log_directory`` keeps the log;
@@ -50,26 +50,21 @@ class LocalJob:
         self._process: asyncio.subprocess.Process | None = None
 
     @property
-    def trouble(self) -> str:
-        """Empty: this process notices the ranks' end."""
-        return ""
-
-    @property
-    def facts(self) -> JobFacts:
-        """The state of the ranks; their number of workers is unknown."""
+    def job(self) -> Job:
+        """The ranks as a job; their number of workers is unknown."""
         status = JobStatus(JobState.RUNNING, "running")
         if self._process and self._process.returncode is not None:
             status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
-        return JobFacts(id=self.id, submitted_s=0.0, expected=0, status=status, is_head=True)
+        return Job(id=self.id, role=HEAD, log=self.log, nodes=0, status=status)
 
-    async def submit(self) -> None:
+    async def start(self) -> None:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
         try:
             self._process = await self._start()
         except OSError as e:
             raise LaunchError(
-                f"the ranks could not be started ({e}): python and launcher say what starts them, log_directory where "
-                "their log lies"
+                f"the ranks could not be started ({e}): check python= and launcher=, which start them, and "
+                "log_directory=, which has their log"
             ) from e
         self.id = str(self._process.pid)
 
@@ -93,24 +88,16 @@ class LocalJob:
 
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment, without the batch job that this process may be in."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
-        environ = {**own, **process.rank_env(own, self._preload), **self._environ}
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
+        environ = {**outside, **process.rank_env(outside, self._preload), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 
-    async def check(self) -> JobFacts:
-        """Return the facts about the ranks; raise JobError when they have ended."""
+    async def check(self) -> Job:
+        """Return the ranks as a job; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
-            said = await asyncio.to_thread(tail, self._log, kept=self._keeps)
-            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{said}")
-        return self.facts
-
-    async def news(self) -> JobFacts:
-        """Return the same as :meth:`check`, whose facts are always new."""
-        return await self.check()
-
-    def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return ``argv`` itself: the job is here."""
-        return argv
+            end = await asyncio.to_thread(tail, self._log, kept=self._keeps)
+            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
+        return self.job
 
     async def end(self) -> None:
         """End the ranks: they see that the client is gone, and get a SIGTERM if they take long, then a SIGKILL."""

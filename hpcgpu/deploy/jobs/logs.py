@@ -17,13 +17,13 @@ _ASK_S = 5.0
 _CHUNK_BYTES = 1 << 16
 
 
-def log_of(run: Run, wanted: str) -> Path:
+def log_of(run: Run, job_id: str) -> Path:
     """Return the log of the named job, or of the run's first job; raise JobError if the run has no job yet."""
     jobs = run.record.jobs
     if not jobs:
         raise JobError(f"run {run.record.name} has no job yet")
     for job in jobs:
-        if wanted in (job.id, job.id.partition(".")[0]):
+        if job_id in (job.id, job.id.partition(".")[0]):
             return Path(job.log)
     return Path(jobs[0].log)
 
@@ -35,7 +35,7 @@ def tail(log: Path, *, kept: bool = True) -> str:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return (
-            f"{name} is not there: it had not begun, or its node could not write there (log_directory= takes a "
+            f"{name} is not there: it had not begun, or its node could not write there (give log_directory= a "
             "folder that all nodes see)"
         )
     except OSError as e:

@@ -26,7 +26,7 @@ from hpcgpu.plan.views.overview import Plan
 from hpcgpu.plan.views.preview import Preview, described, differences, layout_of
 from hpcgpu.units import format_bytes, format_duration
 
-_UNKNOWN = "nobody says what the nodes are like: give --from FILE (lstopo --of xml on one of them), or a known site="
+_UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
 
 
 class Described(NamedTuple):
@@ -50,18 +50,19 @@ def plan(
     ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
     expected start, where that needs no submission.
     """
-    job = read_job(given, given_from, script, batch, live=ask)
-    return of_job(job.wanted, job.spec, job.script, machine, _starts(job.system, job.script) if ask else "")
+    user, spec, system = read_job(given, given_from, script, batch, live=ask)
+    text = system.script(spec)
+    return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
 
 
-def of_job(wanted: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
+def of_job(planned: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
     """Plan a job whose request exists already."""
-    settings, site = wanted.settings, wanted.site
+    settings, site = planned.settings, planned.site
     topology, node_from = _machine(settings, site, machine)
     node = _planned_node(settings, spec, topology, node_from) if topology else None
     return Preview(
         settings=settings,
-        said=said_of(settings),
+        values=changed_settings(settings),
         spec=spec,
         script=script,
         site=site,
@@ -72,16 +73,16 @@ def of_job(wanted: Wanted, spec: JobSpec, script: str, machine: Described | None
     )
 
 
-def said_of(settings: Settings) -> tuple[tuple[str, str, str], ...]:
+def changed_settings(settings: Settings) -> tuple[tuple[str, str, str], ...]:
     """Return name, value and place of each setting that is not a default."""
     return tuple(
-        (name, _said(option.name, getattr(settings, option.name)), where)
+        (name, _format(option.name, getattr(settings, option.name)), where)
         for option in options()
         if (where := settings.where(name := user_name(option))) != "default"
     )
 
 
-def compare(path: str, found: Preview) -> tuple[str, ...]:
+def compare(path: str, plan: Preview) -> tuple[str, ...]:
     """Return where a plan differs from one written by ``hpcgpu plan --json``; raise ConfigError for another file."""
     try:
         before = json.loads(Path(path).read_text())
@@ -89,15 +90,15 @@ def compare(path: str, found: Preview) -> tuple[str, ...]:
         raise ConfigError(f"--diff {path} cannot be read: {error}; write one: hpcgpu plan --json > {path}") from error
     if not isinstance(before, dict) or "request" not in before:
         raise ConfigError(f"--diff {path} is no plan; write one: hpcgpu plan --json > {path}")
-    return differences(before, json.loads(json.dumps(described(found))))
+    return differences(before, json.loads(json.dumps(described(plan))))
 
 
-def _said(name: str, value: Any) -> str:  # of any option
+def _format(name: str, value: Any) -> str:  # of any option
     """Format a value as people write it on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return shlex.join(f"{key}={_said('', each)}" for key, each in value.items())
+        return shlex.join(f"{key}={_format('', each)}" for key, each in value.items())
     if isinstance(value, tuple):
         return shlex.join(value)
     if isinstance(value, Limit):
@@ -119,11 +120,10 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
     if not site or not node:
         return None, _UNKNOWN
     try:
-        return topology_of(
-            node
-        ), f"as documents describe it ({site.cited(node.source, *site.path_of(node))}); live nodes are planned anew"
+        source = site.cited(node.source, *site.path_of(node))
+        return topology_of(node), f"as documents describe it ({source}); live nodes are planned anew"
     except ConfigError as error:
-        return None, f"{site.name}: {error}; --from FILE tells it (lstopo --of xml on one of the nodes)"
+        return None, f"{site.name}: {error}; give --from FILE (from lstopo --of xml on one of the nodes)"
 
 
 def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
@@ -142,10 +142,10 @@ def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: 
 
 def _starts(system: BatchSystem, script: str) -> str:
     """Ask the batch system when a job would start; nothing is submitted."""
-    asked: Command | None = system.test(script)
-    if asked is None or not shutil.which(asked.argv[0]):
+    command: Command | None = system.test(script)
+    if command is None or not shutil.which(command.argv[0]):
         return ""
     try:
-        return f"about {system.read_test(programs.run_sync(asked))}, as {asked.argv[0]} expects now"
+        return f"about {system.read_test(programs.run_sync(command))}, as {command.argv[0]} expects now"
     except SubmitError as error:
         return str(error)

@@ -21,42 +21,13 @@ from hpcgpu.errors import ConfigError, HpcGpuError, ParseError
 from hpcgpu.host import pids, private
 from hpcgpu.host.home import own_folder
 from hpcgpu.model import JobState, JobStatus, RunDocument, Site
+from hpcgpu.plan.jobs.job import Job
 
 _RECORD = "record"
+# The fields of a job that other processes can use: times are of one process.
+_OF_A_JOB = ("id", "role", "log", "exit_file", "why", "ended_at")
 # A client writes the record within seconds, and a file server's clock may be some minutes behind.
 _UNWRITTEN_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedJob:
-    """A job that has been submitted; each element of an array has its record."""
-
-    id: str
-    log: str  # absolute path, as exit_file
-    exit_file: str = ""
-    kind: str = "head"  # head: has the scheduler; member: its workers join it
-
-    def with_exit_code(self, status: JobStatus) -> JobStatus:
-        """Return the status with the exit code that the job's script has left, if the batch system has none."""
-        if status.state is JobState.ENDED and status.exit_code is None:
-            with contextlib.suppress(OSError, ValueError):
-                return replace(status, exit_code=int(Path(self.exit_file).read_text()))
-        return status
-
-    def script_end(self) -> tuple[bool, int | None]:
-        """Tell whether its script has left its exit code, and which; a requeued one removes it."""
-        if not self.exit_file or not Path(self.exit_file).is_file():
-            return False, None
-        return True, self.with_exit_code(JobStatus(JobState.ENDED, "")).exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A job that has ended without our request."""
-
-    recorded: RecordedJob
-    why: str
-    at: datetime  # when it was noticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +55,8 @@ class Record:
     created: datetime  # UTC
     shape: str = "gang"
     dialect: Mapping[str, object]  # fields of the batch system's class, from the site
-    jobs: tuple[RecordedJob, ...] = ()
-    gone: tuple[Gone, ...] = ()  # the last few that ended unasked, the newest first
+    jobs: tuple[Job, ...] = ()
+    gone: tuple[Job, ...] = ()  # the last few that ended unasked, the newest first
     submitting: bool = False  # there may be more jobs: a submission is not answered yet, or its answer was lost
 
     @classmethod
@@ -125,6 +96,21 @@ class Run:
         object.__setattr__(self, "document", self.record.run)
 
 
+def with_exit_code(job: Job, status: JobStatus) -> JobStatus:
+    """Return the status with the exit code that the job's script has left, if the batch system has none."""
+    if status.state is JobState.ENDED and status.exit_code is None:
+        with contextlib.suppress(OSError, ValueError):
+            return replace(status, exit_code=int(Path(job.exit_file).read_text()))
+    return status
+
+
+def script_end(job: Job) -> tuple[bool, int | None]:
+    """Return whether a job's script has left its exit code, and the code; a requeued script removes it."""
+    if not job.exit_file or not Path(job.exit_file).is_file():
+        return False, None
+    return True, with_exit_code(job, JobStatus(JobState.ENDED, "")).exit_code
+
+
 def home() -> Path:
     """Return the folder of all runs, on the file system that the nodes share."""
     return own_folder("runs")
@@ -152,34 +138,36 @@ def read(folder: Path) -> Record:
 
 
 def _parse(text: str) -> Record:
-    facts = json.loads(text)
-    found = msgspec.convert(facts, Record)
-    dialect = {name: tuple(value) if isinstance(value, list) else value for name, value in found.dialect.items()}
-    found = replace(found, dialect=dialect)
-    kept = json.loads(_render(found))
-    if more := [name for name, value in facts.items() if kept.get(name) != value]:  # the next write would drop it
+    fields = json.loads(text)
+    record = msgspec.convert(fields, Record)
+    dialect = {name: tuple(value) if isinstance(value, list) else value for name, value in record.dialect.items()}
+    record = replace(record, dialect=dialect)
+    kept = json.loads(_render(record))
+    if more := [name for name, value in fields.items() if kept.get(name) != value]:  # the next write would drop it
         raise ValueError(f"holds more than this hpcgpu reads - at `$.{more[0]}`")
-    return found
+    return record
 
 
 def _render(record: Record) -> str:
     plain = msgspec.to_builtins(record, builtin_types=(datetime,), enc_hook=dict)  # msgspec has no MappingProxyType
+    for name in ("jobs", "gone"):
+        plain[name] = [{field: job[field] for field in _OF_A_JOB} for job in plain[name]]
     return json.dumps(plain, default=datetime.isoformat)
 
 
 def runs(home: Path, say: Callable[[str], None]) -> tuple[Run, ...]:
     """Return all runs below ``home``, the oldest first; ``say`` gets a line for each unreadable one."""
-    found = []
+    readable = []
     for folder in home.iterdir() if home.is_dir() else ():
         try:
-            found.append(Run(folder, read(folder)))
+            readable.append(Run(folder, read(folder)))
         except ConfigError as e:  # said now, not in the middle of a table
             say(f"{folder}: {e}")
         except FileNotFoundError:  # it is being made or removed, or see sweep()
             continue
         except (OSError, HpcGpuError) as e:
             say(str(e))
-    return tuple(sorted(found, key=lambda run: run.record.created))
+    return tuple(sorted(readable, key=lambda run: run.record.created))
 
 
 def sweep(home: Path, age_s: float = _UNWRITTEN_S) -> None:

@@ -18,12 +18,13 @@ from hpcgpu.deploy.jobs import record as records
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
 from hpcgpu.deploy.jobs.ending import end
 from hpcgpu.deploy.jobs.job_plan import mark_of
-from hpcgpu.deploy.jobs.record import Record, RecordedJob, Run
+from hpcgpu.deploy.jobs.record import Record, Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import log, pids
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.spill.storage import scratch
 from hpcgpu.supervise import tasks
 
@@ -51,32 +52,32 @@ class RunStatus:
         return self.client != "alive" and not not_ended(self.run.record, self.states)
 
 
-def find(home: Path, wanted: str) -> Run:
+def find(home: Path, name: str) -> Run:
     """Return the run with this job name, job id, array id, element's id, or folder name.
 
     Raises ConfigError, with a list of the runs, if there is none or several.
     """
     all_runs = records.runs(home, warn)
-    found = [run for run in all_runs if wanted in names(run)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{len(found)} runs have the name {wanted!r}; say which by its job: {_listed(found)}")
-    there = _listed(all_runs) if all_runs else f"none (looked in {home})"
-    raise ConfigError(f"there is no run {wanted!r}; there are: {there}")
+    matches = [run for run in all_runs if name in names(run)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"{len(matches)} runs have the name {name!r}; give the id of a job: {_listed(matches)}")
+    existing = _listed(all_runs) if all_runs else f"none (searched in {home})"
+    raise ConfigError(f"there is no run {name!r}; there are: {existing}")
 
 
 def names(run: Run) -> set[str]:
     """Return all names of a run."""
-    ids = {name for job in run.record.jobs for name in (job.id, *re.findall(r"^\d+", job.id))}
-    return {run.record.name, run.folder.name, *ids} - {""}
+    job_ids = {name for job in run.record.jobs for name in (job.id, *re.findall(r"^\d+", job.id))}
+    return {run.record.name, run.folder.name, *job_ids} - {""}
 
 
-def _listed(found: Iterable[Run]) -> str:
+def _listed(runs: Iterable[Run]) -> str:
     return ", ".join(
         f"{run.record.name} ({'job ' + run.record.jobs[0].id if run.record.jobs else 'no job yet'}, "
         f"since {run.record.created.astimezone():%Y-%m-%d %H:%M})"
-        for run in found
+        for run in runs
     )
 
 
@@ -86,8 +87,8 @@ def ids(record: Record) -> list[str]:
 
 
 def not_ended(record: Record, states: Mapping[str, JobStatus]) -> list[str]:
-    """Return the jobs of a run that have not ended."""
-    return [one for one in ids(record) if one in states and states[one].state is not JobState.ENDED]
+    """Return the ids of the jobs of a run that have not ended."""
+    return [i for i in ids(record) if i in states and states[i].state is not JobState.ENDED]
 
 
 async def still_there(record: Record) -> list[str]:
@@ -100,28 +101,27 @@ async def see(home: Path) -> tuple[RunStatus, ...]:
     return await look_at(await asyncio.to_thread(records.runs, home, warn))
 
 
-async def look_at(found: Sequence[Run]) -> tuple[RunStatus, ...]:
+async def look_at(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     """Return the status of runs, by one query for all jobs of a batch system."""
     states: dict[str, dict[str, JobStatus]] = {}
-    for batch in {run.record.batch for run in found}:
-        of_batch = [run.record for run in found if run.record.batch == batch]
-        wanted = [one for record in of_batch for one in ids(record)]
-        states[batch] = await ask(of_batch[0].system, wanted) if wanted else {}
-    known = [{one: states[run.record.batch].get(one) for one in ids(run.record)} for run in found]
-    clients = await asyncio.to_thread(lambda: [_client(run) for run in found])
-    seen = [
-        RunStatus(run, {one: status for one, status in of_run.items() if status}, client)
-        for run, of_run, client in zip(found, known, clients, strict=True)
-    ]
-    return tuple(await asyncio.gather(*(_with_workers(one) for one in seen)))
+    for batch in {run.record.batch for run in runs}:
+        of_batch = [run.record for run in runs if run.record.batch == batch]
+        job_ids = [job_id for record in of_batch for job_id in ids(record)]
+        states[batch] = await ask(of_batch[0].system, job_ids) if job_ids else {}
+    clients = await asyncio.to_thread(lambda: [_client(run) for run in runs])
+    statuses = []
+    for run, client in zip(runs, clients, strict=True):
+        listed = states[run.record.batch]
+        statuses.append(RunStatus(run, {i: listed[i] for i in ids(run.record) if i in listed}, client))
+    return tuple(await asyncio.gather(*map(_with_workers, statuses)))
 
 
-async def _with_workers(seen: RunStatus) -> RunStatus:
-    if not any(status.state is JobState.RUNNING for status in seen.states.values()):
-        return seen
+async def _with_workers(run: RunStatus) -> RunStatus:
+    if not any(status.state is JobState.RUNNING for status in run.states.values()):
+        return run
     from hpcgpu.deploy.network.scheduler_file import worker_names
 
-    return replace(seen, workers=await worker_names(seen.run.folder))
+    return replace(run, workers=await worker_names(run.run.folder))
 
 
 def sweep(home: Path) -> None:
@@ -130,17 +130,18 @@ def sweep(home: Path) -> None:
     scratch.sweep(scratch.home_of(None))
 
 
-def clean_up(seen: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
+def clean_up(runs: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
     """Remove the folders of runs that are over, with a line for each; return the others."""
-    there = []
-    for one in seen:
-        if not one.is_over:
-            there.append(one)
+    left = []
+    for status in runs:
+        if not status.is_over:
+            left.append(status)
             continue
-        shutil.rmtree(one.run.folder, ignore_errors=True)
-        logs = ", ".join(job.log for job in one.run.record.jobs) or "it had no job"
-        warn(f"run {one.run.record.name} has ended and its client is gone: removed from the list ({logs})")
-    return tuple(there)
+        run = status.run
+        shutil.rmtree(run.folder, ignore_errors=True)
+        logs = ", ".join(job.log for job in run.record.jobs) or "it had no job"
+        warn(f"run {run.record.name} has ended and its client is gone: removed from the list ({logs})")
+    return tuple(left)
 
 
 def _client(run: Run) -> str:
@@ -188,13 +189,16 @@ async def _cancel_pending(folder: Path) -> Record:
         nonlocal record
         with contextlib.suppress(FileNotFoundError):  # another object may go on submitting
             record = await asyncio.to_thread(records.read, folder)
-        known = ids(record)
-        lost = await _answered(functools.partial(look, system, record.name, mark_of(folder), known))
-        states = await _states(system, [*known, *lost])
-        if pending := [one for one, status in states.items() if status.state in WAITING]:
-            await _cancel(system, pending)
-        found = tuple(RecordedJob(id=one, log="") for one in lost)
-        return replace(record, jobs=(*record.jobs, *found)) if lost or now_s() > end_s else None
+        recorded = ids(record)
+        lost = await _answered(functools.partial(look, system, record.name, mark_of(folder), recorded))
+        states = await _states(system, [*recorded, *lost])
+        if pending := [i for i, status in states.items() if status.state in WAITING]:
+            try:
+                await _answered(lambda: cancel(system, pending))
+            except SubmitError as e:
+                warn(str(e))  # a final refusal
+        jobs = (*record.jobs, *(Job(id=job_id) for job_id in lost))
+        return replace(record, jobs=jobs) if lost or now_s() > end_s else None
 
     return await tasks.until(once, _LOOK_S)
 
@@ -204,8 +208,9 @@ async def stop(run: Run) -> None:
 
     Raises JobError if its jobs still exist after a minute.
     """
-    # imports distributed: 0.3 s, which no guard should pay
-    from hpcgpu.deploy.network.scheduler_file import say_goodbye
+    from hpcgpu.deploy.network.scheduler_file import (
+        say_goodbye,  # imports distributed: 0.3 s, which no guard should pay
+    )
 
     record = run.record
     if await say_goodbye(run.folder):
@@ -223,26 +228,18 @@ async def finish(run: Run) -> None:
 
     Raises JobError if they still exist after a minute.
     """
-    there, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
+    left, why = await end(run.record.system, ids(run.record), _ENDING_S, warn)
     while why and why.transient:  # wait for a batch system that is away; each round has its time limit
-        there, why = await end(run.record.system, there, _ENDING_S, warn)
-    if there:
-        what = f"were cancelled {_ENDING_S:g} s ago, but are still there{f': {why}' if why else ''}"
-        raise JobError(f"jobs {', '.join(there)} {what}")
+        left, why = await end(run.record.system, left, _ENDING_S, warn)
+    if left:
+        reason = f": {why}" if why else ""
+        raise JobError(f"jobs {', '.join(left)} were cancelled {_ENDING_S:g} s ago, but still exist{reason}")
     await asyncio.to_thread(shutil.rmtree, run.folder, ignore_errors=True)
 
 
-async def _states(system: BatchSystem, wanted: list[str]) -> dict[str, JobStatus]:
+async def _states(system: BatchSystem, job_ids: list[str]) -> dict[str, JobStatus]:
     """Return the states of jobs, waiting for a batch system that is away."""
-    return await _answered(lambda: ask(system, wanted)) if wanted else {}
-
-
-async def _cancel(system: BatchSystem, wanted: list[str]) -> None:
-    """Cancel jobs; report a final refusal."""
-    try:
-        await _answered(lambda: cancel(system, wanted))
-    except SubmitError as e:
-        warn(str(e))
+    return await _answered(lambda: ask(system, job_ids)) if job_ids else {}
 
 
 async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -260,6 +257,6 @@ async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
     return (await tasks.until(once, _ASK_S))[0]
 
 
-def warn(what: str) -> None:
+def warn(text: str) -> None:
     """Print a line for the user, or into the guard's log."""
-    log.say(what)
+    log.say(text)

@@ -8,17 +8,36 @@ from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import look, submit
-from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs.job_plan import make_log_folder
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
+from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
+from hpcgpu.supervise import tasks
+
+
+async def submit_guarded(
+    submit_job: Callable[[], Awaitable[object]],
+    log_directory: str | None,
+    write_down: Callable[[], None],
+    start_guard: Callable[[], None],
+) -> None:
+    """Submit the first job of a run, with its record and its guard in place before the job exists.
+
+    ``write_down`` updates the record, in a thread, before the submission and after it; ``start_guard`` runs in a
+    thread, as soon as there is a record. Raises SubmitError in the batch system's words.
+    """
+    await tasks.to_thread(write_down)
+    await tasks.to_thread(lambda: make_log_folder(log_directory))
+    await tasks.to_thread(start_guard)
+    await submit_job()
+    await tasks.to_thread(write_down)
 
 
 class Submitter:
-    """Submits one request: for the job with the scheduler, or for the jobs that join it.
+    """Submits one request: for the job with the scheduler (HEAD), or for jobs that join it (MEMBER).
 
-    ``kind``: ``head`` is one job, which has the scheduler; ``member`` jobs come and go, each submission with an exit
-    file of its own beside ``spec.exit_file``. ``write`` records that a submission is under way: jobs may appear after a
-    client that was killed during it. ``say`` takes a line for the user.
+    Each submission of members has an exit file beside ``spec.exit_file``. ``write`` records that a submission is under
+    way: jobs may appear after a client that was killed during it. ``say`` takes a line for the user.
     """
 
     def __init__(
@@ -29,25 +48,27 @@ class Submitter:
         patience: Patience,
         *,
         write: Callable[[], Awaitable[None]] | None = None,
-        kind: str = "member",
+        role: str = MEMBER,
     ) -> None:
         self._system, self._spec, self._say, self._patience = system, spec, say, patience
-        self._write, self._kind = write, kind
+        self._write, self._role = write, role
         self._number = 0
         self._asking = False
         self.unsure: SubmitError | None = None  # why an answer was lost, until its jobs are found
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for people about the request, before it is made."""
-        return tuple(self._system.notes(self._spec))
 
     @property
     def unanswered(self) -> bool:
         """Whether the answer to a submission is awaited, or was lost."""
         return self._asking or self.unsure is not None
 
-    async def submit(self, count: int, known: Collection[str]) -> AsyncIterator[list[RecordedJob]]:
+    async def submit_head(self) -> Job:
+        """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
+        for note in self._system.notes(self._spec):
+            self._say(note)
+        (job,) = [job async for jobs in self.submit(1, ()) for job in jobs]
+        return job
+
+    async def submit(self, count: int, past_ids: Collection[str]) -> AsyncIterator[list[Job]]:
         """Submit ``count`` jobs; yield the jobs of each accepted submission.
 
         If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. Raises
@@ -55,7 +76,7 @@ class Submitter:
         """
         for part in self._system.split(count):
             try:
-                yield await self._one(part, known)
+                yield await self._one(part, past_ids)
             except SubmitError as e:
                 if not e.over_limit:
                     raise
@@ -64,7 +85,7 @@ class Submitter:
                     size = 1 << (left.bit_length() - 1)
                     left = size - 1
                     try:
-                        accepted = await self._one(size, known)
+                        accepted = await self._one(size, past_ids)
                     except SubmitError as again:
                         if not again.over_limit:
                             raise
@@ -72,39 +93,39 @@ class Submitter:
                         yield accepted
                 raise
 
-    async def lost(self, known: Collection[str]) -> list[RecordedJob]:
+    async def lost(self, past_ids: Collection[str]) -> list[Job]:
         """Return existing jobs whose ids were lost in an unanswered submission; [] without one.
 
         Raises SubmitError if the batch system does not answer now.
         """
         if not self.unsure:
             return []
-        found = await look(self._system, self._spec.name, self._spec.mark, known)
-        if found:
+        ids = await look(self._system, self._spec.name, self._spec.mark, past_ids)
+        if ids:
             self.unsure = None
-        return [self.record(job_id) for job_id in found]
+        return [self.lost_job(job_id) for job_id in ids]
 
-    def record(self, job_id: str) -> RecordedJob:
-        """Make the record of a job whose id was lost."""
-        return self._record(job_id, self._spec, self._spec.exit_file if self._kind == "head" else "")
+    def lost_job(self, job_id: str) -> Job:
+        """Return a job whose id was lost."""
+        return self._job(job_id, self._spec, self._spec.exit_file if self._role == HEAD else "")
 
-    async def _one(self, count: int, known: Collection[str]) -> list[RecordedJob]:
+    async def _one(self, count: int, past_ids: Collection[str]) -> list[Job]:
         spec = replace(self._spec, count=count)
-        if self._kind == "member":
+        if self._role == MEMBER:
             self._number += 1
             spec = replace(spec, exit_file=f"{spec.exit_file}-{self._number}")
         self._asking = True
         try:
             if self._write:
                 await self._write()
-            ids = await self._answered(spec, known)
+            ids = await self._answered(spec, past_ids)
         finally:
             self._asking = False
-        return [self._record(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
+        return [self._job(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
 
-    async def _answered(self, spec: JobSpec, known: Collection[str]) -> Sequence[str]:
+    async def _answered(self, spec: JobSpec, past_ids: Collection[str]) -> Sequence[str]:
         try:
-            return await submit(self._system, spec, self._system.script(spec), self._say, self._patience, known)
+            return await submit(self._system, spec, self._system.script(spec), self._say, self._patience, past_ids)
         except SubmitError as e:
             self.unsure = e if e.unsure else self.unsure
             raise
@@ -113,9 +134,9 @@ class Submitter:
             self.unsure = SubmitError("the submission was given up before it was answered", unsure=True)
             raise
 
-    def _record(self, job_id: str, spec: JobSpec, exit_file: str) -> RecordedJob:
-        log = Path(self._system.log(spec, job_id)).absolute()
-        return RecordedJob(id=job_id, log=str(log), exit_file=exit_file, kind=self._kind)
+    def _job(self, job_id: str, spec: JobSpec, exit_file: str) -> Job:
+        log = str(Path(self._system.log(spec, job_id)).absolute())
+        return Job(id=job_id, role=self._role, log=log, exit_file=exit_file, nodes=spec.nodes)
 
 
 def _exit_files(spec: JobSpec, ids: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.worker import Rapids
 from hpcgpu.spill.devices import allocation_failure, cudf
+from hpcgpu.spill.devices.cupy import evict_on_failure
 from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -45,6 +46,8 @@ def open_device(spec: WorkerSpec) -> None:
     """Make the worker's GPU the current one of this process; called once, after binding."""
     if not spec.simulated:
         # CUDA_VISIBLE_DEVICES names it first: it is device 0, and its first user opens it
+        # torch's or numba's arrays may be in the store before CuPy's
+        wrapt.register_post_import_hook(lambda _: evict_on_failure(), "cupy")
         if spec.rapids is not None:
             set_up_rmm(spec.rapids)
         else:

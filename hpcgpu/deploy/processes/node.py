@@ -27,7 +27,7 @@ from hpcgpu.model.simulated import SIMULATE, parse_simulated
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.plan.views.explain import others_words
+from hpcgpu.plan.views.explain import format_other_gpus
 from hpcgpu.units import format_bytes
 
 
@@ -49,7 +49,7 @@ class Machine:
         if not gpus:
             devices = environ.get("CUDA_VISIBLE_DEVICES")
             shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
-            reasons = "; ".join(filter(None, (shown, others_words(topology), nvml.read().trouble)))
+            reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
             why = f" ({reasons})" if reasons else ""
             raise LaunchError(
                 f"no GPU can be opened on {host}{why}: request GPUs from the batch system, or simulate them: {SIMULATE}"

@@ -18,9 +18,8 @@ from distributed.comm.inproc import InProc
 from distributed.protocol import deserialize, serialize, to_serialize
 
 from hpcgpu.spill.proxies.proxy import unproxy
-from hpcgpu.spill.store.read_mode import reading
-from hpcgpu.spill.store.transfer import Handle, Packed, arrive
-from hpcgpu.spill.values.entry import ABSENT
+from hpcgpu.spill.store.transfer import Handle, Packed, arrive, reading
+from hpcgpu.spill.values.unit import ABSENT
 
 
 class _Call:

@@ -49,7 +49,8 @@ class SpillPlugin(WorkerPlugin):
         outgoing.read_in_threads(worker, self._readable)
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
-        worker.metrics[stalls.TROUBLE] = lambda _: "; ".join(worker.data.trouble)
+        # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
+        worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
         worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:

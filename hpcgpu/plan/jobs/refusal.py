@@ -32,12 +32,12 @@ def after_refusal(refusal: SubmitError, returncode: int, pauses: int) -> Step:
     return Step.PAUSE if pauses else Step.RAISE
 
 
-def after_pause(found: Sequence[str] | None, returncode: int, pauses: int) -> Step:
+def after_pause(jobs: Sequence[str] | None, returncode: int, pauses: int) -> Step:
     """Return the step after a pause without finding the jobs: () they do not exist, None no answer.
 
     ``pauses`` are left, ``returncode`` is the submitting program's.
     """
-    if found is None:
+    if jobs is None:
         return Step.PAUSE if pauses else Step.RAISE
     # after a time-out the job may still appear: do not submit a second one
     return Step.SUBMIT if pauses and returncode != TIMED_OUT else Step.RAISE

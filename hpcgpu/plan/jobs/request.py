@@ -32,9 +32,9 @@ def first_workers(settings: Settings) -> int:
 
 
 def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
-    """Return how many workers have these cores and this memory together, as dask-jobqueue's users ask; 0: any.
+    """Return the number of workers that have these cores and this memory together, as in dask-jobqueue; 0: any.
 
-    ``most``: at most so much, not at least. Raises ConfigError if the amount for one worker is not given.
+    ``most``: at most, not at least. Raises ConfigError if the amount for one worker is not given.
     """
     counts = []
     if cores:
@@ -50,8 +50,8 @@ def _cores_of_one(settings: Settings) -> float:
     if settings.where("nthreads") != "default":
         return settings.nthreads
     raise ConfigError(
-        "cores= of all workers: nobody said how many a worker has; give the cluster cores_per_gpu=, or say how many "
-        "workers, scale(n), or jobs, scale(jobs=n)"
+        "cores= of all workers: the number of cores of a worker is unknown; create the cluster with cores_per_gpu=, or "
+        "give the number of workers, scale(n), or of jobs, scale(jobs=n)"
     )
 
 
@@ -61,8 +61,8 @@ def _memory_of_one(settings: Settings) -> float:
     if settings.memory_bytes:
         return settings.memory_bytes / workers_per_node(settings)
     raise ConfigError(
-        "memory= of all workers: nobody said how much a worker has; give the cluster memory= (of each node) or "
-        "memory_limit= (of each worker), or say how many workers, scale(n), or jobs, scale(jobs=n)"
+        "memory= of all workers: the memory of a worker is unknown; create the cluster with memory= (of each node) or "
+        "memory_limit= (of each worker), or give the number of workers, scale(n), or of jobs, scale(jobs=n)"
     )
 
 
@@ -105,13 +105,13 @@ def _check_cores(settings: Settings, count: int) -> None:
     elsewhere = settings.site or any(re.search(_CPU_DIRECTIVE, d) for d in settings.job_extra_directives)
     if not isinstance(cores, int) or (each is None and elsewhere):
         return
-    wanted = cores * settings.workers_per_gpu
-    if each is None or wanted > each:
-        has = f"a GPU has cores_per_gpu={each}" if each else "it requests none from the batch system"
+    needed = cores * settings.workers_per_gpu
+    if each is None or needed > each:
+        has = f"a GPU has cores_per_gpu={each}" if each else "no core is requested from the batch system"
         raise ConfigError(
-            f"{settings.said('cores')} binds each worker to so many cores, and {has}; to request {cores} cores of a "
-            f"node give cores_per_gpu={max(1, cores // count)} in its place; to bind so many give "
-            f"cores_per_gpu={wanted} too"
+            f"{settings.said('cores')} binds each worker to {cores} cores, but {has}; to request {cores} cores of a "
+            f"node give cores_per_gpu={max(1, cores // count)} instead; to bind each worker to {cores} cores give "
+            f"cores_per_gpu={needed} too"
         )
 
 
@@ -125,16 +125,16 @@ def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
 
 def gpus_per_node(settings: Settings) -> int:
     """Return the GPUs of each node; simulated ones are not requested of the batch system."""
-    wanted = settings.gpus_per_node
+    count = settings.gpus_per_node
     if settings.gpus:
         simulated = parse_simulated(settings.gpus).per_node
-        if wanted is not None and wanted > simulated:
+        if count is not None and count > simulated:
             raise ConfigError(
-                f"gpus_per_node={wanted}, set by {settings.where('gpus_per_node')}, but gpus={settings.gpus!r} (set by "
+                f"gpus_per_node={count}, set by {settings.where('gpus_per_node')}, but gpus={settings.gpus!r} (set by "
                 f"{settings.where('gpus')}) makes {simulated} on each node; leave gpus_per_node out"
             )
-        return wanted or simulated
-    if wanted is None:
+        return count or simulated
+    if count is None:
         gres = next((d for d in settings.job_extra_directives if re.search(_GPU_DIRECTIVE, d)), "")
         if gres:
             number = re.search(r"\d+$", gres)
@@ -143,7 +143,7 @@ def gpus_per_node(settings: Settings) -> int:
                 f"gpus_per_node={number[0] if number else 4}: the number of workers follows from it"
             )
         raise ConfigError(
-            "how many GPUs of each node? Nobody said it: give gpus_per_node=4, or site= for a machine that is known, "
-            "or gpus='sim:4' to try it without GPUs"
+            "the number of GPUs of each node is not given: add gpus_per_node=4, or site= for a known machine, or "
+            "gpus='sim:4' to try without GPUs"
         )
-    return wanted
+    return count

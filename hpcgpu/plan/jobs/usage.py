@@ -9,7 +9,7 @@ from itertools import groupby
 # The store's names.
 TIERS = ("device", "host", "disk")
 DIRECTIONS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
-DIRECTION_WORDS = {way: way.replace("_", " ") for way in DIRECTIONS}
+DIRECTION_TEXTS = {way: way.replace("_", " ") for way in DIRECTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def sum_up(lives: Sequence[WorkerUsage], wall_s: float, walltime_s: int | None =
     counted = on_gpus or lives
     lived_s = sum(life.end_s - life.begin_s for life in counted)
     names = {life.name for life in lives}
-    peaks = {what: max(lives, key=lambda life: life.peak_bytes.get(what, 0)) for what in (*TIERS, "process") if lives}
+    peaks = {tier: max(lives, key=lambda life: life.peak_bytes.get(tier, 0)) for tier in (*TIERS, "process") if lives}
     return RunUsage(
         wall_s=wall_s,
         walltime_s=walltime_s,
@@ -68,8 +68,8 @@ def sum_up(lives: Sequence[WorkerUsage], wall_s: float, walltime_s: int | None =
         idle_gpu_s=sum(held) - sum(busy),
         busy_share=min(1.0, sum(life.busy_s for life in counted) / lived_s) if lived_s > 0 else None,
         moved_bytes={way: sum(life.moved_bytes.get(way, 0) for life in lives) for way in DIRECTIONS},
-        peak_bytes={what: life.peak_bytes.get(what, 0) for what, life in peaks.items()},
-        limit_bytes={what: life.limit_bytes[what] for what, life in peaks.items() if life.limit_bytes.get(what)},
+        peak_bytes={tier: life.peak_bytes.get(tier, 0) for tier, life in peaks.items()},
+        limit_bytes={tier: life.limit_bytes[tier] for tier, life in peaks.items() if life.limit_bytes.get(tier)},
         restarts=len(lives) - len(names),
     )
 

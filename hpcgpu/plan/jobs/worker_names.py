@@ -33,14 +33,14 @@ def read_member_name(name: str) -> MemberName | None:
 
     A node named ``1234`` or ``17.server`` looks like a job: look the id up in the table of jobs.
     """
-    found = _NAME.fullmatch(name)
-    return MemberName(found[1], int(found[3] or 0), int(found[2])) if found else None
+    match = _NAME.fullmatch(name)
+    return MemberName(match[1], int(match[3] or 0), int(match[2])) if match else None
 
 
 def count_by_job(names: Iterable[str], members: Collection[str], head: str) -> Counter[str]:
     """Count workers by job id: ``members`` are jobs that join; all other workers belong to ``head``."""
-    found = (read_member_name(name) for name in names)
-    return Counter(name.job_id if name and name.job_id in members else head for name in found)
+    parts = map(read_member_name, names)
+    return Counter(name.job_id if name and name.job_id in members else head for name in parts)
 
 
 def by_number(name: str) -> tuple[str, bool, int, str]:

@@ -110,15 +110,15 @@ def differences(nodes: Mapping[str, Described]) -> tuple[str, ...]:
     Devices are compared by PCI address.
     """
     facts: dict[str, dict[str, list[str]]] = {}
-    told = {name: dict(_facts(node)) for name, node in nodes.items()}
-    for what in dict.fromkeys(w for facts_of in told.values() for w in facts_of):
-        for name, known in told.items():
-            facts.setdefault(what, {}).setdefault(known.get(what, "not there"), []).append(name)
+    by_node = {name: dict(_facts(node)) for name, node in nodes.items()}
+    for part in dict.fromkeys(part for parts in by_node.values() for part in parts):
+        for name, parts in by_node.items():
+            facts.setdefault(part, {}).setdefault(parts.get(part, "not there"), []).append(name)
     out = []
-    for what, values in facts.items():
+    for part, values in facts.items():
         if len(values) > 1:
             most_first = sorted(values.items(), key=lambda item: -len(item[1]))
-            out.append(f"{what}: {'; '.join(f'{value} on {_names(there)}' for value, there in most_first)}")
+            out.append(f"{part}: {'; '.join(f'{value} on {_names(names)}' for value, names in most_first)}")
     return tuple(out)
 
 

@@ -18,8 +18,8 @@ def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) 
         binding = spec.binding
         memory = _memory(now.memory_policy or "unknown", now.memory_nodes)
         cells = (
-            *(spec.name, gpu_words(spec.gpu) if spec.gpu else "none", str(binding.cpuset), str(now.cpuset)),
-            *(memory_words(binding), memory, str(len(now.threads)), port_words(binding)),
+            *(spec.name, format_gpu(spec.gpu) if spec.gpu else "none", str(binding.cpuset), str(now.cpuset)),
+            *(format_memory(binding), memory, str(len(now.threads)), format_ports(binding)),
         )
         rows.append((cells, (*(f"NOT AS PLANNED: {d}" for d in differences(spec, now)), *worker_reasons(spec))))
     return aligned(columns, rows)
@@ -37,7 +37,7 @@ def aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tupl
 
 
 def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
-    """Return in words where a process differs from its plan; nothing if it has what was planned."""
+    """Return the differences between a process and its plan, for people; () if there are none."""
     binding = spec.binding
     out = []
     wrong: dict[CpuSet, list[int]] = {}
@@ -71,7 +71,7 @@ def _memory(policy: str, nodes: CpuSet) -> str:
     return f"{nodes} {policy}" if nodes else policy
 
 
-def memory_words(binding: Binding) -> str:
+def format_memory(binding: Binding) -> str:
     """Return NUMA nodes and policy of a worker's memory."""
     return _memory(binding.memory_policy, binding.memory_nodes)
 
@@ -81,7 +81,7 @@ def port_name(nic: Nic) -> str:
     return nic.name if nic.name == nic.interface else f"{nic.name}:{nic.port}"
 
 
-def port_words(binding: Binding) -> str:
+def format_ports(binding: Binding) -> str:
     """Return the ports, as UCX names them, and the IP interface."""
     ports = [port_name(nic) for nic in binding.nics]
     if binding.interface not in ("", *(n.name for n in binding.nics)):
@@ -89,24 +89,24 @@ def port_words(binding: Binding) -> str:
     return " ".join(ports) or "-"
 
 
-def gpu_words(gpu: Gpu, *, address: bool = True) -> str:
+def format_gpu(gpu: Gpu, *, address: bool = True) -> str:
     """Return address, model, slice and size of a GPU; the maker if the model is unknown."""
     size = format_bytes(gpu.memory_bytes) if gpu.memory_bytes else ""
     part = gpu.mig if gpu.mig not in gpu.model else ""
     maker = MAKERS.get(gpu.vendor, gpu.vendor)
     # NVIDIA's model names of older GPUs lack its name ("Tesla V100-SXM2-16GB").
-    own = gpu.model and (gpu.vendor == "nvidia" or maker.lower() in gpu.model.lower())
-    named = gpu.model if own else f"{maker} {gpu.model}"
+    has_maker = gpu.model and (gpu.vendor == "nvidia" or maker.lower() in gpu.model.lower())
+    named = gpu.model if has_maker else f"{maker} {gpu.model}"
     return " ".join(filter(None, (gpu.pci if address else "", named.strip(), part, size)))
 
 
-def others_words(topology: Topology) -> str:
-    """Return the names of the node's GPUs that no worker can run on; empty if there are none."""
-    others = [f"{g.pci} {gpu_words(g, address=False)}" for g in topology.gpus if not g.can_run]
+def format_other_gpus(topology: Topology) -> str:
+    """Format the node's GPUs on which no worker can run; "" if there are none."""
+    others = [f"{g.pci} {format_gpu(g, address=False)}" for g in topology.gpus if not g.can_run]
     return f"seen, not NVIDIA: no worker: {'; '.join(others)}" if others else ""
 
 
 def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:
-    """Return what is not optimal about a worker's binding, and which variables keep the user's values."""
+    """Return the faults of a worker's binding, and the variables that keep the user's values."""
     kept = tuple(f"{name} is kept as you set it" for name in spec.kept_env)
     return (*spec.binding.reasons, *kept)

@@ -42,14 +42,14 @@ def headline(gpus: Sequence[GpuFacts]) -> str:
     """Sum up all GPUs in one line."""
     sums = {tier: sum(g.tier_bytes.get(tier, 0) for g in gpus) for tier in ("device", "host", "disk")}
     limit = sum(g.limit_bytes.get("device", 0) for g in gpus)
-    known = [g.utilisation_percent for g in gpus if g.utilisation_percent is not None]
-    said = [
+    percents = [g.utilisation_percent for g in gpus if g.utilisation_percent is not None]
+    parts = [
         f"{counted(sum(bool(g.gpu) for g in gpus), 'GPU')} on {counted(len({g.node for g in gpus}), 'node')}",
         f"Dask's data: {format_bytes(sums['device'])} of {format_bytes(limit)} on devices, "
         f"{format_bytes(sums['host'])} in host memory, {format_bytes(sums['disk'])} on disk",
     ]
-    if known:
-        said.append(f"utilisation {sum(known) / len(known):.0f} %")
+    if percents:
+        parts.append(f"utilisation {sum(percents) / len(percents):.0f} %")
     if restarts := sum(g.restarts for g in gpus):
-        said.append(f"{counted(restarts, 'worker')} started anew")
-    return "; ".join(said)
+        parts.append(f"{counted(restarts, 'worker')} started anew")
+    return "; ".join(parts)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcgpu.plan.jobs.usage import DIRECTION_WORDS, DIRECTIONS
+from hpcgpu.plan.jobs.usage import DIRECTION_TEXTS, DIRECTIONS
 from hpcgpu.units import format_bytes
 
 # In the notebook and on the page of GPUs: Paul Tol's "bright" scheme, which colour-blind readers can distinguish.
 TIER_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
 _NOTHING = "-"
+_SOURCES = {
+    "simulated": "arrays on the simulated GPU",
+    "pool": "arrays in the worker's CuPy pool",
+    "NVML": "the whole device, by NVML",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,11 @@ def total(workers: Sequence[WorkerMemory]) -> WorkerMemory:
         host_limit_bytes=_known_sum(w.host_limit_bytes for w in workers),
         spilled_to_host_bytes=sum(w.spilled_to_host_bytes for w in workers),
         spilled_to_disk_bytes=sum(w.spilled_to_disk_bytes for w in workers),
-        moved={way: _moved_sum(w.moved.get(way, Moved()) for w in workers) for way in DIRECTIONS},
+        moved={
+            way: Moved(sum(m.nbytes for m in moves), sum(m.number for m in moves), sum(m.seconds for m in moves))
+            for way in DIRECTIONS
+            for moves in [[w.moved[way] for w in workers if way in w.moved]]
+        },
         rescues=sum(w.rescues for w in workers),
         immovable_number=sum(w.immovable_number for w in workers),
         immovable_bytes=sum(w.immovable_bytes for w in workers),
@@ -111,44 +120,24 @@ def render(workers: Sequence[WorkerMemory]) -> str:
     }
     text = _aligned([*device.items(), *host.items()])
     if any(m.number for w in workers for m in w.moved.values()):
-        moves = {words: [str(w.moved.get(way, Moved())) for w in rows] for way, words in DIRECTION_WORDS.items()}
+        moves = {title: [str(w.moved.get(way, Moved())) for w in rows] for way, title in DIRECTION_TEXTS.items()}
         text += "\n" + _aligned([("moved", device["worker"]), *moves.items()])
     else:
         text += "nothing has been moved\n"
-    return text + _exceptions(rows[-1]) + _notes(rows[-1], workers)
-
-
-def _exceptions(all_of_them: WorkerMemory) -> str:
-    """Format lines about exceptional events; most tables have none."""
-    text, number = "", all_of_them.immovable_number
-    if all_of_them.rescues:
-        text += f"allocations that failed on the device and went well after data was moved: {all_of_them.rescues}\n"
-    if number:
-        size = format_bytes(all_of_them.immovable_bytes)
+    if rows[-1].rescues:
+        text += f"allocations that failed on the device and succeeded after data was moved: {rows[-1].rescues}\n"
+    if number := rows[-1].immovable_number:
+        size = format_bytes(rows[-1].immovable_bytes)
         text += f"values that cannot be pickled and stay in memory (the log names their types): {number}, {size}\n"
-    return text
-
-
-def _notes(all_of_them: WorkerMemory, workers: Sequence[WorkerMemory]) -> str:
     sources = {w.device_source for w in workers} - {""}
-    said = {
-        "simulated": "arrays on the simulated GPU",
-        "pool": "arrays in the worker's CuPy pool",
-        "NVML": "the whole device, by NVML",
-    }
-    notes = ["managed: Dask's data", *(f"in use: {said[s]}" for s in sorted(sources))]
-    return f"{'; '.join(notes)}; allocator: {all_of_them.allocator}\n"
+    notes = ["managed: Dask's data", *(f"in use: {_SOURCES[s]}" for s in sorted(sources))]
+    return f"{text}{'; '.join(notes)}; allocator: {rows[-1].allocator}\n"
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:
-    found = list(values)
-    known = [v for v in found if v is not None]
-    return sum(known) if len(known) == len(found) else None
-
-
-def _moved_sum(moves: Iterable[Moved]) -> Moved:
-    found = list(moves)
-    return Moved(sum(m.nbytes for m in found), sum(m.number for m in found), sum(m.seconds for m in found))
+    """Return a sum; None if a value is unknown."""
+    sizes = list(values)
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _size(size: int | None) -> str:

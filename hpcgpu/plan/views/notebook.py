@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import WorkerSpec
-from hpcgpu.plan.views.explain import gpu_words, memory_words, port_words, worker_reasons
+from hpcgpu.plan.views.explain import format_gpu, format_memory, format_ports, worker_reasons
 from hpcgpu.plan.views.memory_table import TIER_COLOURS, WorkerMemory, total
 from hpcgpu.units import format_bytes
 
-# More rows nobody reads; the dashboard has them all.
+# More rows are too many to read; the dashboard has all.
 _MOST_ROWS = 64
 _OPEN_ROWS = 16
 _STYLE = """<style>
@@ -79,7 +79,7 @@ class ClusterView:
 
     kind: str = ""
     name: str = ""
-    state: str = ""  # in words; running: well
+    state: str = ""  # for people, as "running"
     link: str = ""  # the dashboard's; empty: none
     jobs: tuple[tuple[str, str, str, str], ...] = ()  # id, state, purpose, log
     workers: tuple[WorkerView, ...] = ()
@@ -88,11 +88,11 @@ class ClusterView:
 
 def cluster_page(view: ClusterView) -> str:
     """Render a cluster: its state, link, jobs, memory by tier, and its workers by GPU."""
-    there, hosts = len(view.workers), len({w.host for w in view.workers})
+    present, hosts = len(view.workers), len({w.host for w in view.workers})
     gpus = len({w.spec.gpu.uuid or w.spec.gpu.pci for w in view.workers if w.spec and w.spec.gpu})
-    count = f"{there}" if there >= view.wanted else f"{there} of {view.wanted}"
+    count = f"{present}" if present >= view.wanted else f"{present} of {view.wanted}"
     where = f" on {gpus} GPU{'s' * (gpus != 1)}" if gpus else ""
-    where += f", {hosts} node{'s' * (hosts != 1)}" if there else ""
+    where += f", {hosts} node{'s' * (hosts != 1)}" if present else ""
     colour = _STATES.get(view.state.split(":")[0].split(" ")[0], "#d93a2b")
     parts = [
         f'<h3>{_e(view.kind)} <span class="dim" style="font-weight: normal">{_e(view.name)}</span></h3>',
@@ -104,13 +104,13 @@ def cluster_page(view: ClusterView) -> str:
     if view.jobs:
         cells = [(Cell(i, fixed=True), Cell(s), Cell(h), Cell(log)) for i, s, h, log in view.jobs]
         parts.append(_table(("job", "state", "has", "log"), cells))
-    known = [w.memory for w in view.workers if w.memory]
-    if known:
-        most = sum(m.spilled_to_disk_bytes for m in known)
-        tiers = "".join(f"<td>{cell.html}</td>" for cell in _tiers(total(known), most, titled=True))
+    memories = [w.memory for w in view.workers if w.memory]
+    if memories:
+        most = sum(m.spilled_to_disk_bytes for m in memories)
+        tiers = "".join(f"<td>{cell.html}</td>" for cell in _tiers(total(memories), most, titled=True))
         parts.append(f'<table class="tiers"><tr>{tiers}</tr></table>{_KEY}')
     if view.workers:
-        opened = " open" if there <= _OPEN_ROWS else ""
+        opened = " open" if present <= _OPEN_ROWS else ""
         parts.append(f"<details{opened}><summary>Workers by GPU</summary>{_workers(view.workers)}</details>")
     return page(*parts)
 
@@ -124,13 +124,13 @@ def memory_page(workers: Sequence[WorkerMemory], moves: str) -> str:
     return page(table, f"<details><summary>Numbers and moves</summary><pre>{_e(moves)}</pre></details>")
 
 
-def bindings_page(workers: Sequence[WorkerView], words: str) -> str:
-    """Render the bindings of workers; ``words`` says below whether all is as planned."""
-    return page(_workers(workers, notes=True), f'<p class="dim">{_e(words)}</p>')
+def bindings_page(workers: Sequence[WorkerView], note: str) -> str:
+    """Render the bindings of workers; ``note`` below tells whether all is as planned."""
+    return page(_workers(workers, notes=True), f'<p class="dim">{_e(note)}</p>')
 
 
 def jobs_page(rows: Iterable[tuple[str, str, str, str, str]]) -> str:
-    """Render jobs: of each id, state, content, nodes and log."""
+    """Render jobs: id, state, processes, number of nodes and log of each."""
     cells = [(Cell(i, fixed=True), Cell(s), Cell(h), Cell(n), Cell(log)) for i, s, h, n, log in rows]
     return page(_table(("job", "state", "has", "nodes", "log"), cells))
 
@@ -169,10 +169,10 @@ def _workers(workers: Sequence[WorkerView], *, notes: bool = False) -> str:
 
 
 def _named(worker: WorkerView, *, notes: bool) -> Cell:
-    said = "".join(f'<div class="bad">not as planned: {_e(d)}</div>' for d in worker.differences)
+    below = "".join(f'<div class="bad">not as planned: {_e(d)}</div>' for d in worker.differences)
     if notes and worker.spec:
-        said += "".join(f'<div class="dim">{_e(reason)}</div>' for reason in worker_reasons(worker.spec))
-    return Cell(html=f'<span class="fix">{_e(worker.name)}</span>{said}')
+        below += "".join(f'<div class="dim">{_e(reason)}</div>' for reason in worker_reasons(worker.spec))
+    return Cell(html=f'<span class="fix">{_e(worker.name)}</span>{below}')
 
 
 def _gpu(worker: WorkerView) -> tuple[Cell]:
@@ -182,15 +182,15 @@ def _gpu(worker: WorkerView) -> tuple[Cell]:
     if spec.gpu is None:
         return (Cell("none"),)
     # the address of a simulated GPU is meaningless
-    return (Cell(gpu_words(spec.gpu, address=not spec.simulated)),)
+    return (Cell(format_gpu(spec.gpu, address=not spec.simulated)),)
 
 
 def _tied(worker: WorkerView) -> tuple[Cell, Cell, Cell]:
     if worker.spec is None:
         return Cell(), Cell(), Cell()
     binding, bad = worker.spec.binding, bool(worker.differences)
-    memory = memory_words(binding) if binding.memory_policy != "none" else "-"
-    return Cell(str(binding.cpuset), bad=bad), Cell(memory), Cell(port_words(binding))
+    memory = format_memory(binding) if binding.memory_policy != "none" else "-"
+    return Cell(str(binding.cpuset), bad=bad), Cell(memory), Cell(format_ports(binding))
 
 
 def _tiers(m: WorkerMemory, most_disk: int, *, titled: bool = False) -> tuple[Cell, Cell, Cell]:

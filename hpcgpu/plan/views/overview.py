@@ -10,7 +10,7 @@ from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCE_WORDS, FAR, Ports, Why, label, unused_ports
-from hpcgpu.plan.views.explain import aligned, gpu_words, others_words, port_words, worker_reasons
+from hpcgpu.plan.views.explain import aligned, format_gpu, format_other_gpus, format_ports, worker_reasons
 from hpcgpu.units import counted
 
 _COLUMNS = ("worker", "GPU", "NUMA", "cores: PUs", "memory", "port")
@@ -48,7 +48,7 @@ def render_workers(
 ) -> str:
     """Format the workers as a table, or as a list if the table is too wide; reasons are below each worker."""
     ports = Ports(topology, nics)
-    alike = _said_of_all(specs)
+    alike = _common_reasons(specs)
     rows = [(_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs]
     below = [f"each worker: {reason}" for reason in alike]
     table = aligned(_COLUMNS, rows)
@@ -64,7 +64,7 @@ def render_workers(
     return "".join([*blocks, _wrapped(below, width)])
 
 
-def _said_of_all(specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
+def _common_reasons(specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
     """Return the reasons that all workers share; () if there is only one worker."""
     first, *others = [worker_reasons(s) for s in specs] or [()]
     return tuple(r for r in first if others and all(r in reasons for reasons in others))
@@ -92,7 +92,7 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
     memory = f"NUMA {binding.memory_nodes}, {binding.memory_policy}" if binding.memory_policy != "none" else "not bound"
     return (
         spec.name,
-        gpu_words(gpu) if gpu else "none",
+        format_gpu(gpu) if gpu else "none",
         node,
         f"{cores}{shared}: {binding.cpuset}",
         memory,
@@ -101,7 +101,7 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
 
 
 def _port(binding: Binding) -> str:
-    return port_words(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
+    return format_ports(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
 
 
 def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
@@ -116,10 +116,10 @@ def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
 
 def _machine(plan: Plan) -> str:
     topology = plan.topology
-    packages, there = len({n.package for n in topology.numa_nodes}), [g for g in topology.gpus if g.can_run]
+    packages = len({n.package for n in topology.numa_nodes})
     ports = Ports(topology, plan.nics)
     counts = [
-        *_gpu_counts(len(there), len({s.gpu for s in plan.specs if s.simulated})),
+        *_gpu_counts(sum(g.can_run for g in topology.gpus), len({s.gpu for s in plan.specs if s.simulated})),
         f"{counted(len(topology.cores), 'core')} with {counted(sum(map(len, topology.cores)), 'PU')}",
         f"{counted(len(topology.numa_nodes), 'NUMA node')} on {counted(packages, 'package')}",
         f"{len(ports.usable)} of {counted(len(ports.all), 'port')} to use" if ports.all else "no network port",
@@ -127,10 +127,10 @@ def _machine(plan: Plan) -> str:
     return f"{', '.join(filter(None, (plan.host, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
 
 
-def _gpu_counts(there: int, simulated: int) -> Iterator[str]:
+def _gpu_counts(real: int, simulated: int) -> Iterator[str]:
     """Yield the count of the machine's GPUs, and of those that the plan adds."""
-    if there or not simulated:
-        yield counted(there, "GPU")
+    if real or not simulated:
+        yield counted(real, "GPU")
     if simulated:
         yield counted(simulated, "simulated GPU")
 
@@ -139,7 +139,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     topology = plan.topology
     for warning in topology.warnings:
         yield f"note: {warning}"
-    if others := others_words(topology):
+    if others := format_other_gpus(topology):
         yield others
     everything = CpuSet(pu for core in topology.cores for pu in core)
     if plan.allowed < everything:
@@ -169,8 +169,8 @@ def _variables(specs: Sequence[WorkerSpec]) -> Iterator[str]:
     if alike:
         yield f"set for each worker: {_assigned(alike)}"
     for spec, env in zip(specs, each, strict=True):
-        if own := {k: v for k, v in env.items() if k not in alike}:
-            yield f"set for {spec.name}: {_assigned(own)}"
+        if different := {k: v for k, v in env.items() if k not in alike}:
+            yield f"set for {spec.name}: {_assigned(different)}"
     if any(s.gpu and not s.simulated and "CUDA_VISIBLE_DEVICES" not in {*dict(s.env), *s.kept_env} for s in specs):
         yield "CUDA_VISIBLE_DEVICES will be set, too, to the GPUs' UUIDs, which are not known here"
 
@@ -185,7 +185,7 @@ def _shortened(value: str) -> str:
 
 
 def poor(plan: Plan) -> Iterator[str]:
-    """Yield in words the faults of a node's plan that people may not expect."""
+    """Yield the faults of a node's plan that people may not expect."""
     topology, on_gpus = plan.topology, [s for s in plan.specs if s.gpu]
     several = len(on_gpus) > 1
     ports = Ports(topology, plan.nics)

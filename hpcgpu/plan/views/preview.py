@@ -10,7 +10,7 @@ from typing import Any
 from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.views.describe import describe
-from hpcgpu.plan.views.explain import port_words
+from hpcgpu.plan.views.explain import format_ports
 from hpcgpu.plan.views.overview import Plan, poor, render_workers
 from hpcgpu.units import counted, format_bytes, format_duration
 
@@ -22,7 +22,7 @@ class Preview:
     """The plan of a job."""
 
     settings: Settings  # with where each was set
-    said: tuple[tuple[str, str, str], ...]  # name, value and place of each setting that is not a default
+    values: tuple[tuple[str, str, str], ...]  # name, value and place of each setting that is not a default
     spec: JobSpec | None  # None: no request, as the job exists already
     script: str  # of the job; without a request the command
     site: Site | None
@@ -43,7 +43,7 @@ def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
 
 
 def warnings(plan: Preview) -> Iterator[str]:
-    """Yield the faults of the plan that people may not expect, each with what to write."""
+    """Yield the faults of the plan that people may not expect, each with advice."""
     if plan.spec:
         yield from _poor_request(plan, plan.spec)
     if plan.settings.protocol == "ucx" and plan.site and not plan.site.ucx:
@@ -57,12 +57,12 @@ def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
     whole = plan.site is not None and plan.site.dialect.get("cpus") is False
     gpus = spec.gpus_per_node or (len(plan.layout.nodes[0].workers) if plan.layout else 0)
     if not whole and "--exclusive" not in spec.extra_directives and cores <= gpus:
-        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: ask for more by cores_per_gpu="
+        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: request more by cores_per_gpu="
     no_memory = plan.site is not None and plan.site.dialect.get("memory") in (False, "none")
     if not no_memory and spec.memory_per_node_bytes is None and "--exclusive" not in spec.extra_directives:
-        yield "no memory is asked for, and a queue's default may be small: ask for it by memory= (of each node)"
+        yield "no memory is requested, and a queue's default may be small: request it by memory= (of each node)"
     if spec.walltime_s is None:
-        yield "no time limit is asked for: the queue's default counts; shorter jobs start sooner: walltime="
+        yield "no time limit is requested: the queue's default is valid; shorter jobs start sooner: walltime="
 
 
 def cost(plan: Preview) -> str:
@@ -87,7 +87,7 @@ def cost(plan: Preview) -> str:
 def render(plan: Preview, width: int = 0) -> str:
     """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
     sections = [
-        ("settings", [f"{name} = {value}    ({where})" for name, value, where in plan.said] or ["all are defaults"]),
+        ("settings", [f"{name} = {value}    ({where})" for name, value, where in plan.values] or ["all are defaults"]),
         ("request", list(_request(plan))) if plan.spec else ("job", list(plan.granted)),
         ("layout", list(_layout(plan))),
         ("node", [plan.node_from, *_node(plan, width)]),
@@ -105,15 +105,15 @@ def render(plan: Preview, width: int = 0) -> str:
 def described(plan: Preview) -> dict[str, Any]:
     """Convert the plan to plain data: the sections of its text, and the node as in ``hpcgpu topo --json``."""
     node = plan.node
-    found = describe(node.topology, node.specs, "", node.nics) if node else None
+    workers = describe(node.topology, node.specs, "", node.nics) if node else {}
     return {
-        "settings": {name: {"value": value, "from": where} for name, value, where in plan.said},
+        "settings": {name: {"value": value, "from": where} for name, value, where in plan.values},
         "request": dict(_pairs(plan)),
         "dialect": dict(_spoken(plan)),
         "layout": [
             {"ranks": list(n.ranks), "workers": n.worker_count} for n in (plan.layout.nodes if plan.layout else ())
         ],
-        "node": {"from": plan.node_from, **(found or {})},
+        "node": {"from": plan.node_from, **workers},
         "memory": list(_memory(plan)),
         "network": list(_network(plan)),
         "estimates": list(_estimates(plan)),
@@ -134,8 +134,8 @@ def _changed(before: Any, after: Any, path: str) -> Iterator[str]:  # JSON
         for key in dict.fromkeys((*before, *after)):
             yield from _changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for i, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from _changed(one, other, f"{path}[{i}]")
+        for i, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _changed(old, new, f"{path}[{i}]")
     elif before != after:
         yield f"{path}: {_word(before)} -> {_word(after)}"
 
@@ -165,7 +165,7 @@ def _pairs(plan: Preview) -> Iterator[tuple[str, str]]:
             "memory",
         ),
     ):
-        yield name, f"{value or 'not asked for'} ({settings.where(setting)})"
+        yield name, f"{value or 'not requested'} ({settings.where(setting)})"
 
 
 def _request(plan: Preview) -> Iterator[str]:
@@ -207,8 +207,8 @@ def _memory(plan: Preview) -> Iterator[str]:
     yield f"device: spilling begins at {settings.device_memory_limit} ({settings.where('device_memory_limit')})"
     limits = {spec.memory_limit_bytes for spec in plan.node.specs} if plan.node else set()
     sizes = " or ".join(format_bytes(n) if n else "no limit" for n in sorted(limits, key=lambda n: n or 0))
-    said = f"{settings.memory_limit} ({settings.where('memory_limit')})"
-    yield f"host: each worker has {said}{f', here {sizes}' if sizes else ''}"
+    limit = f"{settings.memory_limit} ({settings.where('memory_limit')})"
+    yield f"host: each worker has {limit}{f', here {sizes}' if sizes else ''}"
     yield f"disk: {settings.local_directory or 'the folder of temporary files'} ({settings.where('local_directory')})"
 
 
@@ -220,13 +220,13 @@ def _network(plan: Preview) -> Iterator[str]:
         ucx = "" if site.ucx else ", for which UCX has no transport"
         yield f"{kind}{ucx} ({site.cited(site.network.source, 'network')})"
     if plan.node:
-        ports = {port_words(spec.binding) for spec in plan.node.specs} - {"-"}
+        ports = {format_ports(spec.binding) for spec in plan.node.specs} - {"-"}
         if ports:
             yield f"each worker's own of: {', '.join(sorted(ports))} ({settings.where('nics')})"
 
 
 def _estimates(plan: Preview) -> Iterator[str]:
     if plan.spec:
-        yield f"start: {plan.starts or 'not known'}"
-    if found := cost(plan):
-        yield f"cost: {found}"
+        yield f"start: {plan.starts or 'unknown'}"
+    if text := cost(plan):
+        yield f"cost: {text}"

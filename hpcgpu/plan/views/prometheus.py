@@ -71,5 +71,5 @@ def _lines(metric: _Metric, gpus: Sequence[GpuFacts]) -> Iterator[str]:
         for value, number in metric.samples(gpu):
             if number is not None:
                 labels = {**base, metric.label: value} if metric.label else base
-                words = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels.items())
-                yield f"{metric.name}{{{words}}} {number}"
+                pairs = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels.items())
+                yield f"{metric.name}{{{pairs}}} {number}"

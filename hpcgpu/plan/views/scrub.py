@@ -36,17 +36,18 @@ _ROUNDS = 5
 class Scrubber:
     """Replaces words in texts, the same in all of them.
 
-    ``words`` are those to remove, by kind: ``user``, ``host``, ``path``, ``account``, ``secret`` ... The kind stands in
-    the neutral word. Words of three characters and more are replaced wherever they stand, shorter ones as whole words.
+    ``secrets`` are the words to remove, by kind: ``user``, ``host``, ``path``, ``account``, ``secret`` ... The neutral
+    word contains the kind. Words of three characters and more are replaced wherever they stand, shorter ones as whole
+    words.
     """
 
-    def __init__(self, words: Mapping[str, Iterable[str]]) -> None:
-        given = [(word, kind) for kind, found in words.items() for word in found]
-        self._kinds = {word: kind for word, kind in given if word.strip() and word.lower() not in _COMMON}
+    def __init__(self, secrets: Mapping[str, Iterable[str]]) -> None:
+        kinds = [(word, kind) for kind, words in secrets.items() for word in words]
+        self._kinds = {word: kind for word, kind in kinds if word.strip() and word.lower() not in _COMMON}
         self._neutral: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         longest_first = sorted(self._kinds, key=len, reverse=True)
-        self._words = re.compile("|".join(map(_pattern, longest_first))) if longest_first else None
+        self._pattern = re.compile("|".join(map(_pattern, longest_first))) if longest_first else None
 
     def scrub(self, text: str) -> str:
         """Remove the words, and whatever looks like an address, an identifier or a key."""
@@ -55,7 +56,7 @@ class Scrubber:
         text = _INFO.sub(lambda m: f"{m[1]}{self._value(m[2])}{m[3]}", text)
         for pattern, replace in self._patterns():
             text = pattern.sub(lambda m, replace=replace: replace(m[0]), text)  # type: ignore[misc]
-        return self._without_words(text)
+        return self._replace_words(text)
 
     def _patterns(self) -> tuple[tuple[re.Pattern[str], Callable[[str], str]], ...]:
         return (
@@ -67,16 +68,16 @@ class Scrubber:
             (_IPV6, self._address),
         )
 
-    def _without_words(self, text: str) -> str:
+    def _replace_words(self, text: str) -> str:
         """Replace the words; if replacing forms new ones, repeat, and remove the rest in the end."""
-        if self._words is None:
+        if self._pattern is None:
             return text
         for _ in range(_ROUNDS):
-            if not self._words.search(text):
+            if not self._pattern.search(text):
                 return text
-            text = self._words.sub(lambda m: self._word(m[0]), text)
-        while self._words.search(text):
-            text = self._words.sub("", text)
+            text = self._pattern.sub(lambda m: self._word(m[0]), text)
+        while self._pattern.search(text):
+            text = self._pattern.sub("", text)
         return text
 
     def _word(self, word: str) -> str:
@@ -84,7 +85,7 @@ class Scrubber:
             kind = self._kinds[word]
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             candidates = (f"{kind}{number}", f"({number})", "")
-            pattern = self._words
+            pattern = self._pattern
             self._neutral[word] = next(c for c in candidates if pattern is None or not pattern.search(c))
         return self._neutral[word]
 
@@ -117,12 +118,12 @@ class Scrubber:
 
     def _address(self, word: str) -> str:
         try:
-            found = ipaddress.ip_address(word)
+            address = ipaddress.ip_address(word)
         except ValueError:
             return word
-        if found.is_loopback or found.is_unspecified or int(found) in (0, 2**32 - 1):
+        if address.is_loopback or address.is_unspecified or int(address) in (0, 2**32 - 1):
             return word
-        return self._numbered(word, f"ip{found.version}", "192.0.2.{}" if found.version == 4 else "2001:db8::{:x}")
+        return self._numbered(word, f"ip{address.version}", "192.0.2.{}" if address.version == 4 else "2001:db8::{:x}")
 
 
 def _pattern(word: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hpcgpu.plan.jobs.advice import advise
-from hpcgpu.plan.jobs.usage import DIRECTION_WORDS, RunUsage
+from hpcgpu.plan.jobs.usage import DIRECTION_TEXTS, RunUsage
 from hpcgpu.units import counted, format_bytes, format_duration
 
 
@@ -26,7 +26,8 @@ class Summary:
 
     def facts(self) -> dict[str, Any]:
         """Return the usage as plain data, under the names of its attributes."""
-        return {name: _plain(getattr(self.usage, name)) for name in RunUsage.__slots__}
+        values = {name: getattr(self.usage, name) for name in RunUsage.__slots__}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -45,13 +46,27 @@ class Summary:
 
     def as_json(self) -> str:
         """Return :meth:`as_dict` as one line of JSON; numbers have at most three decimals."""
-        found = {name: round(v, 3) if isinstance(v, float) else v for name, v in self.as_dict().items()}
-        return json.dumps(found)
+        return json.dumps({name: round(v, 3) if isinstance(v, float) else v for name, v in self.as_dict().items()})
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The summary for people, a few lines."""
-        return tuple(filter(None, (_time(self.usage), _peaks(self.usage), _moves(self.usage), *_next(self))))
+        usage = self.usage
+        peaks = [
+            f"{tier} {format_bytes(size)}" + (f" of {format_bytes(limit)}" if limit else "")
+            for tier, size in usage.peak_bytes.items()
+            for limit in [usage.limit_bytes.get(tier)]
+        ]
+        moves = [
+            f"{text} {format_bytes(n)}" for way, text in DIRECTION_TEXTS.items() if (n := usage.moved_bytes.get(way, 0))
+        ]
+        lines = (
+            _time(usage),
+            f"peak of one worker: {', '.join(peaks)}" if peaks else "",
+            f"moved: {', '.join(moves)}" if moves else "nothing was spilled",
+            *(f"next time: {line}" for line in self.advice),
+        )
+        return tuple(filter(None, lines))
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -62,39 +77,15 @@ class Summary:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else value
-
-
 def _time(usage: RunUsage) -> str:
-    had = counted(usage.gpus, "GPU") if usage.gpus else counted(usage.workers, "worker") + " without a GPU"
-    said = [f"{format_duration(int(usage.wall_s))} with {had}"]
+    workers = counted(usage.gpus, "GPU") if usage.gpus else counted(usage.workers, "worker") + " without a GPU"
+    parts = [f"{format_duration(int(usage.wall_s))} with {workers}"]
     if usage.gpus:
-        said.append(f"{usage.gpu_s / 3600:.2f} GPU hours")
+        parts.append(f"{usage.gpu_s / 3600:.2f} GPU hours")
     if usage.busy_share is not None:
-        said.append(f"a task ran in {usage.busy_share:.0%} of the workers' time")
+        parts.append(f"a task ran in {usage.busy_share:.0%} of the workers' time")
     if usage.gpus:
-        said.append(f"{usage.idle_gpu_s / 60:.1f} GPU minutes idle")
+        parts.append(f"{usage.idle_gpu_s / 60:.1f} GPU minutes idle")
     if usage.restarts:
-        said.append(f"{counted(usage.restarts, 'worker')} started anew")
-    return ", ".join(said)
-
-
-def _peaks(usage: RunUsage) -> str:
-    names = {"device": "device", "host": "host", "disk": "disk", "process": "process"}
-    said = []
-    for what, size in usage.peak_bytes.items():
-        limit = usage.limit_bytes.get(what)
-        said.append(f"{names[what]} {format_bytes(size)}{f' of {format_bytes(limit)}' if limit else ''}")
-    return f"peak of one worker: {', '.join(said)}" if said else ""
-
-
-def _moves(usage: RunUsage) -> str:
-    moved = [
-        f"{words} {format_bytes(n)}" for way, words in DIRECTION_WORDS.items() if (n := usage.moved_bytes.get(way, 0))
-    ]
-    return f"moved: {', '.join(moved)}" if moved else "nothing was spilled"
-
-
-def _next(summary: Summary) -> tuple[str, ...]:
-    return tuple(f"next time: {line}" for line in summary.advice)
+        parts.append(f"{counted(usage.restarts, 'worker')} started anew")
+    return ", ".join(parts)

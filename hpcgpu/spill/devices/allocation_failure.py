@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hpcgpu.spill.devices.protocols import Device
 
@@ -83,6 +83,11 @@ def evict(number: int, need_bytes: int) -> bool:
     RMM's adaptor calls it again and again. Each time something has become free, so that there is an end.
     """
     return any(p.evict(need_bytes) for p in tuple(_hooks) if getattr(p.device, "number", number) == number)
+
+
+def attached_gpu(number: int) -> Any:
+    """Return the CUDA device of that number if a store of this process has values on it, else None."""
+    return next((hook.device for hook in tuple(_hooks) if getattr(hook.device, "number", None) == number), None)
 
 
 def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], collect: Callable[[], object]) -> _T:

@@ -5,10 +5,11 @@ Checked against cuda-bindings 13.5.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,8 @@ PINNED_BYTES = 4 * 2**30
 _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
 # Smaller buffers are not worth locked pages.
 _PINNED_FROM_BYTES = 2**20
+# A thread that sleeps until an event wakes up late: 0.4 ms on an H200. So it polls as long as a small copy may take.
+_POLL_S = 100e-6
 
 
 class DriverCopies:
@@ -41,6 +44,7 @@ class DriverCopies:
         # a vGPU without unified memory has none
         pools = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
         self.has_pools = bool(self.call("cuDeviceGetAttribute", pools, self.handle))
+        self._has_context_events = self.call("cuDriverGetVersion") >= 12050 and hasattr(driver, "cuCtxRecordEvent")
         # CuPy and cuda.core use the primary context, too
         self._context = self.call("cuDevicePrimaryCtxRetain", self.handle)
         non_blocking = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -90,7 +94,29 @@ class DriverCopies:
     def synchronize(self) -> None:
         """Wait for the work of all streams."""
         with self.context():
+            self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        """Wait, in the context, for the work of all its streams.
+
+        Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
+        stream does not wait for streams that are non-blocking. cuCtxSynchronize takes a whole core while it waits
+        (H200, driver 580): it is for drivers before CUDA 12.5.
+        """
+        if not self._has_context_events:
             self.call("cuCtxSynchronize")
+            return
+        with self._event() as done:
+            self.call("cuCtxRecordEvent", self._context, done)
+            self._wait(done)
+
+    def _wait(self, event: Any) -> None:
+        """Wait for an event: poll first, then sleep."""
+        end_s, pending = time.perf_counter() + _POLL_S, self.driver.CUresult.CUDA_ERROR_NOT_READY
+        while self.driver.cuEventQuery(event)[0] == pending:
+            if time.perf_counter() > end_s:
+                break
+        self.call("cuEventSynchronize", event)
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory: in page-locked memory if there is some, else in an array by ``empty``."""
@@ -99,9 +125,7 @@ class DriverCopies:
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
         """Return copies of several allocations, after one wait for the device's work."""
         with self.context():
-            # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
-            # stream does not wait for streams that are non-blocking.
-            self.call("cuCtxSynchronize")
+            self._wait_for_all()
             if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
                 return self._down_together(extents, empty)
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
@@ -131,7 +155,7 @@ class DriverCopies:
         with self._finished(stream), self._event() as done:
             self.call(copy, to, source, nbytes, stream)
             self.call("cuEventRecord", done, stream)
-            self.call("cuEventSynchronize", done)
+            self._wait(done)
 
     def _down_by_stages(self, pointer: int, root: np.ndarray) -> None:
         def start(stage: _Stage, part: slice) -> None:
@@ -140,7 +164,7 @@ class DriverCopies:
             self.call("cuEventRecord", stage.done, self._down)
 
         def finish(stage: _Stage, part: slice) -> None:
-            self.call("cuEventSynchronize", stage.done)
+            self._wait(stage.done)
             np.copyto(root[part], stage.memory[: part.stop - part.start])
 
         self._by_stages(root.nbytes, self._down, start, finish)
@@ -161,7 +185,7 @@ class DriverCopies:
 
         def finish(stage: _Stage, part: slice) -> None:
             del part
-            self.call("cuEventSynchronize", stage.done)
+            self._wait(stage.done)
             for root, at in zip(roots, starts, strict=False):
                 np.copyto(root, stage.memory[at : at + root.nbytes])
 
@@ -177,16 +201,12 @@ class DriverCopies:
 
         def finish(stage: _Stage, part: slice) -> None:
             del part
-            self.call("cuEventSynchronize", stage.done)
+            self._wait(stage.done)
 
         self._by_stages(root.nbytes, self.up_stream, start, finish)
 
     def _by_stages(
-        self,
-        nbytes: int,
-        stream: Any,
-        start: Callable[[_Stage, slice], None],
-        finish: Callable[[_Stage, slice], None],
+        self, nbytes: int, stream: Any, start: Callable[[_Stage, slice], None], finish: Callable[[_Stage, slice], None]
     ) -> None:
         stages: list[_Stage] = []
         try:
@@ -251,38 +271,3 @@ class _Locked:
             self._unlock(self._pointer)
         except SpillError:  # the process ends, and the driver has ended before
             return
-
-
-class NoCopies:
-    """Stands in where no library can copy: cuda.bindings is there without a driver, or nothing is.
-
-    Objects that show device memory count, and stay. Thread-safe: it does not change.
-    """
-
-    # Nobody knows. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = free_bytes = 1
-    idle_bytes = 0
-
-    def __init__(self, why: str, may_pass: bool = False) -> None:
-        self._why, self.may_pass = why, may_pass
-
-    def trim(self) -> int:
-        """Return 0: there is no pool."""
-        return 0
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing comes up, so that no copy is kept."""
-
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        del pointer, nbytes, empty
-        raise SpillError(f"nothing here can copy device memory: {self._why}")
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        self.to_host(*extents[0], empty)
-
-    def to_device(self, root: np.ndarray, pointer: int, after: int) -> NoReturn:
-        """Raise SpillError."""
-        del root, after
-        self.to_host(pointer, 0, np.empty)

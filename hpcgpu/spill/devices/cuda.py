@@ -18,9 +18,9 @@ import numpy as np
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import cudf
 from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
-from hpcgpu.spill.devices.copies import DriverCopies, NoCopies
+from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
-from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind
+from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind, NoCopies
 
 
 class CudaDevice:
@@ -186,7 +186,7 @@ def _free(copies: Any, pointer: int) -> None:  # DriverCopies: others free nothi
     try:
         with copies.context():
             # users' kernels run on other streams than that of the allocation
-            copies.call("cuCtxSynchronize")
+            copies.synchronize()
             if copies.has_pools:
                 copies.call("cuMemFreeAsync", pointer, copies.up_stream)
             else:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.allocation_failure import with_room
+from hpcgpu.spill.devices.allocation_failure import attached_gpu, with_room
 from hpcgpu.spill.devices.protocols import Gpu
 
 
@@ -23,6 +23,28 @@ class CupyView(NamedTuple):
     library: str = "cupy"
 
 
+def evict_on_failure() -> None:
+    """Let failing allocations of CuPy's present allocator make the stores evict: user code and cuDF may set another."""
+    import cupy
+
+    allocate = cupy.cuda.get_allocator()
+    if getattr(allocate, "func", None) is not _allocate_or_evict:
+        with contextlib.suppress(ValueError):  # inside using_allocator; the next array comes from outside
+            cupy.cuda.set_allocator(functools.partial(_allocate_or_evict, allocate))
+
+
+def _allocate_or_evict(allocate: Callable[[int], Any], nbytes: int) -> Any:
+    try:
+        return allocate(nbytes)
+    except MemoryError:
+        import cupy
+
+        device = attached_gpu(cupy.cuda.runtime.getDevice())
+        if device is None:  # no store has values on it
+            raise
+        return with_room(device, nbytes, lambda: allocate(nbytes), device.give_back)
+
+
 class CupyArrays:
     """CuPy's arrays on one device, in CuPy's memory pool. If an allocation there fails, the store evicts.
 
@@ -33,24 +55,15 @@ class CupyArrays:
         import cupy
 
         self._device = device
-        self._hook_allocator()
+        evict_on_failure()
         with cupy.cuda.Device(device.number):
             pool = cupy.get_default_memory_pool()
             if device.reserve_bytes and not pool.get_limit():  # nor has CUPY_GPU_MEMORY_LIMIT set one
                 pool.set_limit(size=device.memory_bytes - device.reserve_bytes)
 
-    def _hook_allocator(self) -> None:
-        """Let the present allocator's failures evict: user code may have set one of its own, and cuDF sets RMM's."""
-        import cupy
-
-        allocate = cupy.cuda.get_allocator()
-        if getattr(allocate, "func", None) != self._allocate_or_evict:
-            with contextlib.suppress(ValueError):  # inside using_allocator; the next array comes from outside
-                cupy.cuda.set_allocator(functools.partial(self._allocate_or_evict, allocate))
-
     def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and size of the array's allocation."""
-        self._hook_allocator()
+        evict_on_failure()
         return int(array.data.mem.ptr), int(array.data.mem.size)
 
     def view_of(self, array: Any) -> CupyView:
@@ -78,9 +91,6 @@ class CupyArrays:
 
         with cupy.cuda.Device(device.number):
             return int(cupy.get_default_memory_pool().used_bytes())
-
-    def _allocate_or_evict(self, allocate: Callable[[int], Any], nbytes: int) -> Any:
-        return with_room(self._device, nbytes, lambda: allocate(nbytes), self._device.give_back)
 
     def give_back(self) -> bool:
         """Free the unused blocks of CuPy's pool."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
+
+from hpcgpu.errors import SpillError
 
 
 class ImmovableError(Exception):
@@ -176,3 +178,38 @@ class Gpu(Device, Protocol):
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library."""
+
+
+class NoCopies:
+    """Stands in where no library can copy: cuda.bindings is there without a driver, or nothing is.
+
+    Objects that show device memory count, and stay. Thread-safe: it does not change.
+    """
+
+    # Nobody knows. So each object is above the limit, is tried at once, and is named.
+    memory_bytes = free_bytes = 1
+    idle_bytes = 0
+
+    def __init__(self, why: str, may_pass: bool = False) -> None:
+        self._why, self.may_pass = why, may_pass
+
+    def trim(self) -> int:
+        """Return 0: there is no pool."""
+        return 0
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing comes up, so that no copy is kept."""
+
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
+        """Raise SpillError."""
+        del pointer, nbytes, empty
+        raise SpillError(f"nothing here can copy device memory: {self._why}")
+
+    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> NoReturn:
+        """Raise SpillError."""
+        self.to_host(*extents[0], empty)
+
+    def to_device(self, root: np.ndarray, pointer: int, after: int) -> NoReturn:
+        """Raise SpillError."""
+        del root, after
+        self.to_host(pointer, 0, np.empty)

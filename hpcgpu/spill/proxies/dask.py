@@ -1,4 +1,4 @@
-"""Registers proxies with dask: its tables look at ``type(x)``, and must do for a proxy what they do for the object.
+"""Registers proxies with dask: its tables look at ``type(x)``, and must treat a proxy like its object.
 
 The tables of ``dask.array`` and ``dask.dataframe`` get an entry for each class of proxies, since dask also looks up a
 class without an object. They get these entries when their modules are imported, if ever.
@@ -18,7 +18,7 @@ from hpcgpu.spill.proxies.proxy import Proxy, call, for_each_class, is_proxy, ma
 
 
 def asproxy(x: Any) -> Any:
-    """Return a proxy of an object that is up; a proxy, or None, is returned as it is."""
+    """Return a proxy of an object that is up; return a proxy, or None, as it is."""
     register()
     return x if x is None or is_proxy(x) else make_proxy(Resident(x))
 
@@ -28,7 +28,7 @@ def register() -> None:
     """Register proxies with dask, in this process, when dask is imported; a second call does nothing.
 
     A message to another process has the object, as it would be sent without a proxy, and needs no registration there.
-    To send something else, such as bytes that are on the host already, replace the proxies before by
+    To send other data, such as bytes that are on the host already, replace the proxies before by
     :func:`hpcgpu.spill.proxies.proxy.replaced`.
     """
     wrapt.register_post_import_hook(_register_size, "dask.sizeof")
@@ -60,7 +60,7 @@ def _register_messages(_: ModuleType) -> None:
 
 
 def _dumps(table: Any, proxy: Any) -> Any:
-    """Return header and frames of the object; the message has the object's class beside them (``_pickled``)."""
+    """Return header and frames of the object; the message also has the object's class (``_pickled``)."""
     kind = source_of(proxy).kind
     try:
         dumps = table.dispatch(kind)

@@ -1,8 +1,8 @@
 """The stand-in that wrapt holds for a proxy while its object is not up, and the source of the object.
 
 A proxy has its placeholder from the beginning: wrapt's own way to load late (``__wrapped_factory__``, 2.5.2) cannot be
-undone, since ``del proxy.__wrapped__`` is an error. During an operation wrapt keeps a reference of its own to what it
-holds, so an eviction meanwhile does not take the object away from the operation.
+undone, since ``del proxy.__wrapped__`` is an error. During an operation wrapt keeps a reference of its own to the held
+object, so an eviction meanwhile does not take the object away from the operation.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Source(Protocol):
     def nbytes(self) -> int: ...  # noqa: D102
 
     def length(self) -> int | None:
-        """Return the object's ``len``, if it is known without the object."""
+        """Return the object's ``len``; None if only the object has it."""
 
     def up(self) -> Any:
-        """Bring the object up and return it; waits in the calling thread. Several threads may call, for one load."""
+        """Bring the object up and return it; waits in the calling thread. Several threads may share a load."""
 
     def using(self) -> AbstractContextManager[Any]:
         """Bring the object up, return it, and keep it up while inside."""
 
     def dirty(self) -> None:
-        """The object was written to: copies of it are worth nothing."""
+        """Record that the object was written to, so that copies of it do not count."""
 
 
 def defines(kind: type, name: str) -> bool:
-    """Tell whether the objects of a class have a special method; as Python, looks in the class and its bases."""
+    """Tell whether the objects of a class have a special method; like Python, look in the class and its bases."""
     return any(name in base.__dict__ for base in kind.__mro__)
 
 
@@ -72,21 +72,18 @@ class State:
     def load(self) -> Any:
         """Bring the object up, and let the proxy hold it unless it was released meanwhile."""
         token = self.token
-        found = up(self.source)
+        value = up(self.source)
         proxy = self.proxy()
         if proxy is not None:
-            HELD.__set__(proxy, found)
+            HELD.__set__(proxy, value)
             # release changes the token first and then the slot: whichever thread is last, no stale object stays
             if self.token is not token:
                 HELD.__set__(proxy, Placeholder(self))
-        return found
+        return value
 
 
 class Placeholder:
-    """The stand-in that wrapt holds while the object is not up: each touch loads the object, and is passed on to it.
-
-    Thread-safe, as its state is; only wrapt touches it.
-    """
+    """The stand-in that wrapt holds while the object is not up: each touch loads the object, and is passed on to it."""
 
     __slots__ = ("_state",)
 
@@ -99,13 +96,13 @@ class Placeholder:
             kind = state.source.kind
             if name in ("__module__", "__doc__"):  # wrapt asks when a proxy is made (2.5.2, raw_init)
                 return getattr(kind, name)
-            if not defines(kind, name):  # so that is_dask_collection and its like load nothing
+            if not defines(kind, name):  # so that is_dask_collection and the like load no object
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return getattr(state.load(), name)
 
 
 _state_of: Callable[[Placeholder], State] = Placeholder.__dict__["_state"].__get__
-# What wrapt's special methods call on the held object; operators are the proxy's own.
+# The special methods that wrapt calls on the held object; the proxy itself defines the operators.
 _TOUCHES: dict[str, Callable[..., Any]] = {
     **{"iter": iter, "hash": hash, "str": str, "bool": bool, "int": int, "float": float, "dir": dir},
     **{"complex": complex, "bytes": bytes, "format": format, "reversed": reversed, "round": round},
@@ -118,16 +115,14 @@ def _touch(operation: Callable[..., Any]) -> Callable[..., Any]:
     return lambda placeholder, *args: operation(_state_of(placeholder).load(), *args)
 
 
-for _name, _operation in _TOUCHES.items():
-    setattr(Placeholder, f"__{_name}__", _touch(_operation))
-
-
 def _length(placeholder: Any) -> int:
     state = _state_of(placeholder)
-    known = state.source.length()
-    return len(state.load()) if known is None else known
+    length = state.source.length()
+    return len(state.load()) if length is None else length
 
 
+for _name, _operation in _TOUCHES.items():
+    setattr(Placeholder, f"__{_name}__", _touch(_operation))
 Placeholder.__len__ = _length  # type: ignore[attr-defined]
 
 
@@ -147,7 +142,7 @@ def lifted(source: Source, lift: Callable[[], Any]) -> Any:
 
 
 class Resident:
-    """Source of an object that is up, and stays up. Thread-safe: it does not change."""
+    """The source of an object that is up, and stays up. Thread-safe: it does not change."""
 
     def __init__(self, value: Any) -> None:
         self._value, self.kind = value, type(value)
@@ -162,11 +157,11 @@ class Resident:
         """Return None: the object is up."""
 
     def up(self) -> Any:
-        """Return it."""
+        """Return the object."""
         return self._value
 
     def using(self) -> AbstractContextManager[Any]:
-        """Return it."""
+        """Return the object."""
         return nullcontext(self._value)
 
     def dirty(self) -> None:

@@ -2,11 +2,11 @@
 
 Each class of objects has a class of proxies, with the same name. Code that looks at names (dask's ``is_cupy_type``, the
 dashboard) or at ``__class__`` (``isinstance``) takes a proxy for the object, and does not bring it up. Code that looks
-at ``type(x)`` does not take it for the object: dask's tables (see ``hpcgpu.spill.proxies.dask``), ``memoryview``, and
-compiled code such as CuPy's, which needs :func:`unproxy`.
+at ``type(x)`` does not: dask's tables (see ``hpcgpu.spill.proxies.dask``), ``memoryview``, and compiled code such as
+CuPy's, which needs :func:`unproxy`.
 
-Writes to the object are noticed at the proxy: items, attributes, in-place operators, ``out=``, the methods and
-functions in ``hpcgpu.spill.proxies.mutators``. Writes to a view (``p[2:5]``, ``p.T``, ``p.values``) are not noticed.
+A proxy notices writes to its object: items, attributes, in-place operators, ``out=``, the methods and functions in
+``hpcgpu.spill.proxies.mutators``. It does not notice writes to a view (``p[2:5]``, ``p.T``, ``p.values``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hpcgpu.spill.values.traverse import put_together, take_apart
 
 
 class _Meta(type):
-    """Class of the proxies' classes: dask writes an object's class into messages; for a proxy it gets the object's."""
+    """Class of the proxies' classes, pickled as the object's class: dask writes an object's class into messages."""
 
 
 class Proxy(BASE, metaclass=_Meta):
-    """Root of the proxies' classes; :func:`make_proxy` makes these.
+    """Root of the proxies' classes, which :func:`make_proxy` makes.
 
     Shape, dtype and all other attributes are the object's. Several threads may use a proxy at once, if they may use the
     object at once: it comes up once, and stays up during an operation.
@@ -53,10 +53,10 @@ class Proxy(BASE, metaclass=_Meta):
 
     @staticmethod
     def __wrapped_setattr_fixups__() -> None:
-        """Do nothing: wrapt 2.5.2 looks for it whenever the slot is set, and else would find the object's."""
+        """Do nothing: wrapt 2.5.2 looks it up whenever the slot is set, and else would take the object's."""
 
     def __repr__(self) -> str:
-        # it loads nothing: distributed logs the arguments of a failed task on the event loop
+        # without loading: distributed logs the arguments of a failed task on the event loop
         source = self._self_state.source
         return f"<proxy of {source.kind.__module__}.{source.kind.__qualname__}, {source.nbytes} bytes>"
 
@@ -100,28 +100,19 @@ class Proxy(BASE, metaclass=_Meta):
         return self.__reduce_ex__(2)
 
 
-def _binary(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, other: Any, *more: Any) -> Any:
+def _forward(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator that applies ``operation`` to the objects of its operands."""
+
+    def forward(self: Any, *others: Any) -> Any:
         with ExitStack() as stack:
-            return operation(_enter(stack, self), _enter(stack, other), *more)
+            return operation(*[_enter(stack, x) for x in (self, *others)])
 
     return forward
 
 
-def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def reflected(self: Any, other: Any, *more: Any) -> Any:
-        with ExitStack() as stack:
-            return operation(_enter(stack, other), _enter(stack, self), *more)
-
-    return reflected
-
-
-def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any) -> Any:
-        with ExitStack() as stack:
-            return operation(_enter(stack, self))
-
-    return forward
+def _reflected(operation: Callable[..., Any]) -> Callable[..., Any]:
+    forward = _forward(operation)
+    return lambda self, other, *more: forward(other, self, *more)
 
 
 def _inplace(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,18 +130,16 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{"and": operator.and_, "or": operator.or_, "xor": operator.xor},
 }
 for _name, _operation in _ARITHMETIC.items():
-    setattr(Proxy, f"__{_name}__", _binary(_operation))
-    setattr(Proxy, f"__r{_name}__", _swapped(_operation))
+    setattr(Proxy, f"__{_name}__", _forward(_operation))
+    setattr(Proxy, f"__r{_name}__", _reflected(_operation))
     if _name != "divmod":
         setattr(Proxy, f"__i{_name}__", _inplace(getattr(operator, f"__i{_name}__")))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Proxy, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name in ("neg", "pos", "abs", "invert"):
-    setattr(Proxy, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert"):
+    setattr(Proxy, f"__{_name}__", _forward(getattr(operator, _name)))
 
 
 def _enter(stack: ExitStack, x: Any) -> Any:
-    """Return the object of a proxy, which stays up until the stack ends; anything else is returned as it is."""
+    """Return the object of a proxy, which stays up until the stack ends; return another object as it is."""
     if not is_proxy(x):
         return x
     source = source_of(x)
@@ -160,12 +149,12 @@ def _enter(stack: ExitStack, x: Any) -> Any:
 def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Let an operation write to the object of a proxy; if the result is the object, return the proxy."""
     with ExitStack() as stack:
-        found = _enter(stack, proxy)
+        value = _enter(stack, proxy)
         try:
-            result = operation(found, *args, **kwargs)
-        finally:  # after a half write, too; and while the object is kept up, so that no copy is made in between
+            result = operation(value, *args, **kwargs)
+        finally:  # after a partial write, too; and while the object is kept up, so that no copy is made in between
             source_of(proxy).dirty()
-        return proxy if result is found else result
+        return proxy if result is value else result
 
 
 def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -180,8 +169,8 @@ def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
                 source_of(proxy).dirty()
         if not targets:
             return result
-        own = {id(_enter(stack, proxy)): proxy for proxy in targets}
-        return tuple(own.get(id(r), r) for r in result) if type(result) is tuple else own.get(id(result), result)
+        by_id = {id(_enter(stack, proxy)): proxy for proxy in targets}
+        return tuple(by_id.get(id(r), r) for r in result) if type(result) is tuple else by_id.get(id(result), result)
 
 
 def _replaced(x: Any, by: Callable[[Any], Any]) -> Any:
@@ -217,14 +206,14 @@ def _indexer(name: str) -> property:
 
 def _writer(name: str) -> property:
     def look_up(self: Any) -> Any:
-        there = getattr(self.__wrapped__, name)
-        if not callable(there):
-            return there
+        attribute = getattr(self.__wrapped__, name)
+        if not callable(attribute):
+            return attribute
 
         def method(*args: Any, **kwargs: Any) -> Any:
             if name in INPLACE_METHODS and not kwargs.get("inplace"):
-                return there(*args, **kwargs)
-            return _write(self, lambda found: getattr(found, name)(*args, **kwargs))
+                return attribute(*args, **kwargs)
+            return _write(self, lambda value: getattr(value, name)(*args, **kwargs))
 
         return method
 
@@ -241,7 +230,7 @@ _watchers: list[Callable[[type[Proxy], type], None]] = []
 
 
 def make_proxy(source: Source) -> Any:
-    """Return a proxy for the object of a source; nothing is loaded."""
+    """Return a proxy for the object of a source, without loading the object."""
     cls = _CLASSES.get(source.kind)
     if cls is None:
         cls = _class_of(source.kind)
@@ -252,17 +241,14 @@ def make_proxy(source: Source) -> Any:
 
 
 def for_each_class(do: Callable[[type[Proxy], type], None]) -> None:
-    """Call ``do`` with each class of proxies, existing and future, and its objects' class.
-
-    It is called for a future class before that has proxies.
-    """
+    """Call ``do`` with each class of proxies, existing and future (before its first proxy), and its objects' class."""
     _watchers.append(do)
     for kind, cls in list(_CLASSES.items()):
         do(cls, kind)
 
 
 def is_proxy(x: object) -> bool:
-    """Tell whether an object is one of these proxies; nothing is loaded."""
+    """Tell whether an object is a proxy, without loading its object."""
     return issubclass(type(x), Proxy)
 
 
@@ -281,14 +267,14 @@ def release(proxy: Any) -> None:
 def replaced(x: Any, by: Callable[[Source], Any]) -> Any:
     """Return a value in which ``by`` gives the replacement, not None, of each proxy; it is called once for each.
 
-    Looks into the same objects as :func:`hpcgpu.spill.values.traverse.take_apart`. A value without proxies is returned
-    as it is.
+    Looks into the same objects as :func:`hpcgpu.spill.values.traverse.take_apart`. Returns a value without proxies as
+    it is.
     """
     return _replaced(x, lambda proxy: by(source_of(proxy)))
 
 
 def unproxy(x: Any) -> Any:
-    """Return a value with its objects for all proxies in it, in these objects, too; looks where ``replaced`` does.
+    """Return a value with objects in place of all proxies, also inside these objects; looks where ``replaced`` does.
 
     SpillError if an object cannot be brought up.
     """

@@ -1,9 +1,5 @@
-"""The decisions of the spill store, pure: events in, instructions out.
+"""The decisions of the spill store, pure: events in, instructions out; no threads, no I/O, no clock.
 
-No class here has threads, I/O or a clock. Only ``machine`` is called from outside: by
-:class:`hpcgpu.spill.store.executor.Executor` and its callers, each event under the store's lock.
-
-``machine`` has the events and the laws, ``accounting`` the bytes and what goes down, ``unspills`` the ways up,
-``allocations`` the threads whose allocations failed, ``prefetch`` what tasks will need, ``policy`` which units go,
-``units`` the nouns.
+Callers use ``machine`` only, which has the events and the laws. ``accounting`` counts bytes and decides which units go
+down, by ``policy``; ``waits`` has units on their way up, prefetch and failed allocations; ``units`` has the nouns.
 """

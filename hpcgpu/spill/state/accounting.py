@@ -1,6 +1,6 @@
-"""The accounting of the state machine: the bytes in each tier, the order of use, and what goes down.
+"""The accounting of the state machine: the bytes in each tier, the order of use, and the moves down.
 
-Each change of a unit changes several counts and orders, all of which are here, so the module is long.
+The module is long since each change of a unit changes several counts and orders.
 """
 
 from __future__ import annotations
@@ -16,54 +16,32 @@ _Order = OrderedDict[int, Unit]
 
 
 class Accounting:
-    """All units by tier. OrderedDict, since to remove the oldest items of a dict again and again takes quadratic time.
+    """All units by tier. Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
 
     Pure: SpillState makes it, for itself and its parts. Single numbers are read without the store's lock.
-    Moves down begin above a limit and go on down to the part ``low`` of it; ``choose`` takes candidates, longest
-    untouched first, and bytes, and returns what goes. Without a limit in ``limits`` a tier has none.
-
-    Attributes
-    ----------
-    bytes : dict
-        By tier, the bytes that are valid there or under way to it.
-    leaving : dict
-        By tier, the bytes on their way down that still lie there.
-    orders : dict
-        Units by their highest tier, longest untouched first. Units on their way down are left out: they may not go, and
-        may be as many as all units.
-    copies : dict
-        By tier, the units that have a valid copy there and are higher up.
-    freed : dict
-        By tier, the bytes given up there so far.
-    blocked : dict
-        By tier, the size from which on copies down from it fail, until something changes.
-    stuck : set
-        Tiers above their limit from which nothing may go until something changes: no event looks at their units.
-    shrunk : dict
-        By tier, the bytes down to which it must go once.
-    refused : bool
-        A unit that should go to disk stays in host memory, since the disk's limit is reached.
-    lower, lower_bytes : int
-        The number of units below the tier in which they are used, and their bytes there.
-
+    Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
+    untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
     """
 
     def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
         self.limits, self.low, self._choose = dict(limits), low, choose
-        self.bytes: dict[int, int] = {}
-        self.leaving: dict[int, int] = {}
-        self.freed: dict[int, int] = {}
-        self.blocked: dict[int, int] = {}
-        self.stuck: set[int] = set()
-        self.shrunk: dict[int, int] = {}
+        # by tier
+        self.bytes: dict[int, int] = {}  # valid there, or under way to it
+        self.leaving: dict[int, int] = {}  # bytes on their way down that still lie there
+        self.freed: dict[int, int] = {}  # bytes given up there so far
+        self.blocked: dict[int, int] = {}  # the size from which copies down from it fail, until something changes
+        self.stuck: set[int] = set()  # above its limit, but no unit may go until something changes: no event looks
+        self.shrunk: dict[int, int] = {}  # the bytes to which it must go down once
+        # the units whose highest tier it is, longest untouched first, without those on their way down (perhaps all)
         self.orders: dict[int, _Order] = defaultdict(OrderedDict)
-        self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}
+        self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}  # units valid there and higher up
         self.copy_bytes = {HOST: 0, DISK: 0}
-        self.lower = self.lower_bytes = self._clock = self._chances = 0
-        self.refused = False
+        self.lower = self.lower_bytes = 0  # units below the tier in which they are used, and their bytes there
+        self.refused = False  # a unit that should go to disk stays in host memory, since the disk's limit is reached
+        self._clock = self._chances = 0
 
     def touch(self, units: Iterable[Unit]) -> None:
-        """Units are used."""
+        """Make units the youngest: they are used."""
         self._clock += 1
         for unit in units:
             unit.age = self._clock
@@ -74,10 +52,6 @@ class Accounting:
                     for copies in self.copies.values():
                         if unit.name in copies:
                             copies.move_to_end(unit.name)
-
-    def postpone(self, unit: Unit) -> None:
-        """Try other units first next time."""
-        self.orders[unit.tier].move_to_end(unit.name)
 
     def add(self, unit: Unit) -> None:
         """Count a unit that is new, or was forgotten, and is used now."""
@@ -125,17 +99,17 @@ class Accounting:
                 self.copy_bytes[tier] += unit.size(tier)
 
     def drop(self, unit: Unit, tiers: int, out: list[Instruction], may_be_read: bool = False) -> None:
-        """Give up what these tiers, as bits, hold of a unit."""
-        gone = unit.valid & tiers
+        """Give up the data of a unit in these tiers, as bits."""
+        dropped = unit.valid & tiers
         self.set_valid(unit, unit.valid & ~tiers)
-        for tier in tiers_in(gone):
+        for tier in tiers_in(dropped):
             self.freed[tier] = self.freed.get(tier, 0) + unit.size(tier)
             out.append(Drop(unit, tier, may_be_read))
             if tier <= HOST:
                 self.unblock()  # there is room below again
 
     def remove(self, unit: Unit, out: list[Instruction]) -> None:
-        """Give up a unit that lies where it is used, and nowhere else: most do, so this is a short way."""
+        """Give up a unit that is valid only in the tier of its use: a short way, since most units are."""
         tier, nbytes = unit.tier, unit.nbytes
         unit.valid, unit.tier = 0, -1
         self.bytes[tier] -= nbytes
@@ -146,13 +120,13 @@ class Accounting:
             self.unblock()
 
     def unblock(self) -> None:
-        """Try all again."""
+        """Try all units again."""
         self.blocked.clear()
         self.stuck.clear()
         self._chances += 1
 
     def mark_idle(self, unit: Unit) -> None:
-        """A unit is new, has moved, or is not pinned any more: it may be one that can go."""
+        """Look again at a tier with a unit that is new, has moved, or is no longer pinned: the unit may go."""
         if self.stuck and unit.tier in self.stuck and self.may_go(unit):
             self.stuck.discard(unit.tier)
 
@@ -179,9 +153,9 @@ class Accounting:
             self.stuck.discard(HOST)  # the copy may take less than was set aside, or nothing
 
     def resize(self, unit: Unit, nbytes: int) -> None:
-        """Change a unit's size; what is on disk, or under way, still has the old size."""
+        """Change a unit's size; data on disk, or under way, still has the old size."""
         more = nbytes - unit.nbytes
-        if unit.valid == 1 << unit.top and unit.move is None:  # most do: a short way
+        if unit.valid == 1 << unit.top and unit.move is None:  # a short way for most units
             unit.nbytes, unit.disk_bytes = nbytes, 0
             self.bytes[unit.tier] += more
             if more < 0:
@@ -205,7 +179,7 @@ class Accounting:
             self.leaving[unit.tier] += more
 
     def over(self, tier: int, more_bytes: int = 0) -> int:
-        """Return how many more bytes must go down from a tier, so that ``more_bytes`` fit."""
+        """Return the number of bytes that must still go down from a tier so that ``more_bytes`` fit."""
         limit = self.limits.get(tier)
         return 0 if limit is None else self._staying(tier) + more_bytes - limit
 
@@ -213,29 +187,29 @@ class Accounting:
         return self.bytes.get(tier, 0) - self.leaving.get(tier, 0)
 
     def fits(self, tier: int, nbytes: int, part: float = 1.0) -> bool:
-        """Tell whether so many bytes fit into a tier now, or into a part of its limit."""
+        """Tell whether ``nbytes`` fit into a tier now, or into a part of its limit."""
         limit = self.limits.get(tier)
         return limit is None or self.bytes.get(tier, 0) + nbytes <= limit * part
 
     @property
     def is_over(self) -> bool:
         """Whether a tier has more than its limit, even if enough of it is leaving."""
-        for tier, limit in self.limits.items():  # noqa: SIM110 - asked at each event, and twice as fast
+        for tier, limit in self.limits.items():  # noqa: SIM110 - runs at each event, and is twice as fast
             if limit < self.bytes.get(tier, 0):
                 return True
         return False
 
     def settle(self, out: list[Instruction]) -> None:
-        """Send down what is above the limits, or must go since a tier shrinks."""
+        """Send down the bytes above the limits, and those that must go since a tier shrinks."""
         while True:
             before = self._chances
             for tier in (*self.limits, *self.shrunk):
                 self.make_room(tier, out)
             if self._chances == before:
-                return  # else there is new room below, and units may go that did not before
+                return  # else there is new room below, and more units may go
 
     def make_room(self, tier: int, out: list[Instruction], more_bytes: int = 0) -> None:
-        """Send down what is above the limit of a tier, or must go since it shrinks."""
+        """Send down the bytes above the limit of a tier, and those that must go since it shrinks."""
         over = self.over(tier, more_bytes)
         shrinks = self._staying(tier) - self.shrunk[tier] if tier in self.shrunk else 0
         if (over > 0 or shrinks > 0) and tier not in self.stuck:
@@ -246,7 +220,7 @@ class Accounting:
                 self.stuck.add(tier)
 
     def end_shrinking(self, out: list[Instruction]) -> None:
-        """End the shrinking of tiers that cannot go further down, and trim what the copies have left there."""
+        """End the shrinking of tiers that cannot go further down, and trim the memory that the copies have left."""
         for tier in tuple(self.shrunk):
             if not self.leaving.get(tier):
                 del self.shrunk[tier]
@@ -258,23 +232,22 @@ class Accounting:
 
         The second part is headroom: without it each new value would start moves.
         """
-        gone = 0
+        sent = 0
         for unit in self._first_copies(tier, more):
-            gone += unit.size(tier)
+            sent += unit.size(tier)
             self.drop(unit, 1 << tier, out)
-        for chosen, part in ((self._choose, must), (headroom, more)):
-            for c in list(chosen(self.candidates(tier), part - gone)):
-                gone += self._go(self.orders[tier][c.name], by, out)
-        return gone
+        for choose, part in ((self._choose, must), (headroom, more)):
+            for c in list(choose(self.candidates(tier), part - sent)):
+                sent += self._send(self.orders[tier][c.name], by, out)
+        return sent
 
     def candidates(self, tier: int) -> Iterator[Candidate]:
-        """Yield what may go down from a tier, longest untouched first."""
-        if tier != DISK:
-            for unit in self.orders.get(tier, {}).values():
-                if self.may_go(unit):
-                    needed = 2 if unit.running else 1 if unit.waiting else 0
-                    soonest = min(unit.waiting.values()) if unit.waiting else ()
-                    yield Candidate(unit.name, unit.age, unit.nbytes, False, needed, unit.is_clean, soonest)
+        """Yield the units that may go down from a tier, longest untouched first."""
+        for unit in self.orders.get(tier, {}).values() if tier != DISK else ():
+            if self.may_go(unit):
+                needed = 2 if unit.running else 1 if unit.waiting else 0
+                soonest = min(unit.waiting.values()) if unit.waiting else ()
+                yield Candidate(unit.name, unit.age, unit.nbytes, False, needed, unit.is_clean, soonest)
 
     def may_go(self, unit: Unit) -> bool:
         """Tell whether a unit may go down from its tier."""
@@ -286,13 +259,14 @@ class Accounting:
         return small and not unit.fixed and self._may_take(below(unit.tier), unit.size(below(unit.tier)))
 
     def _may_take(self, tier: int, nbytes: int) -> bool:
-        """Tell whether a tier can take so many bytes; host memory always can."""
+        """Tell whether a tier can take ``nbytes``; host memory always can."""
         if tier != DISK or self.fits(DISK, nbytes - self.copy_bytes[DISK]):
             return True
         self.refused = True
         return False
 
-    def _go(self, unit: Unit, by: Waiter | None, out: list[Instruction]) -> int:
+    def _send(self, unit: Unit, by: Waiter | None, out: list[Instruction]) -> int:
+        """Send a unit down; return its bytes, or 0 if the disk has no room."""
         tier, to = unit.tier, below(unit.tier)
         if unit.is_clean:
             self.drop(unit, 1 << tier, out, may_be_read=tier > HOST)
@@ -306,11 +280,11 @@ class Accounting:
         return unit.nbytes
 
     def _first_copies(self, tier: int, nbytes: int) -> list[Unit]:
-        """Return the units whose copies in a tier go first: they are also higher up."""
-        found: list[Unit] = []
+        """Return the first units with ``nbytes`` of copies in a tier: the units are also valid higher up."""
+        units: list[Unit] = []
         for unit in self.copies.get(tier, {}).values():
             if nbytes <= 0:
                 break
             nbytes -= unit.size(tier)
-            found.append(unit)
-        return found
+            units.append(unit)
+        return units

@@ -1,85 +1,58 @@
 """The choice of the units that go down next. Pure: candidates in, choice out.
 
 The order is that of the last use, longest ago first, with two changes. Units that a ready task needs go after all
-others, units that a running task needs go last; of the units that ready tasks need, those of the latest task go first.
-And a caller may pass the units with a valid copy below as a group of its own, which goes first: to move them down costs
-nothing.
+others, and units that a running task needs go last; of the units that ready tasks need, those of the latest task go
+first. And a caller may pass the units with a valid copy below before all others: to move them down copies no bytes.
 
-The first candidates in this order that cover the need are the window. Nothing outside is ever taken, except units as
-old as the last one in it. Inside, clean units go first, then the biggest, so that there are few moves. But if one unit
-alone covers what is left, the smallest such unit goes: a huge one stays if a small one suffices. At last needless ones
-stay: without any one of the chosen units the need would not be covered.
+The first candidates in this order that cover the need are the window. No unit outside the window is taken, except units
+as old as its last one. Inside, clean units go first, then the biggest, so that there are few moves. But if one unit
+alone covers the rest of the need, the smallest such unit goes: a huge one stays if a small one suffices. At last
+needless ones stay: without any one of the chosen units the need would not be covered.
 
 ``benchmarks/spill_policy.py`` measures each rule: bytes moved, relative to plain LRU, as a geometric mean over graphs
 and stores of 30, 50 and 80 % of the peak (dask 2026.8.0). If the ready tasks are known, but not which of them runs
 first: 0.87, yet 1.6 on a matrix product, where half of the tasks are ready, and new units go in favour of units that
-are needed late. With the tasks' priorities 0.76, and never above 1.005; with the window 0.75, and with clean units as a
-first group 0.74. With :func:`headroom` instead of a need that is 5 % larger, which is what the state machine does,
-0.72. An oracle has 0.70. Windows of two to eight times the need are no better, and take young units.
+are needed late. With the tasks' priorities 0.76, and never above 1.005; with the window 0.75, and with clean units
+first 0.74. With :func:`headroom` instead of a need that is 5 % larger, as in the state machine, 0.72. An oracle has
+0.70. Windows of two to eight times the need are no better, and take young units.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 
 class Candidate(NamedTuple):
-    """A unit that may be moved.
+    """A unit that may go down. Immutable; Accounting makes it, under the store's lock."""
 
-    Immutable; :class:`hpcgpu.spill.state.accounting.Accounting` makes it, under the store's lock.
-
-    Attributes
-    ----------
-    name, nbytes : int
-        The unit's.
-    age : int
-        The time of its last use; smaller is longer ago.
-    pinned : bool
-        A running task uses it; to move it would free nothing.
-    needed : int
-        How soon a task needs it: 0 no known task, 1 a task that is ready, 2 a task that runs or is next.
-    clean : bool
-        The tier below has a valid copy: to move it down copies nothing.
-    priority : tuple[float, ...]
-        If ``needed``, the priority of the first task that needs it, as distributed has it (the smaller runs sooner).
-        ``()`` for all candidates if priorities are not known; then age decides.
-
-    """
-
-    name: int
-    age: int
+    name: int  # the unit's
+    age: int  # the time of its last use; smaller is longer ago
     nbytes: int
-    pinned: bool = False
-    needed: int = 0
-    clean: bool = False
+    pinned: bool = False  # a running task uses it: to move it would free no memory
+    needed: int = 0  # how soon a task needs it: 0 no known task, 1 a ready task, 2 a task that runs or is next
+    clean: bool = False  # the tier below has a valid copy: to move it down copies no bytes
+    # if ``needed``, the priority of the first such task, as distributed has it (the smaller runs sooner); () for all
+    # candidates if priorities are not known: then age decides
     priority: tuple[float, ...] = ()
 
 
 def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """Yield what to move, in this order, to free ``need_bytes``; all that is not pinned if that is not enough.
+    """Yield the candidates to move, in this order, to free ``need_bytes``; all that are not pinned if these have less.
 
-    ``candidates`` come longest untouched first. The iterator is read up to the first candidate after the window.
-    """
-    return victims_of([candidates], need_bytes)
-
-
-def victims_of(groups: Sequence[Iterable[Candidate]], need_bytes: int) -> Iterator[Candidate]:
-    """Yield what to move, as :func:`victims` does, from several groups, the first group first.
-
-    Each group comes longest untouched first; no unit is in two. If clean units are a group before the others, all of
-    them that no task needs go before any unit that must be copied.
+    ``candidates`` come longest untouched first; they are read up to the first one after the window. If clean ones come
+    before the others, all of them that no task needs go before any unit that must be copied.
     """
     chosen: list[Candidate] = []
     left = need_bytes
-    for _, equals in groupby(_window(_in_order(groups), need_bytes), key=lambda c: (c.needed, c.priority)):
+    for _, equals in groupby(_window(_in_order(candidates), need_bytes), key=lambda c: (c.needed, c.priority)):
         part = list(equals)
         for clean in (True, False):
-            found = _biggest_first([c for c in part if c.clean is clean], left)
-            left -= sum(c.nbytes for c in found)
-            chosen += found
+            biggest = _biggest_first([c for c in part if c.clean is clean], left)
+            left -= sum(c.nbytes for c in biggest)
+            chosen += biggest
     needless = set()
     for candidate in reversed(chosen):
         if left + candidate.nbytes <= 0:
@@ -91,7 +64,7 @@ def victims_of(groups: Sequence[Iterable[Candidate]], need_bytes: int) -> Iterat
 def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candidate]:
     """Yield the longest untouched, until one is needed or ``most_bytes`` are exceeded, so that the next units fit.
 
-    There is no choice by size or copies: of two units that take turns the clean one would go each time, and an old one
+    It ignores sizes and copies: else of two units that take turns the clean one would go each time, and an old one
     would stay for ever.
     """
     for candidate in candidates:
@@ -102,9 +75,9 @@ def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candi
             yield candidate
 
 
-def _in_order(groups: Iterable[Iterable[Candidate]]) -> Iterator[Candidate]:
+def _in_order(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     needed = []
-    for candidate in chain.from_iterable(groups):
+    for candidate in candidates:
         if candidate.needed:
             needed += [] if candidate.pinned else [candidate]
         elif not candidate.pinned:

@@ -1,9 +1,8 @@
-"""The nouns of the state machine: what moves, who waits, and what is to be done. All sizes are in bytes.
+"""The nouns of the state machine: units, waiting threads, and instructions. All sizes are in bytes.
 
 The machine changes Unit, Ticket and FailedAllocation, only under the store's lock. The instructions (Copy, Drop, Trim,
-Resume, Fail, Say, Leave) are immutable: SpillState and its parts make them under that lock, and
-:class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread that told of the event; a Copy in the
-thread that it names.
+Resume, Fail, Say, Leave) are immutable. :class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread
+that reported the event; a Copy in the thread that it names.
 """
 
 from __future__ import annotations
@@ -30,63 +29,28 @@ def below(tier: int) -> int:
 
 
 class Unit:
-    """Bytes that move as one. There may be a million: usual values are in the class, and an object has the others.
+    """Bytes that move together. There may be a million units, so usual values are attributes of the class.
 
     The store's units are :class:`hpcgpu.spill.values.unit.Content`, which also holds the data.
-
-    Attributes
-    ----------
-    name : int
-        A number that no other unit has.
-    nbytes : int
-        On the device or in host memory.
-    top : int
-        The tier in which it is used: a device, or HOST.
-    at : int
-        The tier that it lies in when the first key names it.
-    disk_bytes : int
-        Its size on disk, once that is known; 0: ``nbytes``.
-    valid : int
-        The tiers that hold its present contents, as bits: ``1 << tier``. 0: no key names it.
-    tier : int
-        The highest of them; -1: none.
-    keys, pins : int
-        The number of keys that name it, and of tickets that need it.
-    age : int
-        The time of its last use; smaller is longer ago.
-    move : int or None
-        The tier to which the copy under way goes; the copy comes from ``tier``.
-    dirty : bool
-        Code outside of a task has the object and may write to it at any time: a copy below is worth nothing.
-    fixed : bool
-        It can never be copied down (it cannot be pickled).
-    lost : Exception or None
-        Why it cannot be read back.
-    waiters : tuple of Ticket
-        The tickets that wait for it.
-    waiting : dict or None
-        Priorities of the ready tasks that need it, by task.
-    running : int
-        The number of running tasks that need it.
-
     """
 
-    disk_bytes: int = 0
-    valid: int = 0
-    tier: int = -1
-    keys: int = 0
-    pins: int = 0
-    age: int = 0
-    move: int | None = None
-    dirty: bool = False
-    fixed: bool = False
-    lost: Exception | None = None
-    waiters: tuple[Ticket, ...] = ()
-    waiting: dict[Any, tuple[Any, ...]] | None = None
-    running: int = 0
+    disk_bytes: int = 0  # its size on disk, if known; 0: nbytes
+    valid: int = 0  # the tiers that hold its present contents, as bits: 1 << tier; 0: no key names it
+    tier: int = -1  # the highest of these tiers; -1: there is none
+    keys: int = 0  # the number of keys that name it
+    pins: int = 0  # the number of tickets that need it
+    age: int = 0  # the time of its last use; smaller is longer ago
+    move: int | None = None  # the tier to which a copy of it is under way; the copy comes from ``tier``
+    dirty: bool = False  # code outside of tasks has the object and may write to it, so copies below do not count
+    fixed: bool = False  # it can never be copied down (it cannot be pickled)
+    lost: Exception | None = None  # the reason why it cannot be read back
+    waiters: tuple[Ticket, ...] = ()  # the tickets that wait for it
+    waiting: dict[Any, tuple[Any, ...]] | None = None  # the priorities of the ready tasks that need it, by task
+    running: int = 0  # the number of running tasks that need it
 
     def __init__(self, name: int, nbytes: int, top: int = DEVICE, at: int = DEVICE) -> None:
-        self.name, self.nbytes, self.top, self.at = name, nbytes, top, at
+        self.name, self.nbytes = name, nbytes  # a number of its own; bytes on the device or in host memory
+        self.top, self.at = top, at  # the tier in which it is used; the tier of its data when the first key names it
 
     @property
     def is_clean(self) -> bool:
@@ -100,36 +64,18 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A need for units: they are pinned until the ticket is released, whatever happens.
+    """A thread's need for units: they are pinned until the ticket is released.
 
     Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadTicket`, in the thread that reads.
-
-    Attributes
-    ----------
-    units : tuple of Unit
-        Each once.
-    writes : bool
-        The reader may keep them and write to them: an actor, a client in a task, the write to a proxy.
-    for_peer : bool
-        Host bytes suffice: they are sent to another worker, and nothing goes through the device.
-    stays : bool
-        Nothing comes up: the units only go no further down.
-    at_once : bool
-        It does not wait for room: it comes from within a copy down, and others may wait for that copy.
-    missing : int
-        The number of units that are not up.
-    over : bool
-        It was resumed, has failed, or was given up.
-
     """
 
-    units: tuple[Unit, ...]
-    writes: bool = False
-    for_peer: bool = False
-    stays: bool = False
-    at_once: bool = False
-    missing: int = 0
-    over: bool = False
+    units: tuple[Unit, ...]  # each once
+    writes: bool = False  # the reader may keep the objects and write to them: an actor, a client in a task
+    for_peer: bool = False  # bytes in host memory suffice: they are sent to another worker
+    stays: bool = False  # no unit comes up: the units only go no further down
+    at_once: bool = False  # does not wait for room: its thread is inside a copy down, for which others may wait
+    missing: int = 0  # the number of units that are not up
+    over: bool = False  # it was resumed, has failed, or was given up
 
     def lacks(self, unit: Unit) -> bool:
         """Tell whether a unit is below the tier in which this ticket needs it."""
@@ -138,66 +84,62 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class FailedAllocation:
-    """An allocation that has failed: its thread waits until so many bytes of a device are freed.
+    """An allocation that has failed: its thread waits until ``nbytes`` of a device are freed.
 
-    ``had_bytes`` is the count of freed bytes at its beginning, ``until_bytes`` the count at which it has room.
     Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadAllocation`, in that thread.
     """
 
     tier: int
     nbytes: int
-    until_bytes: int = 0
-    had_bytes: int = 0
+    until_bytes: int = 0  # the count of freed bytes at which it has room
+    had_bytes: int = 0  # the count at its beginning
 
 
 Waiter = Ticket | FailedAllocation
 
 
 class Copy(NamedTuple):
-    """Copy a unit, in the thread of ``by``, or in the spill thread; then report it by ``moved`` or ``failed``.
-
-    ``nbytes`` are set aside for it in its new tier; ``age`` is the unit's at the decision to copy.
-    """
+    """Copy a unit, in the thread of ``by`` (None: the spill thread), then report ``moved`` or ``failed``."""
 
     unit: Unit
     source: int
     to: int
     by: Waiter | None
-    nbytes: int
-    age: int
+    nbytes: int  # set aside for it in its new tier
+    age: int  # the unit's, at the decision to copy
 
 
 class Drop(NamedTuple):
-    """Give up what a tier holds of a unit; ``may_be_read``: kernels of tasks that are over may still read it there."""
+    """Give up the data of a unit in a tier."""
 
     unit: Unit
     tier: int
-    may_be_read: bool = False
+    may_be_read: bool = False  # kernels of finished tasks may still read it there
 
 
 class Trim(NamedTuple):
-    """Give memory that a tier keeps to be used again back to the system."""
+    """Give memory that a tier keeps for reuse back to the system."""
 
     tier: int
 
 
 class Resume(NamedTuple):
-    """Let a thread go on: its units are up, or it has room, and all drops before this instruction are done."""
+    """Let a thread continue: its units are up, or it has room, and all drops before this instruction are done."""
 
     waiter: Waiter
 
 
 class Fail(NamedTuple):
-    """Let a thread go on with an error; for an allocation None: nothing more can go."""
+    """Let a thread continue with an error; for an allocation None: no more units can go."""
 
     waiter: Waiter
     error: Exception | None
 
 
 class Say(NamedTuple):
-    """Log that a tier stays above its limit, or is no longer above it, or that a unit is immovable."""
+    """Log that a tier stays above its limit, or fits again, or that a unit is immovable."""
 
-    what: Literal["stays", "fits", "immovable"]
+    event: Literal["stays", "fits", "immovable"]
     tier: int
     nbytes: int
     error: Exception | None

@@ -1,4 +1,4 @@
-"""Pools of host buffers: of size classes, lent as arrays, and back when the last reference to an array goes.
+"""Pools of host buffers in size classes: lent as arrays, returned when the last reference to an array goes.
 
 New pages of memory are slow. Reading from the page cache into arrays, of which 64 MiB are kept, in the environment that
 distributed's nanny sets, GB/s:
@@ -11,8 +11,8 @@ the pool    11     7.7    4.2
 ==========  =====  =====  =======
 
 A GPU copies to and from page-locked memory by itself. Locking pages is slower still, about 5 GB/s (dask-cuda #98). The
-driver takes such pages in the thread that asks for them: under the memory policy of the worker, which is set before the
-worker starts threads.
+driver allocates such pages in the calling thread: under the memory policy of the worker, which is set before the worker
+starts threads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hpcgpu.spill.storage.leaf_lock import LeafLock
 _S = TypeVar("_S")
 _PAGE_BYTES = 4096
 # malloc takes smaller blocks from its heap, whose pages it uses again, and maps larger ones anew each time
-# (M_MMAP_THRESHOLD; it would learn, but not if MALLOC_TRIM_THRESHOLD_ is set, and distributed's nanny sets it).
+# (M_MMAP_THRESHOLD; malloc would raise it, but not if MALLOC_TRIM_THRESHOLD_ is set, and distributed's nanny sets it).
 SMALLEST_BYTES = 128 * 2**10
 # The limit is that of the host tier, 0.6 of memory_limit: with an eighth of it more the process is still below 0.7.
 _KEPT = 8
 
 
 def round_up(nbytes: int) -> int:
-    """Return the size of the buffer for so many bytes: whole pages, eight sizes from one power of two to the next."""
+    """Return the size of the buffer for ``nbytes``: whole pages, eight sizes from one power of two to the next."""
     step = max(_PAGE_BYTES, 1 << max((nbytes - 1).bit_length() - 4, 0))
     return -(-nbytes // step) * step
 
@@ -45,8 +45,8 @@ def round_up(nbytes: int) -> int:
 class Loan:
     """The object that an array of a pool, and each view of the array, keeps alive.
 
-    Immutable; Pool makes it. Any thread may drop the last reference: the slab (uint8 of shape (size,), of which the
-    array shows the first ``nbytes``) comes back without a lock.
+    Any thread may drop the last reference: the slab (uint8 of shape (size,), of which the array shows the first
+    ``nbytes``) comes back without a lock.
     """
 
     __slots__ = ("__array_interface__", "_returned", "slab")
@@ -64,8 +64,8 @@ class Loan:
 class Pool:
     """A bounded pool of host buffers: it lends arrays of shape (nbytes,) and dtype uint8, contiguous.
 
-    Any thread may call it; its lock is a leaf: memory is allocated and freed without it. ``allocate``
-    returns so many bytes, in the thread that takes; when it raises MemoryError, ``limit_bytes`` falls to what is held.
+    Any thread may call it; its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of
+    a size, in the thread that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
     """
 
     loan: type[Loan] = Loan
@@ -86,7 +86,7 @@ class Pool:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that wait to be used again."""
+        """Bytes that are kept for reuse."""
         with self._lock:
             self._collect()
             return self._free_bytes
@@ -118,7 +118,7 @@ class Pool:
             with self._lock:
                 self._held_bytes -= size
                 if isinstance(e, MemoryError):
-                    self.limit_bytes = self._held_bytes  # the system gives no more, and is not asked at every move
+                    self.limit_bytes = self._held_bytes  # the system has no more: do not try again at every move
             if isinstance(e, MemoryError):
                 return None
             raise
@@ -138,7 +138,7 @@ class Pool:
             self._free_bytes += slab.nbytes
 
     def _drop(self, nbytes: int) -> list[np.ndarray]:
-        """Take at least so many free bytes out of the pool; the size that was first asked for goes first."""
+        """Take at least ``nbytes`` of free memory out of the pool; the size that was first needed goes first."""
         dropped: list[np.ndarray] = []
         for size, slabs in self._free.items():
             while slabs and nbytes > 0:
@@ -150,11 +150,9 @@ class Pool:
 
 
 class Slabs(Pool):
-    """A pool of page-aligned host buffers; above its limit it gives ordinary arrays.
+    """A pool of page-aligned host buffers, not page-locked; above its limit it gives ordinary arrays.
 
-    Ordinary arrays add to the buffers that the pool has lent. So no more than a part of the limit is kept for long.
-
-    Any thread may call it, as every Pool; GpuSpillBuffer makes it for its Disk. Its memory is not page-locked.
+    Ordinary arrays add to the buffers that the pool has lent, so only a part of the limit is kept for long.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -167,11 +165,11 @@ class Slabs(Pool):
 
     @property
     def has_excess(self) -> bool:
-        """Whether more memory waits to be used again than the pool keeps for long."""
+        """Whether more memory is free than the pool keeps for long."""
         return self.free_bytes > self.limit_bytes // _KEPT
 
     def shrink(self) -> None:
-        """Give that excess back."""
+        """Give this excess back."""
         self.trim(self.limit_bytes // _KEPT)
 
 
@@ -192,10 +190,7 @@ class _PinnedLoan(Loan):
 
 
 class PinnedPool(Pool):
-    """A pool of page-locked buffers: arrays of shape (nbytes,) and dtype uint8.
-
-    Any thread may call it, as every Pool. DriverCopies makes two: for buffers that are copied whole, and for stages.
-    """
+    """A pool of page-locked buffers. DriverCopies makes two: for buffers that are copied whole, and for stages."""
 
     loan = _PinnedLoan
 
@@ -206,7 +201,7 @@ def is_pinned(array: np.ndarray) -> bool:
 
 
 def pieces(nbytes: int, size: int) -> Iterator[slice]:
-    """Divide so many bytes into pieces of one size; the last piece may be smaller."""
+    """Divide ``nbytes`` into pieces of one size; the last piece may be smaller."""
     return (slice(start, min(start + size, nbytes)) for start in range(0, nbytes, size))
 
 

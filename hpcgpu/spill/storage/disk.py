@@ -1,7 +1,7 @@
 """The disk tier: objects in the segments of a private folder.
 
-With a file for each object, small objects cost more than their bytes. Beside zict.File, objects of 16 KiB are written
-11 times and read 2.6 times as fast in segments, objects of 8 MiB 1.2 and 1.5 times (``benchmarks/disk.py``).
+With a file for each object, small objects cost more than their bytes. Compared with zict.File, objects of 16 KiB are
+written 11 times and read 2.6 times as fast in segments, objects of 8 MiB 1.2 and 1.5 times (``benchmarks/disk.py``).
 
 Nothing is compressed. The disk of these figures takes 1 to 2 GB/s, with sync. One thread compresses by lz4 (zstd -1)
 integers below 1000 at 0.8 (0.4) GB/s and numbers rounded to two digits at 0.7 (0.35); normally distributed numbers and
@@ -27,20 +27,12 @@ class Stored:
 
     Immutable. Disk makes it, a Content or a Pickled holds it. Any thread may drop the last reference: the bin needs no
     lock.
-
-    Attributes
-    ----------
-    slot : Room
-        Where they lie; empty if they have no bytes.
-    sizes : tuple of int
-        Bytes of each buffer.
-
     """
 
     __slots__ = ("_bin", "sizes", "slot")
 
     def __init__(self, slot: Room, sizes: tuple[int, ...], bin_: deque[Room]) -> None:
-        self.slot, self.sizes, self._bin = slot, sizes, bin_
+        self.slot, self.sizes, self._bin = slot, sizes, bin_  # the room, empty without bytes; the bytes of each buffer
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +45,7 @@ class Stored:
         return sum([piece.nbytes for piece in self.slot])
 
     def __del__(self) -> None:
-        # Nothing is removed here: keys are released on the event loop, and to remove a big file takes milliseconds.
+        # No file is removed here: keys are released on the event loop, and to remove a big file takes milliseconds.
         if self.slot:
             self._bin.append(self.slot)
 
@@ -63,7 +55,8 @@ class Disk:
 
     Thread-safe; GpuSpillBuffer makes it. Threads that copy call it without the store's lock; only the spill thread
     shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape (nbytes,) and dtype uint8,
-    not page-locked. Without ``trusted`` others may change no folder above ``parent``. 0: no limit but the disk's.
+    not page-locked. ConfigError if others can change a folder above ``parent``, unless ``trusted``. A limit of 0 means
+    no limit but the disk's.
     """
 
     def __init__(
@@ -99,17 +92,17 @@ class Disk:
 
     @property
     def idle_bytes(self) -> int:
-        """Host memory that waits for the next buffer."""
+        """Host memory that is kept for the next buffers."""
         return self._slabs.free_bytes if self._slabs is not None else 0
 
     def trim(self) -> int:
-        """Give that memory back to the system; return its bytes."""
+        """Give this memory back to the system; return its bytes."""
         return self._slabs.trim() if self._slabs is not None else 0
 
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
         if self.waste:
-            self._segments.give_back(self._emptied())
+            self._segments.give_back(self._take_waste())
 
     @property
     def has_excess(self) -> bool:
@@ -117,7 +110,7 @@ class Disk:
         return self._segments.has_excess or (self._slabs is not None and self._slabs.has_excess)
 
     def shrink(self) -> None:
-        """Give back some of the excess; call it again while there is one."""
+        """Give back some of the excess; call it again while :attr:`has_excess`."""
         self._segments.trim()
         if self._slabs is not None:
             self._slabs.shrink()
@@ -133,7 +126,7 @@ class Disk:
         self._segments.close()
         self._scratch.remove()
 
-    def _emptied(self) -> Iterator[Room]:
+    def _take_waste(self) -> Iterator[Room]:
         while self.waste:
             try:
                 yield self.waste.popleft()

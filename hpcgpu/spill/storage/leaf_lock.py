@@ -10,28 +10,25 @@ from hpcgpu.errors import SpillError
 
 
 class ReenteredError(SpillError):
-    """A thread asks a store for something while it is inside a store; the next try may succeed.
-
-    Immutable; raised in that thread.
-    """
+    """A thread calls a store while it is inside a store; the next try may succeed."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the spill store is in use by this very thread: a __del__ that the garbage collector runs, or a signal "
-            "handler, asks for a stored value, or stores or deletes one, in the middle of another such call"
+            "the spill store is in use by this thread: a __del__ that the garbage collector runs, or a signal handler, "
+            "reads, stores or deletes a value during another such call"
         )
 
 
 class LeafLock(_thread.RLock):  # type: ignore[misc] # final for type checkers only
-    """A lock that raises in place of waiting for its own thread.
+    """A lock that raises instead of waiting for its own thread. Any thread may take it.
 
-    The garbage collector runs a ``__del__`` of a user's wherever Python code runs, and signals run their handlers: also
-    in a thread that has the lock. If that touched a proxy, it would wait for its own thread for ever.
+    The garbage collector runs a user's ``__del__`` wherever Python code runs, and signals run their handlers: also in a
+    thread that has the lock. A touch of a proxy there would wait for its own thread for ever.
 
-    Any thread may take it. It is one of Python's own locks, since an ``__exit__`` in Python would take as long again.
+    It is one of Python's own locks, since an ``__exit__`` in Python would double its time.
     """
 
-    _is_owned: Callable[[], bool]  # threading.Condition asks it, too
+    _is_owned: Callable[[], bool]  # threading.Condition calls it, too
 
     def __init__(self) -> None:
         _LOCKS.append(weakref.ref(self, _LOCKS.remove))
@@ -51,5 +48,5 @@ _LOCKS: list[weakref.ref[LeafLock]] = []
 
 
 def is_inside() -> bool:
-    """Tell whether the calling thread has such a lock, of any store: then it must not wait for other threads."""
+    """Tell whether the calling thread has the lock of any store: then it must not wait for other threads."""
     return any(lock.is_mine for each in tuple(_LOCKS) if (lock := each()) is not None)

@@ -1,4 +1,4 @@
-"""The folders above a folder of ours: made private, and checked, since a user who can rename one can swap ours."""
+"""The folders above our folders: made private, and checked, since a user who can rename such a folder can swap ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL_IDS = ("0", "0", "4294967295")
 
 
 class Step(NamedTuple):
-    """A folder, or a link itself, on the way from the root to a path. Immutable; only :func:`changed_by` uses it."""
+    """A folder or a link on the way from the root to a path."""
 
     path: Path
     facts: os.stat_result
@@ -32,10 +32,10 @@ def make(path: Path) -> None:
 
 
 def changed_by(path: Path) -> str:
-    """Return which folder on the way to ``path`` other users can change, and which users; empty if nobody can.
+    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can.
 
-    They could swap ours for a folder of their own, from which Python would import. With the sticky bit, as on ``/tmp``,
-    they can only rename what is theirs. All folders up to the root are checked: a file system moves with the folders
+    They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on ``/tmp``,
+    they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
     above its mount point.
     """
     shared = False  # whether others can make links in the folder of the last step
@@ -43,19 +43,19 @@ def changed_by(path: Path) -> str:
         mode = step.facts.st_mode
         is_link = stat.S_ISLNK(mode)
         if not is_link and not stat.S_ISDIR(mode):
-            return ""  # nothing lies below a file
+            return ""  # a file has no folders below it
         if not _is_trusted(step.facts.st_uid) and (shared or not is_link):
-            return f"{step.path} belongs to {_user(step.facts.st_uid)}, who can replace what lies in it"
+            return f"{step.path} belongs to {_user(step.facts.st_uid)}, who can replace files in it"
         if is_link:
             continue
         shared = bool(mode & _OTHERS_WRITE)
         if shared and not mode & stat.S_ISVTX and (who := _writers(step.facts)):
-            return f"{who} can replace what lies in {step.path} (mode {stat.S_IMODE(mode):04o})"
+            return f"{who} can replace files in {step.path} (mode {stat.S_IMODE(mode):04o})"
     return ""
 
 
 def _steps(path: Path) -> Iterator[Step]:
-    """Yield what the kernel looks up for a path, links included, as far as the path exists."""
+    """Yield the folders and links that the kernel looks up for a path, as far as it exists."""
     here, links = Path("/"), 0
     todo = list(reversed(path.absolute().parts[1:]))
     yield Step(here, here.lstat())
@@ -82,11 +82,9 @@ def _steps(path: Path) -> Iterator[Step]:
 
 def _is_trusted(uid: int) -> bool:
     """Tell whether a user is root or this user. In a container without root the host's root is an unknown user."""
-    return uid in (0, os.getuid()) or (uid == _unmapped() and _is_in_namespace())
-
-
-def _unmapped() -> int:
-    return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    if uid in (0, os.getuid()):
+        return True
+    return uid == int(Path("/proc/sys/kernel/overflowuid").read_text()) and _is_in_namespace()
 
 
 def _is_in_namespace() -> bool:
@@ -95,12 +93,12 @@ def _is_in_namespace() -> bool:
 
 
 def _writers(facts: os.stat_result) -> str:
-    """Return who may write to a folder, besides its owner and root; empty if its group has this user only."""
+    """Return who may write to a folder, besides its owner and root; "" if its group has this user only."""
     if facts.st_mode & stat.S_IWOTH:
-        return "everybody on this node"
+        return "every user of this node"
     with contextlib.suppress(KeyError):
         group, me = grp.getgrgid(facts.st_gid), pwd.getpwuid(os.getuid())
-        # A group of each user's own, with the user's name: Debian and Red Hat set umask 002 with it.
+        # a private group with the user's name, as Debian and Red Hat make it, with umask 002
         if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not {*group.gr_mem} - {me.pw_name}:
             return ""
         return f"every member of group {group.gr_name}"

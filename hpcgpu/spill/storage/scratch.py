@@ -19,9 +19,9 @@ from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
 _LOCK = ".lock"
-# Of a node's processes of a run, of a client on this machine, of a launcher, of a GPUWorker, of a store's disk tier.
+# For a run's processes on a node, a client on this machine, a launcher, a GPUWorker, a store's disk tier.
 KINDS = ("run", "client", "launch", "worker", "spill")
-_RANDOM = 8  # characters that tempfile.mkdtemp adds
+_RANDOM = 8  # the number of characters that tempfile.mkdtemp adds
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 # Errors of a file system without flock (Lustre without -o flock).
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -31,40 +31,32 @@ class Scratch:
     """A folder of mode 0700 with a locked file. The kernel frees the lock when the last process that has it ends.
 
     Immutable. Its owner makes it at the start, for one of ``KINDS``, and removes it once, in any thread.
-
-    Attributes
-    ----------
-    path : Path
-        The folder.
-    lock : int
-        File descriptor of the locked file.
-
     """
 
     def __init__(self, path: Path, lock: int) -> None:
-        self.path, self.lock = path, lock
+        self.path, self.lock = path, lock  # the file descriptor of the locked file
 
     @classmethod
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
-        """Make a folder below ``parent`` (default: TMPDIR); first remove those of dead processes.
+        """Make a folder below ``parent`` (default: TMPDIR); first remove the folders of dead processes.
 
-        ``trusted``: even if others can change a folder above it; else that is a ConfigError.
+        ConfigError if other users can change a folder above it, unless ``trusted``.
         """
         home = home_of(parent)
         try:
             parents.make(home)
             if not trusted and (who := parents.changed_by(home)):
                 raise ConfigError(
-                    f"{said(parent)} is not safe for the files of a run: {who}, and so run code as you; give a folder "
-                    "below one that is yours alone (chmod go-w), or say trust_local_directory if you trust them"
+                    f"{describe(parent)} is not safe for the files of a run: {who}, and so run code as you; give a "
+                    "folder that only you can write to (chmod go-w), or set trust_local_directory if you trust them"
                 )
             sweep(home)
             while (made := _make(home, name)) is None:
                 continue
         except OSError as e:
             raise ConfigError(
-                f"{said(parent)} cannot hold the files of a run: {e.strerror or e}; "
-                "give a folder that can be written, on a disk of this node"
+                f"{describe(parent)} cannot hold the files of a run: {e.strerror or e}; "
+                "give a writable folder on a disk of this node"
             ) from e
         return cls(*made)
 
@@ -84,24 +76,24 @@ def home_of(parent: str | None) -> Path:
     return Path(expanded(parent) if parent else tempfile.gettempdir()).absolute()  # a task may change its folder
 
 
-def said(parent: str | None) -> str:
+def describe(parent: str | None) -> str:
     """Return the option with the folder that it means on this node, for messages."""
-    given = f"local_directory={os.fspath(home_of(parent))!r}"
-    return given if parent else f"{given} (TMPDIR)"
+    option = f"local_directory={os.fspath(home_of(parent))!r}"
+    return option if parent else f"{option} (TMPDIR)"
 
 
 def trust_note(parent: str | None) -> tuple[str, ...]:
-    """Return the warning about a folder that is accepted though others can change one above it."""
+    """Return the warning about a folder that is accepted although other users can change a folder above it."""
     who = parents.changed_by(home_of(parent))
-    return (f"{said(parent)} is taken, as trust_local_directory says, though {who}",) if who else ()
+    return (f"{describe(parent)} is accepted because of trust_local_directory, although {who}",) if who else ()
 
 
 def expanded(path: str) -> str:
-    """Return a path with ``~`` and ``$VARIABLES`` replaced: sites name the scratch folders of jobs so."""
+    """Return a path with ``~`` and ``$VARIABLES`` replaced, as sites name the scratch folders of jobs."""
     if unset := next((name for name in _VARIABLE.findall(path) if name not in os.environ), None):
         raise ConfigError(
-            f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; take one that each job has, or "
-            "give the folder"
+            f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; use a variable that each job has, "
+            "or give the folder"
         )
     try:
         return os.path.expandvars(Path(path).expanduser())
@@ -110,12 +102,12 @@ def expanded(path: str) -> str:
 
 
 def _prefix(name: str) -> str:
-    # not every shared file system shows the locks of other nodes: each node looks at its own folders only
+    # not every shared file system shows the locks of other nodes: each node sweeps its own folders only
     return f"hpcgpu-{name}-{os.getuid()}-{os.uname().nodename}-"
 
 
 def _make(home: Path, name: str) -> tuple[Path, int] | None:
-    """Make a folder and lock it; None if another process took it for a dead one's meanwhile."""
+    """Make a folder and lock it; None if another process meanwhile took it for the folder of a dead process."""
     folder = Path(tempfile.mkdtemp(prefix=_prefix(name), dir=home))
     try:
         lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -125,7 +117,7 @@ def _make(home: Path, name: str) -> tuple[Path, int] | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         if e.errno in _NO_LOCKS:
-            logger.warning("%s has no file locks: after a crash %s must be removed by hand", home, folder)
+            logger.warning("%s has no file locks; after a crash of this process, remove %s by hand", home, folder)
             return folder, lock
         os.close(lock)
         if isinstance(e, BlockingIOError):
@@ -140,14 +132,13 @@ def _make(home: Path, name: str) -> tuple[Path, int] | None:
 def sweep(home: Path) -> None:
     """Remove the folders of this user's dead processes on this node."""
     # Only the characters that mkdtemp adds may follow: the name of another node may begin with this one's.
-    found = [path for kind in KINDS for path in home.glob(f"{glob.escape(_prefix(kind))}{'?' * _RANDOM}")]
-    for path in found:
+    for path in [path for kind in KINDS for path in home.glob(f"{glob.escape(_prefix(kind))}{'?' * _RANDOM}")]:
         try:
             _sweep(path)
         except FileNotFoundError:
             continue  # another process was faster
         except OSError as e:
-            logger.warning("the folder %s of an earlier process could not be looked at: %s", path, e)
+            logger.warning("the folder %s of an earlier process could not be read: %s", path, e)
 
 
 def _sweep(path: Path) -> None:
@@ -155,7 +146,7 @@ def _sweep(path: Path) -> None:
         return
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:  # its process has made the folder and not the lock: it died there, or is there now
+    except FileNotFoundError:  # its process has made the folder but not yet the lock, or died in between
         with contextlib.suppress(OSError):
             path.rmdir()
         return

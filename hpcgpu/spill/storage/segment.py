@@ -1,4 +1,4 @@
-"""A file of the disk tier: made longer, written and read in pieces, with holes where the room is given back."""
+"""Files of the disk tier: made longer, written and read in pieces; and the free room in them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent
-
+PAGE_BYTES = 4096
 _MOST_VIEWS = 1024  # UIO_MAXIOV (linux/uio.h)
-# Errors of a file system that has no fallocate, or none that makes holes (fallocate(2)).
+# Errors of a file system without fallocate, or without holes (fallocate(2)).
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (linux/falloc.h)
 
@@ -57,44 +57,31 @@ class Descriptor:
 
 
 class Segment:
-    """A file.
+    """A file of the disk tier.
 
     Segments makes it, and changes it under its own lock; but the thread that removes the file sets ``kept`` and
-    ``is_stuck`` without the lock. Any thread may read, write and make holes without the lock. All sizes are in bytes.
-
-    Attributes
-    ----------
-    end : int
-        The end of the room that was reserved.
-    used_bytes, held_bytes : int
-        The room in use; and what the file takes on the file system, with the file system's list of its extents.
-    is_shut : bool
-        Its free room is not used any more: it will be removed, or something is wrong with it.
-    is_stuck : bool
-        It could not be removed.
-    kept : Descriptor or None
-        The file, if it is kept open.
-
+    ``is_stuck`` without the lock. Any thread may read, write and make holes without the lock.
     """
 
     __slots__ = ("_list_bytes", "end", "held_bytes", "is_shut", "is_stuck", "kept", "path", "used_bytes")
 
     def __init__(self, path: Path) -> None:
-        self.path, self.end, self.used_bytes = path, 0, 0
-        self.held_bytes = self._list_bytes = PAGE_BYTES
-        self.is_shut = self.is_stuck = False
-        self.kept: Descriptor | None = Descriptor(path, os.O_CREAT | os.O_EXCL)
+        self.path, self.end, self.used_bytes = path, 0, 0  # the end of the reserved room; the room in use
+        self.held_bytes = self._list_bytes = PAGE_BYTES  # on the file system, with its list of the file's extents
+        self.is_shut = False  # its free room is not used: it will be removed, or is damaged
+        self.is_stuck = False  # it could not be removed
+        self.kept: Descriptor | None = Descriptor(path, os.O_CREAT | os.O_EXCL)  # None: it is not kept open
 
     def open(self) -> Descriptor:
         """Return the file, open to read and write."""
         return self.kept or Descriptor(self.path)
 
     def whole(self) -> Descriptor:
-        """Return the file; OSError if somebody cut it."""
+        """Return the file; OSError if it was cut."""
         file = self.open()
         # a write behind the end of a file that was cut would turn the lost bytes into zeros
-        if (there := os.fstat(file.number).st_size) < self.end:
-            raise OSError(f"{self.path} is cut off: {there} of {self.end} bytes are left")
+        if (size := os.fstat(file.number).st_size) < self.end:
+            raise OSError(f"{self.path} is cut off: {size} of {self.end} bytes are left")
         return file
 
     def hole(self, start: int, nbytes: int) -> Descriptor | None:
@@ -121,8 +108,110 @@ class Segment:
             self.path.unlink()
 
 
-# The room of one object: one piece, or several if only small pieces are left.
-Room = tuple[Extent[Segment], ...]
+class Extent(NamedTuple):
+    """Whole pages of a file, from byte ``start`` on."""
+
+    file: Segment
+    start: int
+    nbytes: int
+
+
+class Extents:
+    """Free room in files: extents that do not touch each other; no call takes longer if there are many.
+
+    Segments makes it, and calls it under its own lock.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0  # of all extents; read without the lock, too
+        # by first byte, and by end: no extent ends where another one starts
+        self._edges: dict[Segment, dict[int, Extent]] = {}
+        # by size; the last one in goes out first: its pages are in the cache
+        self._bins: dict[int, dict[Extent, None]] = {}
+        self._filled = 0  # the bins that are not empty, as bits
+
+    def add(self, extent: Extent) -> Extent:
+        """Add an extent; return it, merged with its neighbours."""
+        file, start, nbytes = extent
+        edges = self._edges.get(file, {})
+        if (before := edges.get(start)) is not None:
+            self.remove(before)
+            start, nbytes = before.start, before.nbytes + nbytes
+        if (behind := edges.get(start + nbytes)) is not None:
+            self.remove(behind)
+            nbytes += behind.nbytes
+        return self._put(Extent(file, start, nbytes))
+
+    def remove(self, extent: Extent) -> None:
+        """Take an extent out."""
+        file, start, nbytes = extent
+        number = _bin_of(nbytes)
+        bin_, edges = self._bins[number], self._edges[file]
+        bin_.pop(extent, None)
+        del edges[start], edges[start + nbytes]
+        if not bin_:
+            self._filled ^= 1 << number
+        if not edges:
+            del self._edges[file]
+        self.nbytes -= nbytes
+
+    def take(self, nbytes: int) -> Extent | None:
+        """Take ``nbytes`` out, in one piece; None if no extent is that large."""
+        number = _bin_of(nbytes)
+        # popitem: to find the last item otherwise takes longer after others were removed (a dict keeps their slots)
+        extent = self._bins[number].popitem()[0] if self._filled >> number & 1 else None
+        if extent is None or extent.nbytes < nbytes:
+            if extent is not None:
+                self._bins[number][extent] = None
+            larger = self._filled >> number + 1
+            if not larger:
+                return None
+            number += (larger & -larger).bit_length()
+            extent = self._bins[number].popitem()[0]
+        file, start, size = extent
+        if size > nbytes and _bin_of(size - nbytes) == number:  # as each time when a file was made longer
+            bin_, edges = self._bins[number], self._edges[file]
+            del edges[start]
+            rest = Extent(file, start + nbytes, size - nbytes)
+            bin_[rest], edges[start + nbytes], edges[start + size] = None, rest, rest
+            self.nbytes -= nbytes
+        else:
+            self.remove(extent)
+            if size > nbytes:
+                self._put(Extent(file, start + nbytes, size - nbytes))
+        return Extent(file, start, nbytes)
+
+    def take_large(self) -> Extent:
+        """Take one of the largest extents out; there must be one."""
+        extent = self._bins[self._filled.bit_length() - 1].popitem()[0]
+        self.remove(extent)
+        return extent
+
+    def take_file(self, file: Segment) -> None:
+        """Take all extents of a file out."""
+        for extent in set(self._edges.get(file, {}).values()):
+            self.remove(extent)
+
+    def _put(self, extent: Extent) -> Extent:
+        file, start, nbytes = extent
+        number = _bin_of(nbytes)
+        self._bins.setdefault(number, {})[extent] = None
+        self._filled |= 1 << number
+        edges = self._edges.setdefault(file, {})
+        edges[start] = edges[start + nbytes] = extent
+        self.nbytes += nbytes
+        return extent
+
+
+def _bin_of(nbytes: int) -> int:
+    """Return the number of an extent's bin: one bin for each size up to 15 pages, then eight for each power of two."""
+    pages = nbytes // PAGE_BYTES
+    step = max(pages.bit_length() - 4, 0)
+    return (step << 3) + (pages >> step)
+
+
+# The room of one object: one extent, or several if only small ones are left.
+Room = tuple[Extent, ...]
 
 
 def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryview], Sequence[memoryview]]:

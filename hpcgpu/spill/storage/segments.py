@@ -1,4 +1,4 @@
-"""Room in files: reserved before it is written to, used again, and given back if too much of it is free."""
+"""Room in files: reserved before data is written to it, used again, and given back if too much of it is free."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hpcgpu.spill.storage.extents import PAGE_BYTES, Extent, Extents
 from hpcgpu.spill.storage.leaf_lock import LeafLock
-from hpcgpu.spill.storage.segment import Room, Segment, reserve
+from hpcgpu.spill.storage.segment import PAGE_BYTES, Extent, Extents, Room, Segment, reserve
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
 
 SEGMENT_BYTES = 256 * 2**20
 # Room that was written before is written again at 8 GB/s, new room in a file at 6, a new file of 8 MiB at 0.5 to 3.6
-# (ext4, 6.18). So files grow by more than is asked for, and some free room is kept: an eighth of the room in use,
+# (ext4, 6.18). So files grow by more than an object needs, and some free room is kept: an eighth of the room in use,
 # within bounds. The kernel writes 10 % faster to files that grow to multiples of a large power of two.
 _UNIT_BYTES, _MOST_KEPT_BYTES, _LAST_STEP_BYTES = 2**20, 256 * 2**20, 32 * 2**20
-# To open a file again takes as long as to write 8 KiB, and releases the GIL twice; but 1024 open files is a common
-# limit.
+# To open a file again takes as long as to write 8 KiB, and releases the GIL twice; a common limit is 1024 open files.
 _KEPT_OPEN = 64
-# This part of a limit is left for the growth of the file system's own lists of extents, which is not seen.
+# 1/128 of a limit is left for the growth of the file system's own lists of extents, which is not counted.
 _UNSEEN = 128
 # The number of holes made in one go: about 10 ms.
 _AT_ONCE = 256
 
 
 def room_for(nbytes: int) -> int:
-    """Return the room for so many bytes: whole pages, at most a sixteenth more than the bytes.
+    """Return the room for ``nbytes``: whole pages, at most a sixteenth more than the bytes.
 
     The page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere.
     """
@@ -42,30 +40,22 @@ def room_for(nbytes: int) -> int:
 class Segments:
     """Room in the files of a folder; any thread takes it and gives it back.
 
-    Disk makes it; only the spill thread trims and closes it. No other lock of ours is taken under its lock, but files
-    are opened, made longer and cut under it: else a thread that makes a file longer and one that cuts it, or checks its
-    length, would have to be kept apart by states of the file. Holes are made, and empty files removed, without the
-    lock.
+    Disk makes it; only the spill thread trims and closes it. Its lock is a leaf, but files are opened, made longer and
+    cut under it: so no thread cuts a file, or checks its length, while another one makes it longer. Holes are made, and
+    empty files removed, without the lock.
 
-    Free room is used again, however small its pieces are. If more is free than an eighth of the room in use,
-    :meth:`trim` gives it back to the file system, as holes in the files. A file system that makes no holes gets room
-    back from the ends of the files, at once. An empty file is removed. An object larger than half a segment has a file
-    of its own. Files take ``most_bytes`` at most together; 0: no limit but the disk's.
-
-    Attributes
-    ----------
-    used_bytes, held_bytes : int
-        The room in use; and what the files take on the file system.
-    limit_bytes : int
-        The limit of ``held_bytes``; 0: none.
-
+    Free room is used again, even in small pieces. If more is free than an eighth of the room in use, :meth:`trim` gives
+    it back to the file system, as holes in the files. A file system without holes gets room back from the ends of the
+    files, at once. An empty file is removed. An object larger than half a segment has a file of its own. Files take
+    ``most_bytes`` at most together; 0: no limit but the disk's.
     """
 
     def __init__(self, folder: Path, reserve: Callable[[int, int, int], None] = reserve, most_bytes: int = 0) -> None:
         self._folder, self._reserve, self._most_bytes = folder, reserve, most_bytes
+        # of held_bytes; 0: no limit
         self.limit_bytes = most_bytes and max((most_bytes - most_bytes // _UNSEEN) // PAGE_BYTES * PAGE_BYTES, 1)
-        self.used_bytes = self.held_bytes = 0
-        self._idle = Extents[Segment]()
+        self.used_bytes = self.held_bytes = 0  # the room in use; the bytes of the files on the file system
+        self._idle = Extents()
         self._numbers = itertools.count()
         self._growing: Segment | None = None
         self._open: dict[Segment, None] = {}  # oldest first
@@ -85,9 +75,9 @@ class Segments:
         return self._knows_holes and self._idle.nbytes > self.kept_bytes
 
     def take(self, nbytes: int) -> Room:
-        """Return room for so many bytes; OSError if the disk is full, or the limit is reached."""
+        """Return room for ``nbytes``; OSError if the disk is full, or the limit is reached."""
         size = missing = room_for(nbytes)
-        taken: list[Extent[Segment]] = []
+        taken: list[Extent] = []
         with self._lock:
             try:
                 while missing:
@@ -102,11 +92,11 @@ class Segments:
             self.used_bytes += size
         return tuple(taken)
 
-    def _piece(self, nbytes: int) -> Extent[Segment]:
-        """Return a piece of so many bytes, or a smaller one if only small pieces are left."""
+    def _piece(self, nbytes: int) -> Extent:
+        """Return a piece of ``nbytes``, or a smaller one if only small pieces are left."""
         while True:
-            found = self._idle.take(nbytes)
-            if found is None:
+            piece = self._idle.take(nbytes)
+            if piece is None:
                 # small pieces that cannot be given back are used first, others only if there is no other room
                 if self._knows_holes or self._idle.nbytes <= self.kept_bytes:
                     try:
@@ -114,21 +104,21 @@ class Segments:
                     except OSError:
                         if not self._idle.nbytes:
                             raise
-                found = self._idle.take_large()
+                piece = self._idle.take_large()
             try:
-                found.file.whole()
+                piece.file.whole()
             except OSError:
-                self._shut(found.file)
+                self._shut(piece.file)
             else:
-                return found
+                return piece
 
-    def _reserved(self, nbytes: int) -> Extent[Segment]:
+    def _reserved(self, nbytes: int) -> Extent:
         """Return a piece of new room."""
         if self.limit_bytes and self.held_bytes + nbytes + PAGE_BYTES > self.limit_bytes:
             most = format_bytes(self._most_bytes)
-            raise OSError(errno.EDQUOT, f"no more than {most} may lie there (distributed.worker.memory.max-spill)")
+            raise OSError(errno.EDQUOT, f"the files would exceed {most} (distributed.worker.memory.max-spill)")
         if (segment := self._growing) and segment.end + nbytes <= SEGMENT_BYTES:
-            # it fails by EFBIG of a limit, or since the file was cut: a new file may do
+            # it fails by EFBIG of a limit, or since the file was cut: a new file may succeed
             with contextlib.suppress(OSError):
                 return self._grown(segment, nbytes)
         segment = Segment(self._folder / str(next(self._numbers)))
@@ -147,8 +137,8 @@ class Segments:
             self._growing = segment
         return piece
 
-    def _grown(self, segment: Segment, nbytes: int) -> Extent[Segment]:
-        """Make a file longer, by more than is asked for; what is left of it is free."""
+    def _grown(self, segment: Segment, nbytes: int) -> Extent:
+        """Make a file longer, by at least ``nbytes``; the rest is free."""
         file, start = segment.whole(), segment.end
         large = nbytes
         if nbytes <= SEGMENT_BYTES // 2:
@@ -174,14 +164,14 @@ class Segments:
         self.held_bytes += nbytes
 
     def _shut(self, segment: Segment) -> None:
-        """Cease to use the free room of a file."""
+        """Use the free room of a file no more."""
         self._idle.take_file(segment)
         segment.is_shut = True
         if segment is self._growing:
             self._growing = None
 
     def give_back(self, slots: Iterable[Room]) -> None:
-        """Make room usable again, or remove its file; nobody reads or writes there any more.
+        """Make room usable again, or remove its file; no thread reads or writes there any more.
 
         A file that cannot be removed (a stale handle of NFS) is tried again the next time.
         """
@@ -192,14 +182,14 @@ class Segments:
                 for piece in slot:
                     self._give_back(piece, empty)
         for segment in empty:
-            is_removed = _removed(segment)  # takes milliseconds, and no writer waits for it
+            is_removed = _remove(segment)  # takes milliseconds, and no writer waits for it
             with self._lock:
                 if is_removed:
                     self._hold(segment, -segment.held_bytes)
                 else:
                     self._stuck.append(segment)
 
-    def _give_back(self, piece: Extent[Segment], empty: list[Segment]) -> None:
+    def _give_back(self, piece: Extent, empty: list[Segment]) -> None:
         segment = piece.file
         segment.used_bytes -= piece.nbytes
         self.used_bytes -= piece.nbytes
@@ -210,27 +200,27 @@ class Segments:
         elif not segment.is_shut:
             self._free(piece)
 
-    def _free(self, piece: Extent[Segment]) -> None:
-        found = self._idle.add(piece)
-        segment, start, nbytes = found
+    def _free(self, piece: Extent) -> None:
+        merged = self._idle.add(piece)
+        segment, start, nbytes = merged
         if not self._knows_holes and start + nbytes == segment.end:
             with contextlib.suppress(OSError):
                 segment.cut(start)
-                self._idle.remove(found)
+                self._idle.remove(merged)
                 self._hold(segment, -nbytes)
 
     def trim(self) -> None:
-        """Give back some of the free room, if it is too much; call it again while :attr:`has_excess`."""
+        """Give back some of the excess; call it again while :attr:`has_excess`."""
         enough = self.kept_bytes // 2 if self.has_excess else self._idle.nbytes  # not a hole for each object
         for _ in range(_AT_ONCE):
             with self._lock:
                 if self._idle.nbytes <= enough:
                     return
-                found = self._idle.take_large()
-            self._make_hole(found)
+                piece = self._idle.take_large()
+            self._make_hole(piece)
 
-    def _make_hole(self, found: Extent[Segment]) -> None:
-        segment, start, nbytes = found
+    def _make_hole(self, piece: Extent) -> None:
+        segment, start, nbytes = piece
         error, hole, is_shut = "", None, False
         try:
             hole = segment.hole(start, nbytes)  # takes milliseconds, and no writer waits for it
@@ -243,7 +233,7 @@ class Segments:
             elif not segment.is_shut:
                 if not error:
                     self._knows_holes = False
-                    self._free(found)
+                    self._free(piece)
                 else:
                     self._shut(segment)
                     is_shut = True
@@ -258,12 +248,13 @@ class Segments:
             self._open.clear()
 
 
-def _removed(segment: Segment) -> bool:
+def _remove(segment: Segment) -> bool:
+    """Remove a file; return whether that succeeded."""
     try:
         segment.remove()
     except OSError as e:
         if not segment.is_stuck:
             segment.is_stuck = True
-            logger.warning("a file that nobody needs any more cannot be removed, and is tried again later: %s", e)
+            logger.warning("a file without data cannot be removed; hpcgpu will try again: %s", e)
         return False
     return True

@@ -1,7 +1,7 @@
 """The store: a mapping whose values live on the device, in host memory or on disk.
 
-``in``, ``len``, ``iter``, ``keys`` and ``del`` move nothing. To set a value is bookkeeping; a thread moves down what is
-above a limit. To read a value brings it up, in the thread that reads. distributed's event loop reads inside
+``in``, ``len``, ``iter``, ``keys`` and ``del`` move no value. To set a value only counts it; the spill thread moves
+values above a limit down. To read a value brings it up, in the reading thread. distributed's event loop reads inside
 :meth:`GpuSpillBuffer.handing_out_handles`: there a value that is not up is read as a :class:`Handle`, and resolved in a
 thread that may wait.
 """
@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
+from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_limit, read_host_limit, read_part
+from hpcgpu.model.plain import read_flag, read_option, read_text
 from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.storage import mounts
@@ -23,36 +25,28 @@ from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Traversed
-from hpcgpu.spill.store.limits import read_flags, read_folder, read_limits
-from hpcgpu.spill.store.read_mode import ReadMode, read_mode, reading
+from hpcgpu.spill.store.inbox import Count, Todo
 from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
-from hpcgpu.spill.store.todo import Count, Todo
-from hpcgpu.spill.store.transfer import Handle
+from hpcgpu.spill.store.transfer import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.values.aliasing import is_owner
-from hpcgpu.spill.values.entry import ABSENT, Entry
-from hpcgpu.spill.values.unit import Content
+from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
-    "values are brought up on the event loop, and the worker does not answer meanwhile: "
-    "--preload hpcgpu.deploy.dask_preload makes moves asynchronous"
+    "values are brought up on the event loop, and the worker answers no message meanwhile; start it with "
+    "--preload hpcgpu.deploy.dask_preload, which makes moves asynchronous"
 )
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
+_WHERE = "keyword {} of GpuSpillBuffer"
 TARGET = 0.6  # distributed.yaml, worker.memory.target
 
 
 class Spilled(NamedTuple):
-    """The figures that distributed reports as spilled, in bytes.
+    """The figures that distributed reports as spilled, in bytes."""
 
-    ``memory`` counts values that are not in the process's memory: on the device, or on disk. ``disk`` counts values
-    below the tier in which they are used; with 0 the dashboard shows nothing.
-
-    Immutable; :attr:`GpuSpillBuffer.spilled_total` makes it at each call.
-    """
-
-    memory: int
-    disk: int
+    memory: int  # of values that are not in the process's memory: on the device, or on disk
+    disk: int  # of values below the tier in which they are used; with 0 the dashboard shows no spilling
 
 
 class GpuSpillBuffer(MutableMapping[Any, Any]):
@@ -112,21 +106,20 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         trust_local_directory: bool = False,
     ) -> None:
         device, self.host_limit_bytes, disk = read_limits(device_memory_limit, memory_limit, target, max_spill)
-        jit_unspill, quiet, trust_local_directory = read_flags(
-            jit_unspill=jit_unspill, quiet=quiet, trust_local_directory=trust_local_directory
-        )
-        self.jit_unspill, self._hinted = jit_unspill, False
+        trusted = _read_flag("trust_local_directory", trust_local_directory)
+        self.jit_unspill, self._hinted = _read_flag("jit_unspill", jit_unspill), False
         self.above_target: Callable[[], int] | None = None
         self._entries: dict[Any, Entry | None] = {}  # None: the store is closed
-        folder = read_folder(local_directory) or worker_local_directory
-        for note in () if quiet else mounts.notes(folder, disk):
+        folder = None if local_directory is None else _read("local_directory", local_directory, read_text)
+        folder = folder or worker_local_directory
+        for note in () if _read_flag("quiet", quiet) else mounts.notes(folder, disk):
             logger.warning(note)
         # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
-        self.disk = Disk(folder, slabs, disk, trusted=trust_local_directory)
+        self.disk = Disk(folder, slabs, disk, trusted=trusted)
         self._executor = Executor(device, self.host_limit_bytes, self.disk, self.disk.limit_bytes)
         self._spill_thread = SpillThread(self._executor)
-        self._reader = Reader(self._executor, jit_unspill)
+        self._reader = Reader(self._executor, self.jit_unspill)
         # a plain Worker does not close its data
         self._end = weakref.finalize(self, self._spill_thread.close, os.getpid())
 
@@ -194,20 +187,20 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def immovable(self) -> tuple[int, int]:
-        """Number and bytes of the values that stay in memory since they cannot be pickled, as far as was tried."""
+        """Number and bytes of the values that stay in memory since they could not be pickled."""
         with self._executor.lock:
-            found = self._executor.immovable
-            return len(found), sum(found.values())
+            sizes = self._executor.immovable
+            return len(sizes), sum(sizes.values())
 
     @property
     def spilled_total(self) -> Spilled:
         """The bytes that distributed shows as spilled, and subtracts from its count of the process's memory."""
-        there = self.tiers
-        return Spilled(there["device"] + there["disk"] - self.copy_bytes, self._executor.state.accounting.lower_bytes)
+        tiers = self.tiers
+        return Spilled(tiers["device"] + tiers["disk"] - self.copy_bytes, self._executor.state.accounting.lower_bytes)
 
     @property
     def fast(self) -> bool:
-        """Whether anything in host memory could go, for distributed's memory monitor."""
+        """Whether host memory has data that could go, for distributed's memory monitor."""
         return self.tiers["host"] + self.copy_bytes + self.idle_bytes > 0
 
     def evict(self) -> int:
@@ -235,11 +228,11 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
         """
         entries = [entry for key in keys if (entry := self._entries.get(key)) is not None]
-        self._executor.tell(self._executor.state.expect, task, entries, priority, running)
+        self._executor.report(self._executor.state.expect, task, entries, priority, running)
 
     def expect_no_more(self, task: Any) -> None:
         """A task is over, or does not run here."""
-        self._executor.tell(self._executor.state.task_over, task)
+        self._executor.report(self._executor.state.task_over, task)
 
     def settle(self, timeout_s: float = 60.0) -> bool:
         """Wait until no move is under way or due; return whether that was within ``timeout_s``."""
@@ -278,7 +271,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             try:
                 yield
             except Exception as e:
-                self._executor.tell_of_lost_gpu(e)
+                self._executor.report_lost_gpu(e)
                 raise
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -355,11 +348,36 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     def _entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
         """Return the entry of a value; under the lock."""
-        grown: list[tuple[Content, int]] = []
-        entry = self._reader.identity_map.entry_of(traversed, grown)
-        for unit, nbytes in grown:
+        sizes: list[tuple[Content, int]] = []
+        entry = self._reader.identity_map.entry_of(traversed, sizes)
+        for unit, nbytes in sizes:
             if unit.valid:
                 self._executor.record(self._executor.state.grow(unit, nbytes), todo)
             else:
                 unit.nbytes = nbytes
         return entry
+
+
+def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
+    """Return the device's limit, the bytes of the host tier and those of the disk tier; 0: no limit.
+
+    A store does not know how much of the node its process may use, nor how many processes share it: ``"auto"`` means no
+    limit (distributed watches the process), and a fraction is an error.
+    """
+    limit = _read("device_memory_limit", device, read_device_limit)
+    memory = _read("memory_limit", host, read_host_limit)
+    host_bytes = memory.bytes_of(0, f"memory_limit={memory!r} (set by {_WHERE.format('memory_limit')})", NODE_MEMORY)
+    part = _read("target", target, read_part)
+    return (
+        limit,
+        max(int(host_bytes * part), 1) if host_bytes and part else 0,
+        _read("max_spill", disk, read_disk_limit),
+    )
+
+
+def _read(name: str, value: object, read: Callable[[Any], Any]) -> Any:
+    return read_option(name, value, _WHERE.format(name), read)
+
+
+def _read_flag(name: str, value: object) -> bool:
+    return bool(_read(name, False if value is None else value, read_flag))

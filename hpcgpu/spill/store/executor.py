@@ -1,15 +1,15 @@
-"""Carries out the state machine's instructions: one lock for the machine alone, and everything else without the lock.
+"""Carries out the state machine's instructions: the lock is held for the machine only, not for the work.
 
-Every event of the machine is here, and all that its instructions mean, so the module is long.
+The module is long since it has every event of the machine, and the meaning of all its instructions.
 
-Which thread makes a copy:
+These threads make copies:
 
-- A reader brings up what it needs, in :meth:`Executor.needing`.
-- The spill thread copies down what is above a limit, and brings up what the next tasks need.
+- A reader brings up the units that it needs, in :meth:`Executor.needing`.
+- The spill thread copies down the units above a limit, and brings up units for the next tasks.
 - A thread whose allocation fails copies down until there is room, in :meth:`Executor.evict`.
 
-A copy comes into the inbox of its thread. A thread that waits makes the copies in its inbox meanwhile. So a copy down
-waits for nobody, even if to pickle runs user code that reads from the store.
+A copy goes to the inbox of its thread. A waiting thread makes the copies in its inbox meanwhile. So a copy down waits
+for no other thread, even if pickling runs user code that reads from the store.
 """
 
 from __future__ import annotations
@@ -31,21 +31,10 @@ from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.storage.leaf_lock import LeafLock, ReenteredError, is_inside
-from hpcgpu.spill.store.failures import forget_frames, own_error
-from hpcgpu.spill.store.inbox import (
-    Inbox,
-    ThreadAllocation,
-    ThreadTicket,
-    drain,
-    make_sent,
-    not_made,
-    this_thread,
-    wait_for,
-)
-from hpcgpu.spill.store.reports import Reports, called, tier_name
-from hpcgpu.spill.store.todo import Count, Todo
-from hpcgpu.spill.values.entry import ABSENT, Entry
-from hpcgpu.spill.values.unit import Content, ObjectContent, Whole
+from hpcgpu.spill.store import inbox
+from hpcgpu.spill.store.inbox import Count, Inbox, ThreadAllocation, ThreadTicket, Todo, this_thread
+from hpcgpu.spill.store.reports import Reports, copy_error, describe, forget_frames, tier_name
+from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
 
@@ -54,7 +43,7 @@ class Executor:
     """The only object that changes units: every event goes to the machine through it. Thread-safe.
 
     ``lock`` is a leaf: under it the machine is called and references change. A thread with an event makes a Todo, fills
-    it by :meth:`record` under the lock, and carries it out without the lock. A limit of 0 bytes is none.
+    it by :meth:`record` under the lock, and carries it out without the lock. A limit of 0 bytes means no limit.
     """
 
     def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
@@ -62,7 +51,7 @@ class Executor:
         self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices, self._sizes = device_limit, list[Device](), dict[Device, int]()
-        self.known: dict[Any, ObjectContent] = {}  # units by the names of the allocations that they lie in now
+        self.contents: dict[Any, ObjectContent] = {}  # by the names of the allocations that they lie in now
         self.values: dict[int, Entry] = {}  # by the ids of values that are whole and have a name
         self.on_fault: Callable[[SpillError], None] | None = None  # called once, in the thread that copied up
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
@@ -70,18 +59,18 @@ class Executor:
         self.trouble = self._reports.trouble  # by tier, why it stays above its limit
         self.immovable: dict[int, int] = {}  # bytes of units that cannot be pickled, by their names
         # Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone: the garbage
-        # collector may add to it at any time. Inbox and bins are the spill thread's; in bins is what it is to free.
+        # collector may add to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
         self.closed = self.is_watched = self.wants_trim = self._has_lost_gpu = False
-        # what devices gave up without a copy: kernels of tasks that are over may read it
+        # device memory given up without a copy, by tier: kernels of finished tasks may still read it
         self._unread: list[tuple[int, list[Any]]] = []
 
     # --- devices ------------------------------------------------------------------------------------------------------
     def tier_of(self, device: Device) -> int:
-        """Return the tier of a device; the first call sets its limit, and hooks into its failing allocations."""
-        if self._sizes.get(device) == device.memory_bytes:  # none ever leaves; a driver may tell the size later
+        """Return the tier of a device; the first call sets its limit, and makes room when its allocations fail."""
+        if self._sizes.get(device) == device.memory_bytes:  # no device leaves; a driver may know the size later
             return DEVICE + self._devices.index(device)
         with self.lock:
             if device not in self._devices:
@@ -102,20 +91,20 @@ class Executor:
 
     @property
     def device_limit_bytes(self) -> int:
-        """The limit of the first device, which is the worker's; 0: none, or not known yet."""
+        """The limit of the first device, which is the worker's; 0: no limit, or no device yet."""
         return self.state.accounting.limits.get(DEVICE, 0)
 
     def page_locked(self) -> list[Any]:
-        """Return what makes the copies from and to the devices; a simulated device has no page-locked memory."""
+        """Return the objects that copy from and to devices; a simulated device has no page-locked memory."""
         return [device.copies for device in self._devices if hasattr(device, "copies")]
 
     def give_back(self, *, if_short: bool = False) -> None:
-        """Free the device memory that libraries keep to use it again; ``if_short``: where little else is left."""
+        """Free the device memory that libraries keep for reuse; ``if_short``: only if a device has little left."""
         for device in tuple(self._devices):
             device.give_back(if_short=if_short)
 
     def detach_devices(self) -> None:
-        """Cease to make room for allocations."""
+        """Make no more room for allocations."""
         for device in self._devices:
             allocation_failure.detach(device, self)
 
@@ -125,12 +114,12 @@ class Executor:
         todo = Todo()
         with self.lock:
             self._bury(todo)  # there may be no other event for long, or ever, once the store is closed
-            found = {"device": 0, "host": 0, "disk": 0}
+            sizes = {"device": 0, "host": 0, "disk": 0}
             for tier, nbytes in self.state.accounting.bytes.items():
                 copies = self.state.accounting.copy_bytes.get(tier, 0) + self._coming.get(tier, 0)
-                found[tier_name(tier)] += nbytes - copies
+                sizes[tier_name(tier)] += nbytes - copies
         self.carry_out(todo)
-        return found
+        return sizes
 
     @property
     def copy_bytes(self) -> int:
@@ -138,8 +127,8 @@ class Executor:
         return self.state.accounting.copy_bytes[HOST]
 
     # --- events -------------------------------------------------------------------------------------------------------
-    def tell(self, event: Callable[..., Instructions], *arguments: Any) -> None:
-        """Tell the machine of an event, and carry out its instructions."""
+    def report(self, event: Callable[..., Instructions], *arguments: Any) -> None:
+        """Report an event to the machine, and carry out its instructions."""
         todo = Todo()
         with self.lock:
             self.record(event(*arguments), todo)
@@ -174,7 +163,7 @@ class Executor:
             if out := self.state.leave(bundle, content):
                 self.record(out, todo)
             if not content.keys:
-                bundle.remove(content)
+                del bundle.members[content]
                 if content.names:
                     self._forget_names(content)
                 todo.garbage.append(content.take(HOST))
@@ -183,24 +172,25 @@ class Executor:
 
     def record(self, instructions: Instructions, todo: Todo) -> None:
         """Put instructions into a Todo; take the references of drops at once; under the lock."""
+        each: Any
         for each in instructions:
             kind = type(each)
             if kind is Drop:
-                gone = [] if each.may_be_read else todo.garbage  # type: ignore[union-attr]
-                self._detach(each.unit, each.tier, todo, gone)  # type: ignore[union-attr, arg-type]
-                if each.may_be_read:  # type: ignore[union-attr]
-                    self._unread.append((each.tier, gone))  # type: ignore[union-attr]
+                garbage: list[Any] = [] if each.may_be_read else todo.garbage
+                self._detach(each.unit, each.tier, todo, garbage)
+                if each.may_be_read:
+                    self._unread.append((each.tier, garbage))
             else:
                 if kind is Copy:
                     self.under_way += 1
-                    self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes  # type: ignore[union-attr]
-                    if each.by is not None:  # type: ignore[union-attr]
-                        each.by.sent += 1  # type: ignore[union-attr]
+                    self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes
+                    if each.by is not None:
+                        each.by.sent += 1
                 todo.instructions = todo.instructions or deque()
                 todo.instructions.append(each)
 
     def carry_out(self, todo: Todo) -> None:
-        """Carry out a Todo; without the lock. If a step raises, those after it are made before it is raised."""
+        """Carry out a Todo; without the lock. If a step raises, later steps are made first."""
         while True:
             self._make_steps(todo)
             if not self.orphans:
@@ -217,12 +207,12 @@ class Executor:
             todo.garbage.clear()  # memory is freed here
             while todo.instructions:
                 self._perform(todo.instructions.popleft())
-        except BaseException:  # a log filter that raises, Ctrl-C: others wait for the copies and the words behind
+        except BaseException:  # a log filter that raises, Ctrl-C: others wait for the later copies and answers
             self._make_steps(todo)
             raise
 
     def _wake(self) -> None:
-        """Wake the spill thread; after its end nobody would read it."""
+        """Wake the spill thread, unless the store is closed."""
         if not self.closed:
             self.inbox.put(None)
 
@@ -264,11 +254,11 @@ class Executor:
         """Wait until the units of a ticket are up; release it at the end."""
         try:
             self.carry_out(todo)
-            if not ticket.told and is_inside():
+            if not ticket.answered and is_inside():
                 raise ReenteredError
-            wait_for(ticket)
+            inbox.wait_for(ticket)
             if ticket.error is not None:
-                raise own_error(ticket.error)
+                raise copy_error(ticket.error)
             yield
         finally:
             ticket.error = None
@@ -276,31 +266,31 @@ class Executor:
                 if self.lock.is_mine:  # the garbage collector ends a generator, in a thread that is inside the store
                     self.orphans.append(ticket)
                 else:
-                    self.tell(self.state.release, ticket)
+                    self.report(self.state.release, ticket)
             finally:
-                make_sent(ticket)
+                inbox.make_sent(ticket)
 
     @staticmethod
     def may_evict() -> bool:
-        """Tell whether no move waits for this thread: it is no spill thread, copies nothing down, and has no lock."""
+        """Tell whether no move waits for this thread: it is no spill thread, makes no copy down, and has no lock."""
         return not (this_thread.spills or this_thread.copies_down or is_inside())
 
     def free_unread(self) -> bool:
-        """Free what devices gave up without a copy, once their kernels are over; return whether there was any."""
+        """Free device memory given up without a copy, after its kernels; return whether there was any."""
         unread = tuple(self._unread)
         for tier in {tier for tier, _ in unread}:
             self._devices[tier - DEVICE].synchronize()
-        for _, gone in unread:
-            gone.clear()  # memory is freed here, even if another thread is about to do the same
+        for _, garbage in unread:
+            garbage.clear()  # memory is freed here, even if another thread is about to do the same
         if unread:
             with self.lock:
                 self._unread = [each for each in self._unread if each[1]]
         return bool(unread)
 
     def evict(self, device: Device, nbytes: int) -> bool:
-        """Copy down from a device for an allocation that has failed, in its thread; return whether anything went.
+        """Copy down from a device for an allocation that has failed, in its thread; return whether memory became free.
 
-        Nothing is copied in a thread that others wait for, see :meth:`may_evict`.
+        A thread for which others wait makes no copies, see :meth:`may_evict`.
         """
         if is_inside():
             return False
@@ -308,12 +298,12 @@ class Executor:
             return was_freed
         allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
-            self.tell(self.state.alloc_failed, allocation)
-            wait_for(allocation)
+            self.report(self.state.alloc_failed, allocation)
+            inbox.wait_for(allocation)
         finally:
-            if not allocation.told:
-                self.tell(self.state.alloc_given_up, allocation)
-            for copy in not_made(allocation):  # another thread has freed enough, or it was interrupted
+            if not allocation.answered:
+                self.report(self.state.alloc_given_up, allocation)
+            for copy in inbox.take_unmade(allocation):  # another thread has freed enough, or Ctrl-C
                 self._send_to_spill_thread(copy)
         return self.free_unread() or allocation.has_room
 
@@ -324,29 +314,34 @@ class Executor:
 
     # --- copies -------------------------------------------------------------------------------------------------------
     def copy(self, copy: Copy) -> None:
-        """Make a copy, in this thread, and tell the machine how it went."""
+        """Make a copy, in this thread, and report its end to the machine."""
         unit: Content = copy.unit  # type: ignore[assignment]
         is_down = copy.to < copy.source
         began_s = time.perf_counter()
         this_thread.copies_down += is_down
-        is_told, todo = False, Todo()
+        is_reported, todo = False, Todo()
         try:
             data = unit.copied(copy.source, copy.to, self.disk)
             takes_bytes, moved_bytes = _sizes(copy, data)
             seconds = time.perf_counter() - began_s
             with self.lock:
-                self._count(copy, seconds, moved_bytes)
-                self._attach(unit, copy.to, data)
-                is_told = True
+                count = self.counters[f"{tier_name(copy.source)}_to_{tier_name(copy.to)}"]
+                count.nbytes += moved_bytes or unit.nbytes
+                count.number += 1
+                count.seconds += seconds
+                unit.put(copy.to, data)
+                if copy.to == unit.top:
+                    self.contents |= {name: content for content in unit.contents for name in content.names}
+                is_reported = True
                 self._end(copy)
                 self.record(self.state.moved(copy, takes_bytes), todo)
             del data
         except BaseException as e:
-            if is_told:
+            if is_reported:
                 self._ended(todo)
             else:
                 self._failed(copy, e)
-            if is_told or not isinstance(e, Exception):
+            if is_reported or not isinstance(e, Exception):
                 raise
             return
         finally:
@@ -356,35 +351,34 @@ class Executor:
     def _failed(self, copy: Copy, error: BaseException) -> None:
         unit: Content = copy.unit  # type: ignore[assignment]
         is_down = copy.to < copy.source
-        # what cannot come up from host memory is whole there: the reader has the error, and may try again
+        # a unit that cannot come up from host memory is still there: the reader gets the error, and may try again
         is_lost = copy.source == DISK and isinstance(error, OSError | SpillError)
         for_good = isinstance(error, ImmovableError) if is_down else is_lost and not isinstance(error, ReenteredError)
         if isinstance(error, Exception):
             forget_frames(error)  # they keep the unit, which keeps the error: no memory would be freed
         if for_good and not is_down:
-            cause, error = error, SpillError(f"{called(unit)} cannot be read back from disk: {message_of(error)}")
+            cause, error = error, SpillError(f"{describe(unit)} cannot be read back from disk: {message_of(error)}")
             error.__cause__ = cause
+        if not isinstance(error, Exception):
+            error = SpillError(f"a copy was interrupted: {type(error).__name__}")
         todo = Todo()
         with self.lock:
             self._end(copy)
             if for_good and is_down and unit.keys:
                 self.immovable[unit.name] = unit.nbytes
-            told = (
-                error if isinstance(error, Exception) else SpillError(f"a copy was broken off: {type(error).__name__}")
-            )
-            self.record(self.state.failed(copy, told, for_good), todo)
-        self.tell_of_lost_gpu(told)
+            self.record(self.state.failed(copy, error, for_good), todo)
+        self.report_lost_gpu(error)
         self._ended(todo)
 
-    def tell_of_lost_gpu(self, error: BaseException) -> None:
-        """Tell the owner of an error after which this process cannot use its GPU, once; a task's error, too."""
+    def report_lost_gpu(self, error: BaseException) -> None:
+        """Report an error after which this process cannot use its GPU to the owner, once; a task's error, too."""
         if is_lasting(error) and not self._has_lost_gpu:
             self._has_lost_gpu = True
             why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
             self._perform(Leave(None, why))
 
     def give_up(self, *copies: Copy) -> None:
-        """Fail these copies, since the store is closed."""
+        """Fail copies, since the store is closed."""
         for copy in copies:
             self._failed(copy, RuntimeError("the store is closed"))
 
@@ -397,19 +391,8 @@ class Executor:
         if self.state.is_stuck or (self.is_watched and not self.under_way):
             self._wake()
 
-    def _count(self, copy: Copy, seconds: float, nbytes: int) -> None:
-        count = self.counters[f"{tier_name(copy.source)}_to_{tier_name(copy.to)}"]
-        count.nbytes += nbytes or copy.unit.nbytes
-        count.number += 1
-        count.seconds += seconds
-
-    def _attach(self, unit: Content, tier: int, data: Any) -> None:
-        unit.put(tier, data)
-        if tier == unit.top:
-            self.known |= {name: content for content in unit.contents for name in content.names}
-
     def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:
-        """Take what a tier holds of a unit. From now on nobody gets it; threads that have it may go on."""
+        """Take a unit's data from a tier. No thread gets it from now on; threads that have it may use it further."""
         garbage.append(unit.take(tier))
         if tier == unit.top:
             for content in unit.contents:
@@ -425,11 +408,11 @@ class Executor:
 
     def _forget_names(self, content: ObjectContent) -> None:
         for name in content.names:
-            if self.known.get(name) is content:
-                del self.known[name]
+            if self.contents.get(name) is content:
+                del self.contents[name]
         content.names = ()
 
-    def _forget_value(self, entry: Whole, garbage: list[Any]) -> None:
+    def _forget_value(self, entry: Entry, garbage: list[Any]) -> None:
         if (value := entry.value) is not ABSENT:
             garbage.append(value)
             if self.values.get(id(value)) is entry:
@@ -458,7 +441,7 @@ class Executor:
                 waiter.error = instruction.error
             elif type(waiter) is ThreadAllocation:
                 waiter.has_room = True
-            waiter.told = True
+            waiter.answered = True
             if waiter.inbox is not this_thread.inbox:
                 waiter.inbox.put(None)
         elif kind is Trim:
@@ -469,8 +452,8 @@ class Executor:
         elif kind is Leave and (on_fault := self.on_fault) is not None:
             try:
                 on_fault(instruction.error)
-            except Exception:  # whatever it raises: the other instructions must be carried out
-                logger.exception("nobody could be told that %s", instruction.error)
+            except Exception:  # the other instructions must be carried out
+                logger.exception("this error could not be reported: %s", instruction.error)
 
     def _send(self, copy: Copy) -> None:
         if copy.by is None:
@@ -481,12 +464,12 @@ class Executor:
     def _send_to_spill_thread(self, copy: Copy) -> None:
         self.inbox.put((self, copy))
         if self.closed:  # the spill thread may have read its inbox for the last time
-            self.give_up(*drain(self.inbox))
+            self.give_up(*inbox.drain(self.inbox))
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
 
 def _sizes(copy: Copy, data: Any) -> tuple[int, int]:
-    """Return what the result of a copy takes in its tier, and what was moved, in bytes; 0: as the unit says."""
+    """Return the bytes that a copy's result takes in its tier, and the bytes moved; 0: the unit's size."""
     unit: Content = copy.unit  # type: ignore[assignment]
     if copy.to == DISK:
         stored = unit.stored(data)

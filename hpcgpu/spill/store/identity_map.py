@@ -1,4 +1,4 @@
-"""Finds values and device buffers that are known: what is stored twice counts once, moves once and comes back as one.
+"""Recognizes values and device buffers: an object that is stored twice counts once, moves once and comes back as one.
 
 There are two steps. :meth:`IdentityMap.traverse` looks into a value, which runs code of users and libraries, without
 the store's lock. :meth:`IdentityMap.entry_of` makes the value's entry, under the lock.
@@ -18,13 +18,12 @@ from hpcgpu.spill.devices.protocols import Device
 from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
 from hpcgpu.spill.proxies.stored_object import StoredObject
 from hpcgpu.spill.store.transfer import Packed
-from hpcgpu.spill.values.aliasing import Held, held_by, name_of
+from hpcgpu.spill.values.aliasing import Held, held_by, name_of, size_of
 from hpcgpu.spill.values.buffer import Buffer
 from hpcgpu.spill.values.bundle import SMALL_BYTES, Bundles, is_plain
-from hpcgpu.spill.values.entry import ABSENT, NO_SKELETON, Entry
 from hpcgpu.spill.values.host_objects import HostObjects
 from hpcgpu.spill.values.traverse import Slot, is_data, take_apart
-from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit
+from hpcgpu.spill.values.unit import ABSENT, NO_SKELETON, Content, Entry, ObjectContent, SkeletonUnit
 
 logger = logging.getLogger("distributed.worker.memory")
 # An array or a table in host memory inside another value is a unit of its own from this size on.
@@ -52,11 +51,11 @@ class _Packed(NamedTuple):
 
 
 class _Alone(NamedTuple):
-    """An object that is a unit by itself, and in no index; ``stays`` if the store must not move it."""
+    """An object that is a unit by itself, and in no index."""
 
     x: Any
     nbytes: int
-    stays: bool = False
+    stays: bool = False  # the store must not move it
 
 
 _Object = _OnDevice | _InHost | _Alone | StoredObject
@@ -78,60 +77,65 @@ _OWNER = Slot(0)
 class IdentityMap:
     """Makes entries of values. Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
 
-    Executor removes the units and values that move from ``known`` (by the names of their allocations) and ``values``
-    (by their ids). ``reader`` tells proxies of this store from others.
+    Executor removes the units and values that move from ``contents`` (by the names of their allocations) and ``values``
+    (by their ids). ``reader`` distinguishes proxies of this store from others.
     """
 
     def __init__(
         self,
-        known: dict[Any, ObjectContent],
+        contents: dict[Any, ObjectContent],
         values: dict[int, Entry],
         tier_of: Callable[[Device], int],
         reader: object,
         lazily: bool,
     ) -> None:
-        self._known, self._values, self._tier_of = known, values, tier_of
+        self._contents, self._values, self._tier_of = contents, values, tier_of
         self._reader, self._lazily = reader, lazily
         self._bundles = Bundles()
 
     def traverse(self, value: Any) -> Traversed:
-        """Return what is in a value; without the lock.
+        """Return the parts of a value; without the lock.
 
         It does not raise: distributed waits for ever if a key from a peer cannot be set.
         """
         if isinstance(value, Packed):
             return self._traversed_packed(value)
         try:
-            return self._traversed_as_one(value) or self._traversed_in_parts(value)
-        except Exception:  # what classes of users do in their __copy__ and __setattr__
+            held = held_by(value)
+            if held and sum(held.values()) >= SMALL_BYTES:  # one object in host memory
+                return Traversed(value, _OWNER, 0, (_InHost(value, held),))
+            if type(value) is np.ndarray:
+                return Traversed(value, value, size_of(value))
+            return self._traversed_in_parts(value)
+        except Exception:  # of the __copy__ or __setattr__ of a user's class
             # as text: a log handler that keeps records would keep the frames, with the arrays and proxies in them
             logger.warning("the arrays in a %s stay up, since: %s", type(value), traceback.format_exc())
-            return Traversed(value, value, _size_of(value))
+            return Traversed(value, value, size_of(value))
 
-    def entry_of(self, traversed: Traversed, grown: list[tuple[Content, int]]) -> Entry:
-        """Return the entry of a value: the known one, or a new one. Under the lock.
+    def entry_of(self, traversed: Traversed, sizes: list[tuple[Content, int]]) -> Entry:
+        """Return the entry of a value: the existing one, or a new one. Under the lock.
 
-        ``grown`` gets the units that have new objects, and their new sizes.
+        ``sizes`` gets the units that have new objects, and their new sizes.
         """
         value = traversed.value
-        if (known := self._values.get(id(value))) is not None:
-            return known
+        if (existing := self._values.get(id(value))) is not None:
+            return existing
         if value is ABSENT:
             made: dict[int, Any] = {}
             locations: list[tuple[ObjectContent, int]] = []
             for x, i, kind in traversed.objects:
                 if id(x) not in made:
-                    made[id(x)] = self._unit_of_packed(x, grown)
+                    if isinstance(x, _Packed):
+                        made[id(x)] = self._bundles.add(Buffer.of_packed(*x)), 0
+                    else:
+                        made[id(x)] = self._located(x, sizes)
                 unit, position = made[id(x)]
                 locations.append((unit, i if isinstance(x, _Packed) else position))
                 unit.set_kind(locations[-1][1], kind)
         else:
-            locations = [self._located(x, grown) for x in traversed.objects]
-        skeleton = (
-            NO_SKELETON
-            if type(traversed.skeleton) is Slot
-            else SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
-        )
+            locations = [self._located(x, sizes) for x in traversed.objects]
+        is_one = type(traversed.skeleton) is Slot
+        skeleton = NO_SKELETON if is_one else SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
         if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(traversed.skeleton):
             self._bundles.add(skeleton)
         entry = Entry(ABSENT if traversed.lazy else value, skeleton, locations, traversed.lazy)
@@ -140,50 +144,39 @@ class IdentityMap:
         return entry
 
     def entry_of_owner(self, array: np.ndarray) -> Entry:
-        """Return the entry of an array of numbers that is no view: most arrays are, so this is a short way.
+        """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock.
 
-        The name of its memory is the array's own id. Under the lock.
+        The name of its memory is the array's own id.
         """
         number, nbytes = id(array), array.nbytes
         if nbytes < SMALL_BYTES:
             return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())
         if (entry := self._values.get(number)) is None:
-            unit, position = self._known.get(number), 0
+            unit, position = self._contents.get(number), 0
             if unit is not None and isinstance(unit, HostObjects):  # a view of it was stored before
                 position, _ = unit.position_of(array, {number: nbytes})
             else:
-                unit = self._known[number] = HostObjects(array, number, nbytes)
+                unit = self._contents[number] = HostObjects(array, number, nbytes)
             entry = self._values[number] = Entry(array, NO_SKELETON, ((unit, position),))
         return entry
 
-    def index(self, entry: Entry) -> None:
-        """Index a value that came back up, in case it is stored under another key. Under the lock."""
-        self._values[id(entry.value)] = entry
-
     def _traversed_packed(self, packed: Packed) -> Traversed:
-        """Return what is in a value from a peer, whose buffers stay host bytes until their first use."""
+        """Return the parts of a value from a peer, whose buffers stay host bytes until their first use."""
         buffers = [_Packed(d, self._tier_of(d), root, views) for d, root, views in packed.buffers]
         hosts = [self._traversed_object(x) for x in packed.hosts]
         objects = [(hosts[i], 0, kind) if b is None else (buffers[b], i, kind) for b, i, kind in packed.locations]
         if type(packed.skeleton) is Slot:
             return Traversed(ABSENT, packed.skeleton, 0, objects)
         lazy = self._is_lazy(packed.skeleton, [kind for _, _, kind in packed.locations])
-        return Traversed(ABSENT, packed.skeleton, _size_of(packed.skeleton), objects, lazy)
-
-    def _traversed_as_one(self, value: Any) -> Traversed | None:
-        """Return a value that is one object in host memory, or None."""
-        held = held_by(value)
-        if held and sum(held.values()) >= SMALL_BYTES:
-            return Traversed(value, _OWNER, 0, (_InHost(value, held),))
-        return Traversed(value, value, _size_of(value)) if type(value) is np.ndarray else None
+        return Traversed(ABSENT, packed.skeleton, size_of(packed.skeleton), objects, lazy)
 
     def _traversed_in_parts(self, value: Any) -> Traversed:
-        skeleton, parts = take_apart(value, self._is_part if self._lazily else _is_apart)
+        skeleton, parts = take_apart(value, _is_part_or_proxy if self._lazily else _is_part)
         objects = [self._traversed_object(p) for p in parts]
         if type(skeleton) is Slot:
             return Traversed(value, skeleton, 0, objects)
         kinds = [source_of(p).kind if is_proxy(p) else type(p) for p in parts]
-        return Traversed(value, skeleton, _size_of(skeleton), objects, self._is_lazy(skeleton, kinds))
+        return Traversed(value, skeleton, size_of(skeleton), objects, self._is_lazy(skeleton, kinds))
 
     def _is_lazy(self, skeleton: Any, kinds: Sequence[type]) -> bool:
         # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
@@ -203,56 +196,42 @@ class IdentityMap:
             assert device is not None
             name, nbytes = device.buffer_of(x)
             return _OnDevice(x, device, self._tier_of(device), (id(device), name), nbytes)
-        return self._traversed_in_host(x)
-
-    def _traversed_in_host(self, x: Any) -> _InHost | _Alone:
         held = held_by(x)
-        return _InHost(x, held) if held else _Alone(x, _size_of(x))  # _Alone: for the peer it was a part
+        return _InHost(x, held) if held else _Alone(x, size_of(x))  # _Alone: the peer took it for a part
 
-    def _is_part(self, x: Any) -> bool:
-        return _is_apart(x) or is_proxy(x)
-
-    def _located(self, x: _Object, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
+    def _located(self, x: _Object, sizes: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
         """Return the unit of an object, and its position there."""
         if isinstance(x, StoredObject):
             return x.unit, x.index
         if isinstance(x, _OnDevice):
-            return self._located_on_device(x, grown)
+            return self._located_on_device(x, sizes)
         if isinstance(x, _InHost):
-            return self._located_in_host(x, grown)
+            return self._located_in_host(x, sizes)
         alone = SkeletonUnit(x.x, x.nbytes)
         alone.fixed = x.stays
         alone.set_kind(0, type(x.x))
         return alone, 0
 
-    def _unit_of_packed(self, x: Any, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
-        if isinstance(x, _Packed):
-            buffer = Buffer.of_packed(*x)
-            self._bundles.add(buffer)
-            return buffer, 0
-        return self._located(x, grown)
-
-    def _located_in_host(self, x: _InHost, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
-        name = name_of(x.held)
-        unit = self._known.get(name)
+    def _located_in_host(self, x: _InHost, sizes: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
+        unit = self._contents.get(name_of(x.held))
         if isinstance(unit, HostObjects):
             position, is_new = unit.position_of(x.x, x.held)
             if is_new:
-                grown.append((unit, unit.measured()))
+                sizes.append((unit, unit.measured()))
         else:
             unit, position = HostObjects.of_held(x.x, x.held), 0
-        for each in unit.names:
-            self._known[each] = unit
+        for name in unit.names:
+            self._contents[name] = unit
         return unit, position
 
-    def _located_on_device(self, x: _OnDevice, grown: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
-        unit = self._known.get(x.name)
+    def _located_on_device(self, x: _OnDevice, sizes: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
+        unit = self._contents.get(x.name)
         if isinstance(unit, Buffer):
             position, is_new = unit.position_of(x.array)
             if is_new:
-                grown.append((unit.unit, unit.unit.nbytes))
+                sizes.append((unit.unit, unit.unit.nbytes))
         else:
-            unit = self._known[x.name] = Buffer(x.device, x.nbytes, x.tier, x.name)
+            unit = self._contents[x.name] = Buffer(x.device, x.nbytes, x.tier, x.name)
             position, _ = unit.position_of(x.array)
             if always_moves(type(x.array)):
                 self._bundles.add(unit)
@@ -260,17 +239,9 @@ class IdentityMap:
         return unit, position
 
 
-def _is_apart(x: Any) -> bool:
+def _is_part(x: Any) -> bool:
     return is_device_array(x) or is_left_to_cudf(x) or sum(held_by(x).values()) >= _BIG_BYTES
 
 
-_size_by_dask: Callable[[Any], int] | None = None
-
-
-def _size_of(skeleton: Any) -> int:
-    global _size_by_dask  # noqa: PLW0603 - dask is imported with the first value, not with the store
-    if _size_by_dask is None:
-        from hpcgpu.spill.values.sizes import size_of
-
-        _size_by_dask = size_of
-    return _size_by_dask(skeleton)
+def _is_part_or_proxy(x: Any) -> bool:
+    return _is_part(x) or is_proxy(x)

@@ -1,4 +1,4 @@
-"""Reads values: brings up what is below, in the calling thread, and keeps it up while it is in use."""
+"""Reads values: brings up the units that are below, in the calling thread, and keeps them up while they are in use."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from hpcgpu.spill.proxies import dask as proxy_dask
 from hpcgpu.spill.proxies.stored_object import StoredObject
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import IdentityMap
-from hpcgpu.spill.store.todo import Todo
+from hpcgpu.spill.store.inbox import Todo
 from hpcgpu.spill.store.transfer import Handle, Packed
 from hpcgpu.spill.values.buffer import Buffer
-from hpcgpu.spill.values.entry import ABSENT, Entry
 from hpcgpu.spill.values.traverse import put_together
-from hpcgpu.spill.values.unit import ObjectContent, each_once
+from hpcgpu.spill.values.unit import ABSENT, Entry, ObjectContent, each_once
 
 
 class Reader:
-    """The store, as handles and proxies see it.
+    """The store, as handles and proxies see it. GpuSpillBuffer makes it.
 
-    Thread-safe; GpuSpillBuffer makes it. :meth:`handle` is called under the store's lock, the other methods without it,
-    in threads that may wait for copies: those of tasks and clients.
+    Thread-safe. :meth:`handle` is called under the store's lock; the other methods without it, in threads that may wait
+    for copies: those of tasks and clients.
     """
 
     def __init__(self, executor: Executor, lazily: bool) -> None:
@@ -32,10 +31,10 @@ class Reader:
             proxy_dask.register()
         self._executor = executor
         self.lock, self.orphans = executor.lock, executor.orphans
-        self.identity_map = IdentityMap(executor.known, executor.values, executor.tier_of, self, lazily)
+        self.identity_map = IdentityMap(executor.contents, executor.values, executor.tier_of, self, lazily)
 
     def read(self, entry: Entry, todo: Todo) -> Any:
-        """Bring up a value for code that may write to it, and take the name that the entry has for the time of it."""
+        """Bring up a value for code that may write to it; then take the name that the caller gave the entry."""
         try:
             self._executor.carry_out(todo)
             return self.restore(entry, writes=True)
@@ -49,12 +48,12 @@ class Reader:
         """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`.
 
         A pin of the units is not enough: without a name the members of a bundle go, and so do the parts of a value that
-        comes up by parts, which nobody pins.
+        comes up by parts, which are not pinned.
         """
         with self._executor.needing(entry.used_units, writes=writes):
-            return self._assembled(entry)
+            return self._assemble(entry)
 
-    def _assembled(self, entry: Entry) -> Any:
+    def _assemble(self, entry: Entry) -> Any:
         """Return the value of an entry that has a name; its used units are up, and pinned."""
         value = entry.value
         if value is not ABSENT:
@@ -65,10 +64,10 @@ class Reader:
             parts = [unit.object_at(i) for unit, i in entry.locations]
         value = put_together(entry.skeleton.value, parts)
         with self.lock:
-            if entry.value is not ABSENT:  # another thread was faster: all readers get one value
+            if entry.value is not ABSENT:  # another thread was faster: all readers get the same value
                 return entry.value
             entry.value = value
-            self.identity_map.index(entry)
+            self._executor.values[id(value)] = entry  # in case it is stored under another key
         return value
 
     @contextmanager
@@ -78,20 +77,21 @@ class Reader:
             yield
 
     def written(self, unit: ObjectContent) -> None:
-        """A unit, which is kept up, was written to."""
-        self._executor.tell(self._executor.state.used, (unit.unit,), True)
+        """Record a write to a unit that is kept up."""
+        self._executor.report(self._executor.state.used, (unit.unit,), True)
 
     def packed(self, entry: Entry) -> Packed:
-        """Return the value of an entry as host bytes; nothing goes through the device; raises as :meth:`keeping_up`."""
+        """Return the value of an entry as host bytes, without copies to the device; raises as :meth:`keeping_up`."""
         disk = self._executor.disk
         with self._executor.needing(entry.units, for_peer=True):
-            buffers = [unit for unit in each_once(entry.locations) if _is_packable(unit)]
+            contents = each_once(entry.locations)
+            buffers: list[Any] = [c for c in contents if isinstance(c, Buffer) and not any(map(is_immovable, c.arrays))]
             hosts = [at for at in dict.fromkeys(entry.locations) if at[0] not in buffers]
             locations = tuple(
                 (None, hosts.index((u, i)), u.kind_of(i)) if (u, i) in hosts else (buffers.index(u), i, u.kind_of(i))
                 for u, i in entry.locations
             )
-            roots = tuple((b.device, *b.packed(disk)) for b in buffers if isinstance(b, Buffer))
+            roots = tuple((b.device, *b.packed(disk)) for b in buffers)
             return Packed(entry.skeleton.value, locations, roots, tuple(u.object_at(i) for u, i in hosts))
 
     def handle(self, entry: Entry, todo: Todo) -> Handle:
@@ -100,20 +100,16 @@ class Reader:
         return Handle(self, entry)
 
     def _part(self, unit: ObjectContent, index: int) -> StoredObject:
-        """Return the stored object of a proxy: the living one, or a new one."""
+        """Return the stored object of a proxy: the existing one, or a new one."""
         made = StoredObject(self, unit, index)
         todo = Todo()
         with self.lock:
             objects = unit.stored_objects = {} if unit.stored_objects is None else unit.stored_objects
-            known = objects[index]() if index in objects else None
-            if known is None:
+            existing = objects[index]() if index in objects else None
+            if existing is None:
                 objects[index] = weakref.ref(made)
                 if unit.bundle is not None:
                     self._executor.state.join(unit.bundle, unit)
                 self._executor.record(self._executor.state.set(made.token, (unit.unit,)), todo)
         self._executor.carry_out(todo)
-        return known if isinstance(known, StoredObject) else made
-
-
-def _is_packable(unit: ObjectContent) -> bool:
-    return isinstance(unit, Buffer) and not any(map(is_immovable, unit.arrays))
+        return existing if isinstance(existing, StoredObject) else made

@@ -14,8 +14,8 @@ from hpcgpu.model.backoff import Backoff
 from hpcgpu.spill.state.units import HOST
 from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.inbox import become_spill_thread, drain
-from hpcgpu.spill.store.log import SpillLog
+from hpcgpu.spill.store.inbox import drain, this_thread
+from hpcgpu.spill.store.reports import SpillLog
 from hpcgpu.supervise import threads
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -23,37 +23,31 @@ logger = logging.getLogger("distributed.worker.memory")
 _JOIN_S = 20.0
 # The interval at which failed copies are tried again, and the kernel's free memory is read.
 _LOOK_S = 1.0
-# The part of the host tier that goes before the next measurement: values may take more or less than their sizes say.
+# The part of the host tier that goes before the next measurement: values may take more or less memory than their sizes.
 _SHRINK_PART = 0.1
-# Free room is kept so long: to use it again is faster than to get new room.
+# How long free room is kept: to use it again is faster than to get new room.
 _FREE_S = 2.0
-# A round that failed is soon done again: meanwhile the tiers grow above their limits.
+# The pauses after failed rounds are short: meanwhile the tiers grow above their limits.
 _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
 class SpillThread:
-    """A thread that sleeps until the state machine wants a copy, and gives back memory that is not used again.
+    """A thread that sleeps until the state machine orders a copy, and gives back memory that is not used again.
 
     GpuSpillBuffer makes it, which starts the thread. Any thread may call its public methods; :meth:`settle` and
     :meth:`close` wait for the spill thread.
-
-    Attributes
-    ----------
-    host_is_short : callable or None
-        Returns whether the kernel has little memory left for this process: then memory that the store keeps is given
-        back. Called in the spill thread.
-
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._log = executor, SpillLog()
+        # called in the spill thread; if the kernel has little memory left, the store gives back memory that it keeps
         self.host_is_short: Callable[[], bool] | None = None
         self._inbox = executor.inbox
         self._due = threading.Condition(LeafLock())
-        self._idle = self._stops = self._begun = False
+        self._idle = self._stops = False
         self._shrink_requested, self._ticked_s = False, time.monotonic()
         self._above_target: Callable[[], int] | None = None
-        self._excess_s: float | None = None  # the time since when there is an excess
+        self._excess_s: float | None = None  # the beginning of an excess
         self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
         self._loop = threads.run_forever(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
@@ -69,17 +63,17 @@ class SpillThread:
 
     @property
     def idle_bytes(self) -> int:
-        """Host memory that waits to be used again."""
+        """Host memory that is kept for reuse."""
         return self._executor.disk.idle_bytes + sum(memory.idle_bytes for memory in self._executor.page_locked())
 
     def trim(self) -> int:
-        """Give that memory back to the system, which takes a moment; return its bytes."""
+        """Give this memory back to the system, which takes a moment; return its bytes."""
         return self._executor.disk.trim() + sum(memory.trim() for memory in self._executor.page_locked())
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no move is under way or due; return whether that was in time.
 
-        It is not while moves fail, unless since the tier below is full.
+        It returns False while moves fail, unless they fail since the tier below is full.
         """
         if not self._loop.is_alive():
             return self._stops
@@ -90,36 +84,32 @@ class SpillThread:
             return self._due.wait_for(lambda: self._idle, timeout_s)
 
     def close(self, pid: int) -> None:
-        """Stop after the copy under way, and remove what is on disk; a forked child does nothing."""
+        """Stop after the copy under way, and remove the files; does nothing in a forked child."""
         if pid != os.getpid():  # a process that a task has forked
             return
-        self._executor.closed = (
-            True  # first: copies sent after the thread has read its inbox for the last time are given up
-        )
-        self._stops = True
+        # first: copies that are sent after the thread has read its inbox for the last time are given up
+        self._executor.closed = self._stops = True
         self._inbox.put(None)
-        # the garbage collector may call this in any thread: in this one, or in one that holds what this one waits for
+        # the garbage collector may call this in the spill thread itself, or in a thread for which that waits
         self._loop.join(_JOIN_S)
 
     def _round(self) -> bool:
-        """Sleep until something is due, and do it; return whether this was the last round."""
-        if not self._begun:
-            become_spill_thread(self._inbox)
-            self._begun = True
+        """Sleep until work is due, and do it; return whether this was the last round."""
+        this_thread.inbox, this_thread.spills = self._inbox, True
         try:
-            got = self._inbox.get(timeout=self._wait_s())
+            item = self._inbox.get(timeout=self._wait_s())
             while True:
-                if got is not None:
-                    owner, copy = got
+                if item is not None:
+                    owner, copy = item
                     (owner.give_up if self._stops else owner.copy)(copy)
                     self._note()
-                got = self._inbox.get_nowait()
+                item = self._inbox.get_nowait()
         except Empty:
             pass
         if self._stops:
             self._end()
             return True
-        self._look()
+        self._tidy_up()
         self._note()
         with self._due:
             self._idle = self._inbox.empty() and not self._executor.under_way
@@ -128,20 +118,20 @@ class SpillThread:
 
     def _wait_s(self) -> float | None:
         wait_s = self._log.wait_s(time.monotonic())
-        goes_on = self.host_is_short or self._executor.state.is_stuck or self._executor.disk.has_excess
-        if goes_on or self._moved_s < math.inf:
+        is_due = self.host_is_short or self._executor.state.is_stuck or self._executor.disk.has_excess
+        if is_due or self._moved_s < math.inf:
             wait_s = min(_LOOK_S if wait_s is None else wait_s, _LOOK_S)
         return wait_s
 
-    def _look(self) -> None:
-        """Do what is due besides copies."""
+    def _tidy_up(self) -> None:
+        """Do all due work but copies."""
         executor = self._executor
         for each in executor.bins:
             each.empty_bin()
         self._shrink_free()
         self._give_back()
         if self._shrink_requested:
-            self._shrink_requested = False  # before the work: it may be asked again meanwhile
+            self._shrink_requested = False  # before the work: there may be a new request meanwhile
             if self._shrink_host():
                 self._shrink_requested = True
         elif executor.wants_trim or (self.host_is_short and self.idle_bytes and self.host_is_short()):
@@ -149,15 +139,15 @@ class SpillThread:
             self.trim()
         if executor.state.is_stuck and time.monotonic() - self._ticked_s >= _LOOK_S:
             self._ticked_s = time.monotonic()
-            executor.tell(executor.state.tick)
+            executor.report(executor.state.tick)
         try:
             executor.free_unread()
         except Exception as e:
-            executor.tell_of_lost_gpu(e)
+            executor.report_lost_gpu(e)
             raise
 
     def _give_back(self) -> None:
-        """Free device memory that libraries keep: at once where little is left, else a while after the last move."""
+        """Free device memory that libraries keep: at once if little is left, else a while after the last move."""
         moved, now_s = self._executor.counters["device_to_host"].number, time.monotonic()
         if moved != self._moved:
             self._moved, self._moved_s = moved, now_s
@@ -169,17 +159,17 @@ class SpillThread:
     def _shrink_host(self) -> bool:
         """Free host memory, idle memory first; return whether to measure again when the units have gone."""
         tiers, above_target = self._executor.state.accounting, self._above_target
-        there = tiers.bytes.get(HOST, 0)
-        step = int((there + self.idle_bytes) * _SHRINK_PART) or there + self.idle_bytes
+        host_bytes = tiers.bytes.get(HOST, 0)
+        step = int((host_bytes + self.idle_bytes) * _SHRINK_PART) or host_bytes + self.idle_bytes
         freed = self.trim()
         over = min(step, above_target()) if above_target else step - freed
         if over <= 0:
             return False
-        self._executor.tell(self._executor.state.shrink, HOST, over)
-        return above_target is not None and (tiers.leaving.get(HOST, 0) > 0 or tiers.bytes.get(HOST, 0) < there)
+        self._executor.report(self._executor.state.shrink, HOST, over)
+        return above_target is not None and (tiers.leaving.get(HOST, 0) > 0 or tiers.bytes.get(HOST, 0) < host_bytes)
 
     def _shrink_free(self) -> None:
-        """Give back room in files, and memory that no tier counts, once they have been free for a while."""
+        """Give back room in files, and memory that no tier counts, a while after it became free."""
         disk, now_s = self._executor.disk, time.monotonic()
         if not disk.has_excess:
             self._excess_s = None
@@ -201,8 +191,8 @@ class SpillThread:
             self._note()
             executor.detach_devices()
             executor.disk.close()
-        except Exception:  # a device or a file server does not answer: the next start removes the folder
-            logger.exception("the spill store could not be closed, its folder may be left behind")
+        except Exception:  # a device or a file server does not answer
+            logger.exception("the spill store could not be closed; its folder may stay until the next worker starts")
 
     def _pause(self, seconds: float) -> None:
         with self._due:

@@ -1,49 +1,56 @@
 """Values that a thread must read: handles on the event loop, and packed values on their way to a peer.
 
-A worker must neither copy on its event loop nor show handles to user code. For that it
+A worker must neither copy on its event loop nor show handles to user code. So it
 
 - reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
-- enters ``store.using(keys)`` in the task's thread, and replaces handles by what :meth:`Handle.resolve` returns;
-- sends, in place of a handle, what it brings up, or a call of :func:`arrive` with what it packs;
+- enters ``store.using(keys)`` in the task's thread, and replaces handles by the values that :meth:`Handle.resolve`
+  returns;
+- sends, in place of a handle, the value, or a call of :func:`arrive` with the packed value;
 - calls :func:`keep_packed`, and ``hpcgpu.spill.store.dask.register``, when it starts;
 - sets ``store.on_fault``, and calls ``store.close()`` at its end.
 
-``hpcgpu.deploy.processes.worker_plugin`` does all this. Without it the store returns values themselves everywhere.
+``hpcgpu.deploy.processes.worker_plugin`` does all this. Without it the store returns values everywhere.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcgpu.spill.devices.protocols import Device
-from hpcgpu.spill.values.entry import Entry
 from hpcgpu.spill.values.traverse import put_together
+from hpcgpu.spill.values.unit import Entry
 
 
-class EntryReader(Protocol):
-    """Brings values up; :class:`hpcgpu.spill.store.reader.Reader` does.
+class ReadMode(NamedTuple):
+    """Readers in a context get handles. Immutable; GpuSpillBuffer makes it."""
 
-    Thread-safe: handles call it in any thread. Methods that return a value or its bytes wait for copies.
-    """
+    to_worker: bool  # the values are sent to a worker
+    leaving: bool = False  # also for values that are up, but must be read in a thread to be sent
 
-    @property
-    def orphans(self) -> deque[Any]:
-        """Takes the entries of handles that go."""
 
-    def restore(self, entry: Entry) -> Any:
-        """Bring a value up, and return it."""
+_mode: ContextVar[ReadMode | None] = ContextVar("hpcgpu-read-mode", default=None)
+# Returns the read mode of this context; None: readers get values. Each read calls it, so it is no function in Python.
+read_mode = _mode.get
 
-    def packed(self, entry: Entry) -> Packed:
-        """Return a value's bytes for a peer."""
+
+@contextmanager
+def reading(mode: ReadMode | None) -> Iterator[None]:
+    """Set the read mode while inside."""
+    token = _mode.set(mode)
+    try:
+        yield
+    finally:
+        _mode.reset(token)
 
 
 class Handle:
-    """A stored value, to be resolved in a thread that may wait: a name of its entry, so that it lives as long.
+    """A stored value, to be resolved in a thread that may wait: a name of its entry, so the value lives as long.
 
     Thread-safe, since it never changes. Reader makes it under the store's lock; a task resolves it in its own thread;
     any thread may drop the last reference.
@@ -51,8 +58,8 @@ class Handle:
 
     __slots__ = ("entry", "reader")
 
-    def __init__(self, reader: EntryReader, entry: Entry) -> None:
-        self.reader, self.entry = reader, entry
+    def __init__(self, reader: Any, entry: Entry) -> None:
+        self.reader, self.entry = reader, entry  # a hpcgpu.spill.store.reader.Reader
 
     def __del__(self) -> None:
         # no lock here: the garbage collector may run this in a thread that holds it
@@ -64,11 +71,11 @@ class Handle:
         return self.entry.nbytes
 
     def resolve(self) -> Any:
-        """Bring the value up, and return it."""
+        """Bring the value up, and return it; waits for copies."""
         return self.reader.restore(self.entry)
 
     def packed(self) -> Packed:
-        """Return the value's bytes for a peer; nothing goes through the device."""
+        """Return the value's bytes for a peer; no copy goes through the device; waits for copies."""
         return self.reader.packed(self.entry)
 
     def __reduce__(self) -> tuple[Callable[[Packed], Any], tuple[Packed]]:
@@ -79,14 +86,14 @@ class Handle:
 class Packed:
     """A value whose device buffers are host bytes.
 
-    Immutable, and nobody writes to the bytes: some are the store's own. Reader makes it, in a thread that may wait. At
+    Immutable, and no code writes to the bytes: some are the store's own. Reader makes it, in a thread that may wait. At
     the peer IdentityMap traverses it, or it is unpacked at once.
     """
 
     skeleton: Any  # the value with slots in place of its parts
     # for each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's type
     locations: tuple[tuple[int | None, int, type], ...]
-    # of each: its device (in another process: the device there), and what the device's ``pack`` returns
+    # of each buffer: its device (in another process: the device there), and the result of the device's ``pack``
     buffers: tuple[tuple[Device, np.ndarray, list[Any]], ...]
     hosts: tuple[Any, ...] = ()  # parts that are used in host memory
 
@@ -111,5 +118,5 @@ def keep_packed() -> None:
 
 
 def arrive(packed: Packed) -> Any:
-    """Return a value from a peer, where it arrives: packed for this process's store, or, in another process, itself."""
+    """Return a value from a peer, where it arrives: packed for this process's store, or unpacked in another process."""
     return packed if _keep else packed.unpack()

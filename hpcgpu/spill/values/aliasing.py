@@ -1,24 +1,28 @@
-"""The allocations that an object in host memory lies in: a view keeps all of its allocation alive."""
+"""The host memory that an object keeps: a view keeps all of its allocation alive; and sizes of values, by dask."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import logging
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+logger = logging.getLogger("distributed.worker.memory")
+_UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
 # attributes of pandas' own columns: of dates and categories, and of numbers that may be missing
 _ARRAYS = ("_ndarray", "_data", "_mask")
 _TABLES = {"DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
-# What an object keeps in host memory. By an id that is valid while the allocation lives: the bytes of an allocation
-# that views share. By the negative of the object's own id: the bytes that the object has for itself.
+# The host memory that an object keeps, in bytes: by an id that is valid while the allocation lives, for an allocation
+# that views share; by the negative of the object's own id, for memory of the object alone.
 Held = dict[int, int]
 Name = int | frozenset[int]
 
 
 def held_by(x: Any) -> Held:
-    """Return what an array of numbers or a table keeps in host memory; an empty dict for another object."""
+    """Return the host memory that an array of numbers or a table keeps; an empty dict for another object."""
     kind: type = type(x)
     if kind is np.ndarray:
         if x.dtype.hasobject:
@@ -32,7 +36,7 @@ def held_by(x: Any) -> Held:
 
 @functools.lru_cache(256)
 def _family(kind: type) -> str:
-    """Return the library of a class of tables; empty for another class."""
+    """Return the library of a class of tables; "" for another class."""
     family = kind.__module__.partition(".")[0]
     return family if _TABLES.get(kind.__name__) == family else ""
 
@@ -57,15 +61,15 @@ def owner_of(array: np.ndarray) -> tuple[int, int]:
         if base is None:
             return id(array), array.nbytes
         if not isinstance(base, np.ndarray):
-            # The owner is no array. The length of bytes is known; of another owner it is what the last array shows.
+            # the owner is no array: take its length if it is bytes, else the bytes of the last array
             return id(base), len(base) if isinstance(base, (bytes, bytearray)) else array.nbytes
         array = base
 
 
 def _held_by_frame(frame: Any) -> Held:
-    """Return what a data frame or series of pandas keeps in host memory.
+    """Return the host memory that a data frame or series of pandas keeps.
 
-    ``_mgr.blocks`` is not public (in pandas since 1.1, read in 3.1.1). But it is the one way to the columns' memory
+    ``_mgr.blocks`` is not public (in pandas since 1.1, read in 3.1.1). But it is the only way to the columns' memory
     that makes no array for each column, and a shuffle gives a thousand small frames, which are views of one.
     """
     owners: dict[int, int] = {}
@@ -81,12 +85,28 @@ def _held_by_frame(frame: Any) -> Held:
             objects |= any(array.dtype.hasobject for array in arrays)
         else:
             more_bytes += int(values.nbytes)
-    if objects:  # the objects that a column refers to: dask estimates them
-        from hpcgpu.spill.values.sizes import size_of
-
+    if objects:  # dask estimates the objects of a column
         more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))
     return owners | {-id(frame): more_bytes}
 
 
 def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:
     return ((b.address, b.size) for chunk in chunks for b in chunk.buffers() if b is not None)
+
+
+@functools.cache
+def _sizeof() -> Callable[[Any], int]:
+    from dask.sizeof import sizeof
+
+    return sizeof
+
+
+def size_of(value: Any) -> int:
+    """Return the size of a value by dask's ``sizeof``, which is imported with the first value; it does not raise."""
+    try:
+        return int(_sizeof()(value))
+    except Exception:  # of a user's sizeof; distributed catches all, too
+        # as text: a log handler that keeps records would keep the frames, with the value in them
+        why = traceback.format_exc()
+        logger.warning("the size of a %s is taken for %d bytes: %s", type(value), _UNKNOWN_BYTES, why)
+        return _UNKNOWN_BYTES

@@ -14,46 +14,38 @@ from hpcgpu.spill.values.unit import ObjectContent
 
 
 class _Arrays(NamedTuple):
-    """The arrays of a device buffer, the positions of each by its id, and the name of the allocation."""
+    """The arrays of a device buffer."""
 
     arrays: list[Any]
-    positions: dict[int, int]
-    names: tuple[Hashable, ...]
+    positions: dict[int, int]  # by the array's id
+    names: tuple[Hashable, ...]  # of the allocation
 
 
 class Buffer(ObjectContent):
     """One allocation of a device, and the arrays in it: they move together, in one copy.
 
-    IdentityMap makes it, under the store's lock; threads as of :class:`hpcgpu.spill.values.unit.Content`.
-
-    Attributes
-    ----------
-    arrays : list of object
-        Device arrays of any shapes, strides and dtypes; empty while the buffer is not on the device.
-    in_host : (ndarray, list) or None
-        Its bytes in host memory (shape (bytes,), dtype uint8, contiguous, perhaps page-locked; nobody writes to them),
-        and the layout of the arrays in them, as :meth:`hpcgpu.spill.devices.protocols.Device.pack` returns it.
-
+    IdentityMap makes it, under the store's lock; threads as in :class:`hpcgpu.spill.values.unit.Content`.
     """
 
     def __init__(self, device: Device, nbytes: int, top: int, name: Hashable) -> None:
         super().__init__(nbytes, top, top)
         self.device = device
-        self.arrays: list[Any] = []
+        self.arrays: list[Any] = []  # of any shapes, strides and dtypes; empty while it is not on the device
         self._positions: dict[int, int] = {}
         self.names = (name,)
+        # the result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout
         self.in_host: tuple[np.ndarray, list[Any]] | None = None
         self._stored: tuple[Stored, list[Any]] | None = None
 
     @classmethod
     def of_packed(cls, device: Device, top: int, root: np.ndarray, views: Sequence[Any]) -> Buffer:
-        """Return a buffer that came from a peer: it stays in host memory until its first use."""
+        """Return a buffer from a peer, which stays in host memory until its first use."""
         buffer = cls(device, root.nbytes, top, None)
         buffer.names, buffer.at, buffer.in_host = (), HOST, (root, list(views))
         return buffer
 
     def position_of(self, array: Any) -> tuple[int, bool]:
-        """Return the position of an array, and whether the array is new: then no copy has its layout."""
+        """Return the position of an array, and whether the array is new, so that no copy has its layout."""
         position = self._positions.setdefault(id(array), len(self.arrays))
         if is_new := position == len(self.arrays):
             self.arrays.append(array)
@@ -71,11 +63,11 @@ class Buffer(ObjectContent):
         return below[1] if below else ()
 
     def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
-        """Return its bytes on the host, and the layout of the arrays in them; it does not move, and is not on disk."""
+        """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""
         return self.in_host or self.device.pack(tuple(self.arrays), disk.empty)
 
     def take(self, tier: int) -> Any:
-        """Give up the arrays, the bytes in host memory, or what is on disk."""
+        """Give up the arrays, the bytes in host memory, or the copy on disk."""
         data: Any
         if tier == DISK:
             data, self._stored = self._stored, None
@@ -109,7 +101,7 @@ class Buffer(ObjectContent):
         return self.unpacked(*self.in_host)
 
     def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> _Arrays:
-        """Return the arrays on the device, made of the bytes in host memory."""
+        """Return the arrays on the device, made from bytes in host memory."""
         arrays = self.device.unpack(root, views)
         name = id(self.device), self.device.buffer_of(arrays[0])[0]
         return _Arrays(arrays, {id(array): i for i, array in enumerate(arrays)}, (name,))

@@ -1,7 +1,7 @@
 """Small contents that move together: alone, each would cost a copy, a page on disk, and more memory than it frees.
 
-A bundle takes new contents until it is full, or moves. In memory each member has bytes of its own, which go with the
-member's last name, wherever the bundle is. On disk a bundle has one slot, which goes with the last member.
+A bundle takes new contents until it is full, or moves. In memory each member has bytes of its own, which are freed with
+the member's last name, in any tier. On disk a bundle has one slot, which is freed with the last member.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hpcgpu.spill.state.units import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.buffer import Buffer
-from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit, Whole
+from hpcgpu.spill.values.unit import Content, Entry, SkeletonUnit
 
 _Content = TypeVar("_Content", Buffer, SkeletonUnit)
 # A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
 SMALL_BYTES = 1 << 10
-# Reading one member brings all up. With 64 a copy costs each a few microseconds; with more it would be hardly less.
+# Reading one member brings all up. With 64 members a copy costs each a few microseconds; more would hardly reduce that.
 _MEMBERS = 64
-# A pickle of these types is as big as its value, and cannot fail. The same holds for containers, nested to this depth.
+# Pickles of these types are as big as the values, and cannot fail; so for containers, nested to this depth.
 _DEPTH = 3
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
@@ -42,10 +42,10 @@ def is_plain(x: Any, depth: int = _DEPTH) -> bool:
 class Bundle(Content):
     """Small contents of one kind, all in one tier, and all used in one tier.
 
-    Bundles makes it; Executor adds names and removes members. Threads as of :class:`Content`.
+    Bundles makes it and adds members; Executor adds names and removes members. Threads as in :class:`Content`.
     """
 
-    entries: dict[Whole, None]
+    entries: dict[Entry, None]
 
     def __init__(self, top: int, at: int) -> None:
         super().__init__(0, top, at)
@@ -58,30 +58,21 @@ class Bundle(Content):
         """Whether it may take one more member."""
         return len(self.members) < _MEMBERS and self.valid in (0, 1 << self.at) and self.move is None and not self.fixed
 
-    def add(self, content: ObjectContent) -> None:
-        """Take one more member."""
-        content.bundle = self
-        self.members[content] = None
-
-    def remove(self, content: ObjectContent) -> None:
-        """Remove a member that has lost its last name."""
-        del self.members[content]
-
     @property
     def contents(self) -> tuple[Any, ...]:
         """The members."""
         return tuple(self.members)
 
-    def join(self, entry: Whole) -> None:
+    def join(self, entry: Entry) -> None:
         """Hold a part of one more value that has a name."""
         self.entries[entry] = None
 
-    def leave(self, entry: Whole) -> None:
+    def leave(self, entry: Entry) -> None:
         """Forget a value that has lost its last name."""
         del self.entries[entry]
 
     def take(self, tier: int) -> Any:
-        """Give up what is on disk, or what the members have."""
+        """Give up the copy on disk, or the data of the members."""
         if tier == DISK:
             data, self._stored = self._stored, None
             return data
@@ -100,12 +91,12 @@ class Bundle(Content):
 class Buffers(Bundle):
     """Small allocations of a device; on disk one follows the other.
 
-    A member may lose its last name at any time, and its memory with it, so each member is looked at once, without a
-    lock. In host memory and on disk each has bytes of its own: shape (bytes,), dtype uint8.
+    A member may lose its last name at any time, and its memory with it, so :meth:`copied` reads each member once,
+    without a lock. In host memory and on disk each has bytes of its own: shape (bytes,), dtype uint8.
     """
 
     def views_of(self, member: Buffer) -> Sequence[Any]:
-        """Return how the arrays of a member lie in the copy on disk."""
+        """Return the layout of a member's arrays in the copy on disk."""
         stored = self._stored
         return next((views for each, views in stored[1] if each is member), ()) if stored else ()
 
@@ -119,14 +110,14 @@ class Buffers(Bundle):
             up = [(member, arrays) for member in self.contents if (arrays := tuple(member.arrays))]
             packed = up[0][0].device.pack_each([arrays for _, arrays in up], disk.empty) if up else []
             return [(member, piece) for (member, _), piece in zip(up, packed, strict=True)]
-        there = [(member, *piece) for member in self.contents if (piece := member.in_host) is not None]
+        pieces = [(member, *piece) for member in self.contents if (piece := member.in_host) is not None]
         if to == DISK:
-            return disk.write([root.data for _, root, _ in there]), [(member, views) for member, _, views in there]
-        return [(member, member.unpacked(root, views)) for member, root, views in there]
+            return disk.write([root.data for _, root, _ in pieces]), [(member, views) for member, _, views in pieces]
+        return [(member, member.unpacked(root, views)) for member, root, views in pieces]
 
 
 class Values(Bundle):
-    """Small values (SkeletonUnits) in host memory; on disk one pickle. Threads as of :class:`Content`."""
+    """Small values (SkeletonUnits) in host memory; on disk one pickle."""
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Pickle all members to disk, or unpickle."""
@@ -140,13 +131,10 @@ class Values(Bundle):
 
 
 class Bundles:
-    """The bundles that take new contents, by the tier of use and the tier that they lie in.
-
-    Under the store's lock only; IdentityMap makes it and calls it.
-    """
+    """The bundles that take new contents. IdentityMap makes it, and calls it under the store's lock."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, int], Bundle] = {}
+        self._open: dict[tuple[int, int], Bundle] = {}  # by the tier of use and the tier of the data
 
     def add(self, content: _Content) -> _Content:
         """Put a new content into a bundle, if it is small; return the content."""
@@ -156,5 +144,5 @@ class Bundles:
         bundle = self._open.get(key)
         if bundle is None or not bundle.is_open:
             bundle = self._open[key] = (Values if type(content) is SkeletonUnit else Buffers)(*key)
-        bundle.add(content)
+        content.bundle, bundle.members[content] = bundle, None
         return content

@@ -1,7 +1,7 @@
-"""The objects that are opened in the search for device arrays, the content of each, and how an object like it is made.
+"""Opens objects in the search for device arrays, and makes them again from their contents.
 
-No code of the object's class runs, neither to open one nor to make one: contents are read and set as Python itself
-does. An object stays closed if it has more than these contents, or if two of it would not do for one.
+No code of the object's class runs, neither to open an object nor to make one: contents are read and set as by Python
+itself. An object stays closed if it has more than these contents, or if a copy cannot replace it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Unset:
 
 
 UNSET = _Unset()
-# Objects of these types hold nothing; most objects in containers are of them.
+# Most objects in containers are of these types, and hold no other objects.
 SIMPLE: frozenset[type] = frozenset(
     {int, str, float, bool, bytes, complex, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_, _Unset}
 )
 _HEAP_TYPE, _MANAGED_DICT, _POINTER_BYTES = 1 << 9, 1 << 4, 8  # Include/object.h, CPython 3.11 to 3.14
-# Objects bound to their process, thread or moment. An object that holds one directly is not mere data, and stays
-# closed: behind it may be a whole worker.
+# Roots of modules whose objects are bound to their process, thread or moment. An object that holds one directly is not
+# mere data, and stays closed: behind it may be a whole worker.
 _LIVE_ROOTS = frozenset(
     """
     _thread threading _io io socket _socket ssl _ssl select selectors subprocess multiprocessing concurrent asyncio
@@ -38,33 +38,18 @@ _LIVE_ROOTS = frozenset(
     """.split()  # a list of so many quoted words is not easier to read
 )
 _LIVE_KINDS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType)
-# Tables have parts of their own, which their libraries move; and our objects hold no values of users.
+# Tables have parts of their own, which their libraries move; and objects of hpcgpu hold no values of users.
 _CLOSED_ROOTS = _LIVE_ROOTS | {"pandas", "pyarrow", "cudf", "hpcgpu", "weakref"}
 _OWN_PICKLE = (Counter,)  # and those of _BASES
 
 
 class Base(NamedTuple):
-    """How objects of one of Python's own classes are read and made.
+    """Reads and makes objects of one of Python's own classes; any thread may call it."""
 
-    Immutable; this module makes them once, and Container calls them in any thread.
-
-    Attributes
-    ----------
-    items : callable
-        Returns a new list of all that an object holds, except attributes.
-    new : callable or None
-        Makes an empty object of a subclass; None if ``fill`` makes the object with all that it holds.
-    fill : callable
-        Fills an empty object with items; or, given a class, makes an object of the items.
-    keyed : callable
-        Takes the number of items; returns the slice of those that are hashed when an object is filled.
-
-    """
-
-    items: Callable[[Any], list[Any]]
-    new: Callable[[Any], Any] | None
-    fill: Callable[[Any, list[Any]], Any]
-    keyed: Callable[[int], slice] = lambda _: slice(0)
+    items: Callable[[Any], list[Any]]  # returns a new list of an object's contents, except attributes
+    new: Callable[[Any], Any] | None  # makes an empty object of a subclass; None if ``fill`` makes the object
+    fill: Callable[[Any, list[Any]], Any]  # fills an empty object with items, or makes an object of a class from items
+    keyed: Callable[[int], slice] = lambda _: slice(0)  # the items, of so many, that are hashed to fill an object
 
 
 def _of_dict(x: dict[Any, Any]) -> list[Any]:
@@ -89,14 +74,6 @@ def _fill_default(x: Any, items: list[Any]) -> None:
     _fill_dict(x, items[1:])
 
 
-def _fill_namespace(x: Any, items: list[Any]) -> None:
-    _fill_dict(x.__dict__, items)
-
-
-def _new_partial(kind: Any) -> Any:
-    return functools.partial.__new__(kind, _nothing)
-
-
 def _nothing() -> None:
     """Stand in for the function of a partial that is still being made."""
 
@@ -110,10 +87,7 @@ def _all(_: int) -> slice:
 
 
 class BoundMethod:
-    """Stands for ``types.MethodType`` in pickles, since pickle finds classes by name.
-
-    It has no objects, so no thread uses one.
-    """
+    """Stands for ``types.MethodType`` in pickles, since pickle finds classes by name."""
 
 
 _BASES: dict[type, Base] = {
@@ -137,53 +111,47 @@ _BASES: dict[type, Base] = {
         deque.__new__,
         lambda x, items: deque.__init__(x, items[1:], items[0]),
     ),
-    types.SimpleNamespace: Base(lambda x: _of_dict(x.__dict__), types.SimpleNamespace.__new__, _fill_namespace, _keys),
+    types.SimpleNamespace: Base(
+        lambda x: _of_dict(x.__dict__),
+        types.SimpleNamespace.__new__,
+        lambda x, items: _fill_dict(x.__dict__, items),
+        _keys,
+    ),
     types.MethodType: Base(lambda x: [x.__func__, x.__self__], None, lambda kind, items: kind(*items)),
     functools.partial: Base(
         lambda x: [x.func, x.args, x.keywords],
-        _new_partial,
+        lambda kind: functools.partial.__new__(kind, _nothing),
         lambda x, items: functools.partial.__setstate__(x, (*items, None)),  # type: ignore[attr-defined]
     ),
 }
 
 
 class Container:
-    """How the objects of a class are opened, and made again.
+    """Opens the objects of a class, and makes them again. Immutable: any thread may call it, without the store's lock.
 
-    Immutable, so that any thread may call it; :func:`container_of` makes it. :mod:`hpcgpu.spill.values.traverse` calls
-    it, without the store's lock.
-
-    Attributes
-    ----------
-    kind : type
-        The argument for :func:`container_of`; it can be pickled.
-    is_data : bool
-        Whether it is one of Python's containers, a subclass of one, a dataclass or a class of attrs: users look at its
-        contents themselves. With other classes, methods do.
-    attributes : int
-        The number of an object's parts that are attributes: the last ones.
-
+    ``is_data``: it is one of Python's containers, a subclass of one, a dataclass or a class of attrs: users access its
+    contents directly. The contents of other classes are accessed by methods.
     """
 
-    __slots__ = ("_attributes", "_base", "_dict", "_kind", "_slots", "attributes", "is_data", "kind")
+    __slots__ = ("_base", "_dict", "_kind", "_slots", "attributes", "is_data", "kind")
 
     def __init__(self, kind: type, base: type, attributes: Any, slots: tuple[Any, ...]) -> None:
         self._kind, self._base, self._dict, self._slots = kind, _BASES[base], attributes, slots
-        self.attributes = (attributes is not None) + len(slots)
-        self.kind = BoundMethod if kind is types.MethodType else kind
-        own = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__")
-        self.is_data = own or base is not object
+        self.attributes = (attributes is not None) + len(slots)  # how many of the parts, the last ones, are attributes
+        self.kind = BoundMethod if kind is types.MethodType else kind  # for container_of; it can be pickled
+        is_record = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__")
+        self.is_data = is_record or base is not object
 
     def parts(self, x: Any) -> list[Any] | None:
-        """Return what an object holds, its attributes last; None if it must stay closed."""
+        """Return an object's contents, its attributes last; None if it must stay closed."""
         parts = self._base.items(x)
         if not self.attributes:
             return parts
         if self._dict is not None:
-            there = self._dict.__get__(x)
-            if there and _holds_live(dict.values(there)):
+            attributes = self._dict.__get__(x)
+            if attributes and _holds_live(dict.values(attributes)):
                 return None
-            parts.append(there or UNSET)
+            parts.append(attributes or UNSET)
         for slot in self._slots:
             try:
                 parts.append(slot.__get__(x))
@@ -196,7 +164,7 @@ class Container:
         return (self._dict.__get__(x) or None) if self._dict is not None else None
 
     def new(self) -> Any:
-        """Return an empty object; UNSET if it can only be made of its contents."""
+        """Return an empty object; UNSET if it can only be made from its contents."""
         return UNSET if self._base.new is None else self._base.new(self._kind)
 
     def filled(self, x: Any, parts: list[Any]) -> Any:
@@ -207,10 +175,10 @@ class Container:
         else:
             self._base.fill(x, items)
         if self.attributes:
-            given = iter(parts[len(items) :])
-            if self._dict is not None and (there := next(given)) is not UNSET:
-                self._dict.__set__(x, there)
-            for slot, value in zip(self._slots, given, strict=True):
+            values = iter(parts[len(items) :])
+            if self._dict is not None and (attributes := next(values)) is not UNSET:
+                self._dict.__set__(x, attributes)
+            for slot, value in zip(self._slots, values, strict=True):
                 if value is not UNSET:
                     slot.__set__(x, value)
         return x
@@ -222,13 +190,14 @@ class Container:
 
 @functools.lru_cache(1024)
 def container_of(kind: type) -> Container | None:
-    """Return how objects of a class are opened; None if they hold nothing, or stay closed."""
+    """Return the container of a class; None if its objects hold no others, or stay closed."""
     kind = types.MethodType if kind is BoundMethod else kind
-    base = _base_of(kind)
-    if base is None or _is_closed(kind):
+    layouts = [b for b in kind.__mro__ if b in _BASES or not b.__flags__ & _HEAP_TYPE]
+    if any(b not in _BASES for b in layouts) or _is_closed(kind):  # a class written in C, or a closed one
         return None
-    own = [b for b in kind.__mro__ if b not in _BASES]
-    slots = tuple(d for b in own for d in b.__dict__.values() if type(d) is types.MemberDescriptorType)
+    base = layouts[0]  # the nearest: for an OrderedDict itself, not dict
+    python_bases = [b for b in kind.__mro__ if b not in _BASES]
+    slots = tuple(d for b in python_bases for d in b.__dict__.values() if type(d) is types.MemberDescriptorType)
     attributes = next((b.__dict__["__dict__"] for b in kind.__mro__ if "__dict__" in b.__dict__), None)
     if base is types.SimpleNamespace:
         attributes = None  # they are its items
@@ -239,18 +208,10 @@ def container_of(kind: type) -> Container | None:
     return Container(kind, base, attributes, slots)
 
 
-def _base_of(kind: type) -> type | None:
-    """Return which of Python's own classes gives the objects of a class their layout, if it is one that is opened."""
-    known = [b for b in kind.__mro__ if b in _BASES or not b.__flags__ & _HEAP_TYPE]
-    if any(b not in _BASES for b in known):
-        return None  # written in C
-    return known[0]  # the nearest: for an OrderedDict itself, not dict
-
-
 def _is_all_python(kind: type, base: type, slots: int) -> bool:
     """Tell whether its objects have no memory but attributes and slots, as Python checks it when it copies them.
 
-    ``object_getstate_default``, Objects/typeobject.c of CPython 3.11.
+    See ``object_getstate_default``, Objects/typeobject.c of CPython 3.11.
     """
     pointers = slots
     if kind.__dictoffset__ and not base.__dictoffset__:
@@ -261,7 +222,7 @@ def _is_all_python(kind: type, base: type, slots: int) -> bool:
 
 
 def _is_closed(kind: type) -> bool:
-    """Tell whether a copy of an object of a class would not do for the object."""
+    """Tell whether a copy of an object of a class cannot replace the object."""
     if kind.__module__.partition(".")[0] in _CLOSED_ROOTS or kind in copyreg.dispatch_table:
         return True
     if hasattr(kind, "__hpcgpu_device__") or hasattr(kind, "__cuda_array_interface__"):
@@ -270,7 +231,7 @@ def _is_closed(kind: type) -> bool:
         definer = next(b for b in kind.__mro__ if name in b.__dict__)
         if definer not in _BASES and definer not in _OWN_PICKLE:
             return True
-    # each of two would end what both use
+    # the object and its copy would both free the same resource
     return any("__del__" in b.__dict__ for b in kind.__mro__)
 
 

@@ -16,7 +16,7 @@ from hpcgpu.spill.values.unit import ObjectContent
 
 
 class _Objects(NamedTuple):
-    """Objects that came back up, and what each keeps in memory; None for an object that nobody can ask for."""
+    """Objects that came back up, and the memory that each keeps; None for an object without a name."""
 
     objects: list[Any]
     held: list[Held]
@@ -27,21 +27,19 @@ class _Shape(NamedTuple):
 
 
 class HostObjects(ObjectContent):
-    """Arrays or tables in host memory that are views of the same memory: one occupies as much as all do.
+    """Arrays or tables in host memory that are views of the same memory: one occupies as much as all.
 
-    On disk each has bytes of its own; bytes that lie inside another view's are there once. An object whose keys are
-    all gone is kept in memory by the others, and is not written.
+    On disk each has bytes of its own; bytes inside another view's are written once. An object without keys is kept in
+    memory by the others, and is not written.
 
-    IdentityMap makes it, under the store's lock; threads as of :class:`hpcgpu.spill.values.unit.Content`. Arrays are of
-    any shapes, strides and dtypes but object; their bytes are those of their allocations, not those that they show.
+    IdentityMap makes it, under the store's lock; threads as in :class:`hpcgpu.spill.values.unit.Content`. Arrays are of
+    any shapes, strides and dtypes but object; ``nbytes`` counts their allocations, not the part that they show.
     """
 
     usual_kind = np.ndarray
-
     # made for the second object, or for the second allocation: most units have one
     _positions: dict[int, int] | None = None
     _held: Held | None = None
-
     _pickled: serialization.Pickled | None = None
     _shapes: Sequence[_Shape] = ()
 
@@ -54,18 +52,18 @@ class HostObjects(ObjectContent):
 
     @classmethod
     def of_held(cls, x: Any, held: Held) -> HostObjects:
-        """Return a unit of an object with what it keeps (:func:`hpcgpu.spill.values.aliasing.held_by`)."""
+        """Return a unit of an object and the memory that it keeps (:func:`hpcgpu.spill.values.aliasing.held_by`)."""
         made = cls(x, name_of(held), sum(held.values()))
         if len(held) > 1:
             made._held = dict(held)
         return made
 
     def position_of(self, x: Any, held: Held) -> tuple[int, bool]:
-        """Return the position of an object, and whether the object is new: then there is no copy of it."""
+        """Return the position of an object, and whether the object is new, so that it has no copy."""
         if self.objects and self.objects[0] is x:
             return 0, False
         position = self._positions.get(id(x)) if self._positions else None
-        return (self._take_up(x, held), True) if position is None else (position, False)
+        return (self._append(x, held), True) if position is None else (position, False)
 
     def object_at(self, index: int) -> Any:
         """Return one of the objects."""
@@ -80,7 +78,7 @@ class HostObjects(ObjectContent):
         return self.nbytes if self._held is None else sum(self._held.values())
 
     def take(self, tier: int) -> Any:
-        """Give up the objects, or what is on disk."""
+        """Give up the objects, or the copy on disk."""
         data: Any
         if tier == DISK:
             data, self._pickled = self._pickled, None
@@ -100,17 +98,18 @@ class HostObjects(ObjectContent):
             if x is None:
                 self.objects.append(None)
             else:
-                self._take_up(x, held)
+                self._append(x, held)
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
         """Pickle to disk, or unpickle."""
         del source
         if to != DISK:
             assert self._pickled is not None
-            found = serialization.read(disk, self._pickled)
-            return _Objects(found, [{} if x is None else held_by(x) for x in found])
-        asked_for = self._asked_for()
-        kept = [x if i in asked_for else None for i, x in enumerate(tuple(self.objects))]
+            objects = serialization.read(disk, self._pickled)
+            return _Objects(objects, [{} if x is None else held_by(x) for x in objects])
+        named = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
+        named |= {part.index for part in self.living_objects()}
+        kept = [x if i in named else None for i, x in enumerate(tuple(self.objects))]
         self._shapes = [_Shape(getattr(x, "shape", ())) for x in kept]
         try:
             return serialization.write(disk, kept)
@@ -120,12 +119,10 @@ class HostObjects(ObjectContent):
     @staticmethod
     def bytes_up(data: Any) -> int:
         """Return the size of objects that came back up: each has bytes of its own now."""
-        found: Held = {}
-        for held in data.held:
-            found.update(held)
-        return sum(found.values())
+        return sum({name: nbytes for held in data.held for name, nbytes in held.items()}.values())
 
-    def _take_up(self, x: Any, held: Held) -> int:
+    def _append(self, x: Any, held: Held) -> int:
+        """Add an object; return its position."""
         position = len(self.objects)
         self.objects.append(x)
         self.set_kind(position, type(x))
@@ -135,16 +132,8 @@ class HostObjects(ObjectContent):
             self._positions[id(x)] = position
         if self._held is not None:
             self._held.update(held)
-        elif position or len(held) > 1:
-            self._held = {**self._held_so_far(), **held}
+        elif position or len(held) > 1:  # so far each object keeps one allocation
+            self._held = {name: self.nbytes for name in self.names if isinstance(name, int)} | held
         if (name := name_of(held)) not in self.names:
             self.names += (name,)
         return position
-
-    def _held_so_far(self) -> Held:
-        """Return what the objects keep in memory, if each keeps one allocation."""
-        return {name: self.nbytes for name in self.names if isinstance(name, int)}
-
-    def _asked_for(self) -> set[int]:
-        asked_for = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
-        return asked_for | {part.index for part in self.living_objects()}

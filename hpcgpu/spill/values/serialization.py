@@ -1,4 +1,4 @@
-"""Values on disk: pickled; bytes that several arrays show are written once."""
+"""Values on disk: pickled; bytes that several arrays share are written once."""
 
 from __future__ import annotations
 
@@ -20,26 +20,17 @@ _quiet = threading.local()
 
 
 class Pickled(NamedTuple):
-    """A value on disk. Immutable: :func:`write` makes it, a Content holds it, any thread may :func:`read` it.
+    """A value on disk. Immutable: :func:`write` makes it, a Content holds it, any thread may :func:`read` it."""
 
-    Attributes
-    ----------
-    stored : Stored
-        The pickle first, then the arrays' memory.
-    spans : tuple of (int, int, int)
-        Where each array lies: the number of the stored buffer, and the first byte and the end in it.
-
-    """
-
-    stored: Stored
-    spans: tuple[tuple[int, int, int], ...]
+    stored: Stored  # the pickle first, then the arrays' memory
+    spans: tuple[tuple[int, int, int], ...]  # of each array: the number of the stored buffer, its first byte and end
 
 
 def write(disk: Disk, value: Any) -> Pickled:
     """Pickle a value to disk: all of it or, with OSError, nothing."""
     try:
         data, buffers = _dumps(value)
-        raw = [b.raw() for b in buffers]  # BufferError for what is not contiguous
+        raw = [b.raw() for b in buffers]  # BufferError if one is not contiguous
     except MemoryError:
         raise
     except Exception as e:
@@ -51,20 +42,16 @@ def write(disk: Disk, value: Any) -> Pickled:
 def read(disk: Disk, pickled: Pickled) -> Any:
     """Return the value; OSError or SpillError if it cannot be read back."""
     frames = disk.read(pickled.stored)
-    return _loads(frames[0], [frames[i][begin:end] for i, begin, end in pickled.spans])
-
-
-def _loads(data: np.ndarray, buffers: Sequence[np.ndarray]) -> Any:
     try:
-        return pickle.loads(data.data, buffers=buffers)
+        return pickle.loads(frames[0].data, buffers=[frames[i][begin:end] for i, begin, end in pickled.spans])
     except MemoryError:
         raise
-    except Exception as e:  # whatever a user's class raises
+    except Exception as e:  # of a user's class
         raise SpillError(f"it cannot be unpickled: {e!r}") from e
 
 
 def _each_once(buffers: Sequence[memoryview]) -> tuple[list[memoryview], tuple[tuple[int, int, int], ...]]:
-    """Return the buffers that lie inside no other one, and the span of each buffer in them."""
+    """Return the buffers that lie inside no other buffer, and the span of each buffer in them."""
     if len(buffers) == 1:
         return list(buffers), ((1, 0, buffers[0].nbytes),)
     extents = []
@@ -87,11 +74,11 @@ def _is_for_others(_: logging.LogRecord) -> bool:
 
 
 def _dumps(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Pickle a value; if that fails, as distributed does, which knows classes of a client's script."""
+    """Pickle a value; if that fails, use distributed's pickle, which can pickle classes of a client's script."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
-    except Exception:  # whatever a user's __reduce__ raises; distributed's pickle does the same
+    except Exception:  # of a user's __reduce__; distributed's pickle catches all, too
         from distributed.protocol import pickle as by_value
 
         buffers.clear()

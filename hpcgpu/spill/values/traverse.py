@@ -1,4 +1,4 @@
-"""Traverses values: takes device arrays out of a task's value, and puts them back in."""
+"""Takes the arrays out of a task's value, and puts them back in."""
 
 from __future__ import annotations
 
@@ -19,25 +19,22 @@ _LEADS_ON = frozenset(
 
 
 class Slot(NamedTuple):
-    """Stands for the ``number``-th object taken out of a value. Immutable: any thread may read it."""
+    """Stands for the ``number``-th object taken out of a value."""
 
     number: int
 
 
 class Ref(NamedTuple):
-    """Stands for a skeleton's ``number``-th node. Immutable; :func:`take_apart` makes it."""
+    """Stands for a skeleton's ``number``-th node."""
 
     number: int
 
 
 class Node(NamedTuple):
-    """One object: the index of its class in the skeleton, and what it holds.
+    """One object that leads to arrays."""
 
-    Immutable; :func:`take_apart` makes it. Parts are slots, references, UNSET, or the value's own objects, not copied.
-    """
-
-    kind: int
-    parts: tuple[Any, ...]
+    kind: int  # the index of its class in the skeleton
+    parts: tuple[Any, ...]  # slots, references, UNSET, or the value's own objects, not copied
 
 
 class Skeleton(NamedTuple):
@@ -45,10 +42,7 @@ class Skeleton(NamedTuple):
 
     It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (that
     code would find slots where it expects arrays), and Python does not run out of stack, however deep objects are
-    nested.
-
-    Immutable; :func:`take_apart` makes it, a SkeletonUnit or a Packed holds it, :func:`put_together` reads it, in any
-    thread.
+    nested. :func:`take_apart` makes it, a SkeletonUnit or a Packed holds it, :func:`put_together` reads it.
     """
 
     kinds: tuple[type, ...]
@@ -56,11 +50,11 @@ class Skeleton(NamedTuple):
 
 
 def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """Return the skeleton of a value, and its device arrays; the value itself is not changed.
+    """Return the skeleton of a value, and its arrays; the value itself is not changed.
 
-    Looks into the objects that :mod:`hpcgpu.spill.values.containers` opens, to any depth, also in circles. A value
-    without device arrays is returned as it is. An object without arrays inside is not copied. An object stays closed if
-    something leads back to it that is not opened (a closure, a weak reference): there would be two of it.
+    Looks into the objects that :mod:`hpcgpu.spill.values.containers` opens, to any depth, also in circles. Returns a
+    value without arrays as it is. An object without arrays inside is not copied. An object stays closed if a closed
+    object leads back to it (a closure, a weak reference): there would be two of it.
     """
     kind: type = type(value)
     if kind not in _ASIDE and is_array(value):
@@ -69,55 +63,55 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
         return value, []
     closed: set[int] = set()
     while id(value) not in closed:
-        found = _Found(value, is_array, closed)
-        if not found.numbers:
+        graph = _Graph(value, is_array, closed)
+        if not graph.numbers:
             break
-        skeleton, others = found.skeleton()
+        skeleton, others = graph.skeleton()
         if not others:
-            return skeleton, found.arrays
+            return skeleton, graph.arrays
         closed |= others
     return value, []
 
 
 def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
-    """Return the value that :func:`take_apart` took apart: a new one each time, with the arrays that are given."""
+    """Return the value that :func:`take_apart` took apart: a new one each time, with these arrays."""
     if type(skeleton) is Slot:
         return arrays[skeleton.number]
     if type(skeleton) is not Skeleton:
         return skeleton
-    kinds = [_known(kind) for kind in skeleton.kinds]
+    kinds = [_container_of(kind) for kind in skeleton.kinds]
     made = [kinds[node.kind].new() for node in skeleton.nodes]
     filled = [False] * len(made)
     todo: Sequence[int] = range(len(made))
     while todo:  # twice only where a tuple is in a circle
         for i in todo:
-            there = []
+            parts = []
             for part in skeleton.nodes[i].parts:
                 if type(part) is Ref:
                     inner = made[part.number]
                     if inner is UNSET:
                         break
-                    there.append(inner)
+                    parts.append(inner)
                 else:
-                    there.append(arrays[part.number] if type(part) is Slot else part)
+                    parts.append(arrays[part.number] if type(part) is Slot else part)
             else:
-                made[i], filled[i] = kinds[skeleton.nodes[i].kind].filled(made[i], there), True
+                made[i], filled[i] = kinds[skeleton.nodes[i].kind].filled(made[i], parts), True
         late = [i for i in todo if not filled[i]]
         if len(late) == len(todo):
-            raise SpillError("a value of tuples that hold each other cannot be made")
+            raise SpillError("a value of tuples that contain each other cannot be made again")
         todo = late
     return made[-1]
 
 
 def is_data(skeleton: Any) -> bool:
     """Tell whether arrays lie in containers and records only, and in no object whose methods use them."""
-    return type(skeleton) is not Skeleton or all(_known(kind).is_data for kind in skeleton.kinds)
+    return type(skeleton) is not Skeleton or all(_container_of(kind).is_data for kind in skeleton.kinds)
 
 
-def _known(kind: Any) -> Container:
+def _container_of(kind: Any) -> Container:
     container = container_of(kind)
     if container is None:
-        raise SpillError(f"an object of {kind.__module__}.{kind.__qualname__} cannot be made from what it held")
+        raise SpillError(f"an object of {kind.__module__}.{kind.__qualname__} cannot be made again from its contents")
     return container
 
 
@@ -127,8 +121,8 @@ class _Opened(NamedTuple):
     inside: list[int]  # ids of the parts that are arrays, or are opened
 
 
-class _Found:
-    """The objects of a value that are opened, and its arrays."""
+class _Graph:
+    """The opened objects of a value, and its arrays."""
 
     def __init__(self, value: Any, is_array: Callable[[Any], bool], closed: set[int]) -> None:
         self.value = value
@@ -136,7 +130,7 @@ class _Found:
         self.numbers: dict[int, int] = {}  # of the arrays, by their ids
         self._opened: dict[int, _Opened] = {}
         self._leads_on: list[Any] = []
-        todo = [(value, _known(type(value)))]
+        todo = [(value, _container_of(type(value)))]
         seen = {id(value)}
         for x, container in todo:
             parts = container.parts(x)
@@ -162,7 +156,7 @@ class _Found:
                 inside.append(key)
             if inside:
                 self._opened[id(x)] = _Opened(container, parts, inside)
-        self._objects = [x for x, _ in todo]  # keeps all of it alive while ids count
+        self._objects = [x for x, _ in todo]  # keeps all objects alive while ids are used
 
     def skeleton(self) -> tuple[Skeleton, set[int]]:
         """Return the skeleton, and the ids of the objects that cannot be made again."""
@@ -195,12 +189,12 @@ class _Found:
             if id(x) in leading and (attributes := self._opened[id(x)].container.attributes_of(x)) is not None:
                 leading.add(id(attributes))
                 if id(attributes) not in self._opened:
-                    container = _known(type(attributes))
+                    container = _container_of(type(attributes))
                     self._opened[id(attributes)] = _Opened(container, container.parts(attributes) or [], [])
         return leading
 
     def _in_order(self, leading: set[int]) -> list[int]:
-        """Return the objects, each after those that it holds, except in circles."""
+        """Return the objects, each after the objects in it, except in circles."""
         order: list[int] = []
         begun = {id(self.value)}
         stack = [(id(self.value), iter(self._opened[id(self.value)].inside))]
@@ -233,7 +227,7 @@ class _Untouchable:
 def _badly_hashed(made: Skeleton, order: list[int]) -> set[int]:
     """Return the ids of objects that cannot be hashed again without their arrays: these may lie below by then."""
     hashed: set[int] = set()
-    containers = [_known(kind) for kind in made.kinds]
+    containers = [_container_of(kind) for kind in made.kinds]
     for i, node in enumerate(made.nodes):
         parts = containers[node.kind].hashed(node.parts)
         if SIMPLE.issuperset(map(type, parts)):
@@ -243,19 +237,19 @@ def _badly_hashed(made: Skeleton, order: list[int]) -> set[int]:
         most = 1 + max(p.number for node in made.nodes for p in node.parts if type(p) is Slot)
         try:
             put_together(made, [_Untouchable()] * most)
-        except Exception:  # whatever a class does in its __hash__
+        except Exception:  # of a class's __hash__
             return hashed
     return set()
 
 
 def _behind(x: Any) -> Iterator[Any]:
-    """Yield what an object that stays closed leads to."""
+    """Yield the objects to which a closed object leads."""
     kind: type = type(x)
     if kind is types.FunctionType:
         for cell in x.__closure__ or ():
             try:
                 yield cell.cell_contents
-            except ValueError:  # nothing is in it yet
+            except ValueError:  # the cell is empty yet
                 continue
     elif kind in (types.BuiltinMethodType, types.MethodWrapperType):
         yield x.__self__

@@ -1,8 +1,8 @@
-"""The units that move between tiers, and each tier's form of them: device buffers, and values in host memory.
+"""The units that move between tiers, with their data, and the stored values that they are parts of.
 
-The state machine decides where a unit is. This module says what that means for the unit's bytes. :meth:`Content.take`
-and :meth:`Content.put` run under the store's lock and only change references; :meth:`Content.copied` does the work,
-without the lock.
+The state machine decides the tier of a unit; these classes hold and copy its data. :meth:`Content.take` and
+:meth:`Content.put` run under the store's lock and only change references; :meth:`Content.copied` does the work, without
+the lock.
 """
 
 from __future__ import annotations
@@ -16,59 +16,36 @@ from typing import Any, Protocol
 from hpcgpu.spill.state.units import DISK, HOST, Unit
 from hpcgpu.spill.storage.disk import Disk, Stored
 from hpcgpu.spill.values import serialization
+from hpcgpu.spill.values.traverse import Slot
 
+ABSENT = object()
 _NUMBERS = itertools.count()
 _FEW = 8
 
 
-class Whole(Protocol):
-    """A value that units are parts of; :class:`hpcgpu.spill.values.entry.Entry` is one.
-
-    ``value`` and ``key`` change under the store's lock; the other attributes never change.
-    """
-
-    value: Any
-    locations: Sequence[tuple[ObjectContent, int]]
-    lazy: bool
-    key: Any
-
-    @property
-    def skeleton(self) -> Content:
-        """The value without its parts."""
-
-
 class ProxiedObject(Protocol):
-    """An object of a unit, with its proxies; :class:`hpcgpu.spill.proxies.stored_object.StoredObject` is one.
-
-    Thread-safe. Executor calls :meth:`release`, without the store's lock, in the thread that carries the drop out.
-    """
+    """An object of a unit, with its proxy: a :class:`hpcgpu.spill.proxies.stored_object.StoredObject`."""
 
     index: int
 
     def release(self) -> None:
-        """Take the object from its proxy, since the object moves down."""
+        """Take the object from its proxy, without the store's lock, in the thread that carries out the drop."""
 
 
 class Content(Unit, ABC):
-    """A unit, and what each tier holds of it.
+    """A unit, and its data in each tier.
 
     IdentityMap, Executor and Reader change it under the store's lock, also by :meth:`join`, :meth:`leave`,
     :meth:`take` and :meth:`put`. :meth:`copied` runs without the lock, in the thread that copies. Readers look at a
     content without the lock.
-
-    Attributes
-    ----------
-    entries : collection of Whole
-        The values that it is a part of, if something names them.
-
     """
 
-    # Set where they change: a unit is made for every value, and with its containers a million of them would cost the
-    # garbage collector seconds.
-    entries: tuple[Whole, ...] | dict[Whole, None] = ()
+    # The values with names that it is a part of. Containers are set only when they change: every value has a unit, and
+    # with their containers a million of them would cost the garbage collector seconds.
+    entries: tuple[Entry, ...] | dict[Entry, None] = ()
 
     def __init__(self, nbytes: int, top: int, at: int) -> None:
-        # as Unit's own does it: one is made for every value
+        # not by Unit.__init__, for speed
         self.name, self.nbytes, self.top, self.at = next(_NUMBERS), nbytes, top, at
 
     @property
@@ -76,7 +53,7 @@ class Content(Unit, ABC):
     def contents(self) -> tuple[ObjectContent, ...]:
         """The objects that move with it: itself, or the members of a bundle."""
 
-    def join(self, entry: Whole) -> None:
+    def join(self, entry: Entry) -> None:
         """Become a part of one more value that has a name."""
         if not self.entries:
             self.entries = (entry,)
@@ -87,8 +64,8 @@ class Content(Unit, ABC):
         else:  # many views of one array
             self.entries = dict.fromkeys((*self.entries, entry))
 
-    def leave(self, entry: Whole) -> None:
-        """Cease to be a part of a value that has lost its last name."""
+    def leave(self, entry: Entry) -> None:
+        """Forget a value that has lost its last name."""
         if len(self.entries) == 1:
             self.entries = ()
         elif isinstance(self.entries, dict):
@@ -98,21 +75,21 @@ class Content(Unit, ABC):
 
     @abstractmethod
     def take(self, tier: int) -> Any:
-        """Give up what a tier holds, and return it: the memory is free when the last reference goes."""
+        """Give up the data in a tier, and return it: the memory is free when the last reference goes."""
 
     @abstractmethod
     def put(self, tier: int, data: Any) -> None:
-        """Let a tier hold what :meth:`copied` has returned."""
+        """Let a tier hold the result of :meth:`copied`."""
 
     @abstractmethod
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        """Return a copy for another tier; the source keeps its own. Raises whatever disk, device or pickle raise."""
+        """Return a copy for another tier; the source keeps its data. Raises the errors of disk, device and pickle."""
 
     @staticmethod
     def stored(data: Any) -> Stored:
-        """Return what a copy on disk has there."""
-        found: Stored = data[0]
-        return found
+        """Return the stored buffers of a copy on disk."""
+        stored: Stored = data[0]
+        return stored
 
     @staticmethod
     def bytes_up(data: Any) -> int:
@@ -122,30 +99,17 @@ class Content(Unit, ABC):
 
 
 class ObjectContent(Content):
-    """A content that has objects of users; a unit, or a small member of a unit, the bundle, which it moves with.
+    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit.
 
-    Threads as of :class:`Content`.
-
-    Attributes
-    ----------
-    bundle : Bundle or None
-        The bundle is the unit, and has its state. Of a member only ``nbytes``, ``top`` and ``keys`` mean anything;
-        ``keys`` counts the values and proxies that it is a part of.
-    names : tuple of hashable
-        Of the allocations that it lies in where it is used, as long as it is there.
-    kinds : dict of int to type, or None
-        The types of its objects that are not of the usual type.
-    stored_objects : dict of int to reference to ProxiedObject, or None
-        Those of its objects that have proxies (jit_unspill).
-
+    A member's state is that of its bundle, but for ``nbytes``, ``top`` and ``keys``, the number of values and proxies
+    that it is a part of.
     """
 
     usual_kind: type = object
-
     bundle: Any = None
-    names: tuple[Hashable, ...] = ()
-    kinds: dict[int, type] | None = None
-    stored_objects: dict[int, weakref.ref[ProxiedObject]] | None = None
+    names: tuple[Hashable, ...] = ()  # of its allocations in the tier of its use, while it is there
+    kinds: dict[int, type] | None = None  # the types of its objects that are not of the usual type
+    stored_objects: dict[int, weakref.ref[ProxiedObject]] | None = None  # those with proxies (jit_unspill)
 
     @property
     def unit(self) -> Content:
@@ -168,16 +132,16 @@ class ObjectContent(Content):
             self.kinds[index] = kind
 
     def living_objects(self) -> list[ProxiedObject]:
-        """Return those objects that may have proxies."""
+        """Return the objects that may have proxies."""
         refs = tuple((self.stored_objects or {}).values())  # in one step: another thread may add one
-        return [found for ref in refs if (found := ref()) is not None]
+        return [living for ref in refs if (living := ref()) is not None]
 
     @abstractmethod
     def object_at(self, index: int) -> Any:
         """Return one of its objects, while it is up."""
 
     def length_of(self, index: int) -> int | None:
-        """Return the length of an object, as the copies below have it; None if they do not tell."""
+        """Return the length of an object from the copies below; None if they do not have it."""
         views = self.views()
         shape = getattr(views[index], "shape", None) if index < len(views) else None
         return shape[0] if shape else None
@@ -188,10 +152,9 @@ class ObjectContent(Content):
 
 
 class SkeletonUnit(ObjectContent):
-    """A value without its parts, in memory or pickled on disk.
+    """A value without its parts, in memory or pickled on disk. IdentityMap makes it, under the store's lock.
 
-    IdentityMap makes it, under the store's lock; threads as of :class:`Content`. ``nbytes`` is what dask's ``sizeof``
-    says; for an array it is the array's own.
+    ``nbytes`` is an array's own, else the size by dask's ``sizeof``.
     """
 
     _pickled: serialization.Pickled | None = None
@@ -206,7 +169,7 @@ class SkeletonUnit(ObjectContent):
         return self.value
 
     def take(self, tier: int) -> Any:
-        """Give up the value, or what is on disk."""
+        """Give up the value, or the copy on disk."""
         data: Any
         if tier == DISK:
             data, self._pickled = self._pickled, None
@@ -233,3 +196,47 @@ class SkeletonUnit(ObjectContent):
 def each_once(locations: Iterable[tuple[ObjectContent, int]]) -> tuple[ObjectContent, ...]:
     """Return the units of locations, each once."""
     return tuple(dict.fromkeys(unit for unit, _ in locations))
+
+
+# the skeleton of a value that is itself an array or a table
+NO_SKELETON = SkeletonUnit(Slot(0), 0)
+
+
+class Entry:
+    """A value under one or more names: keys of the store, and handles.
+
+    IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
+    read without it; the other attributes never change.
+    """
+
+    __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
+
+    def __init__(
+        self, value: Any, skeleton: SkeletonUnit, locations: Sequence[tuple[ObjectContent, int]], lazy: bool = False
+    ) -> None:
+        self.value = value  # the value itself, if it was stored or read and its used units are still up; else ABSENT
+        self.skeleton, self.locations = skeleton, locations  # without its parts; the unit and position of each part
+        self.lazy = lazy  # parts come up one by one, at first use (jit_unspill): readers get proxies for them
+        self.names, self.key = 0, ABSENT  # the number of keys and handles; the last key, for messages
+        self.units: tuple[Content, ...]  # the units that move, each once: the parts, or their bundles
+        self.small: tuple[ObjectContent, ...] = ()  # the parts that are in bundles
+        if skeleton is NO_SKELETON or not locations:
+            only = skeleton if skeleton is not NO_SKELETON else locations[0][0]
+            self.units = (only.bundle or only,)
+            if only.bundle is not None:
+                self.small = (only,)
+        else:
+            parts = skeleton, *each_once(locations)
+            self.units = tuple(dict.fromkeys(part.unit for part in parts))
+            self.small = tuple(part for part in parts if part.bundle is not None)
+        self.used_units = (skeleton,) if lazy else self.units  # the units that come up with the value
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value has no parts on a device, and readers get no proxies."""
+        return not self.lazy and all(unit.top == HOST for unit in self.units)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, in any tier."""
+        return self.skeleton.nbytes + sum(part.nbytes for part in each_once(self.locations))

@@ -20,8 +20,8 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
 from hpcgpu.spill.storage.buffer_pool import is_pinned
-from hpcgpu.spill.store.cupy_messages import register
-from hpcgpu.spill.store.read_mode import ReadMode, reading
+from hpcgpu.spill.store.dask import register_cupy
+from hpcgpu.spill.store.transfer import ReadMode, reading
 
 MIB = 1 << 20
 
@@ -156,7 +156,7 @@ def cupy() -> Any:
         module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as why:
         pytest.skip(f"no GPU here: {why}")
-    register(dask_serialize, dask_deserialize)
+    register_cupy(dask_serialize, dask_deserialize)
     return module
 
 

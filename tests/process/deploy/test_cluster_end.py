@@ -59,7 +59,7 @@ def scheduler_of(cluster: GPUCluster) -> int:
 def rows(cluster: PBSGPUCluster) -> list[tuple[str, str]]:
     """Return of jobs that may be there, then of those that are gone, id and text."""
     shown = cluster.jobs
-    return [(row.view.id, row.view.text) for row in (*shown.rows, *shown.gone)]
+    return [(row.id, row.text) for row in (*shown.rows, *shown.gone)]
 
 
 def test_a_closed_cluster_has_nothing(pbs: Pbs) -> None:

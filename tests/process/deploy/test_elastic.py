@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def ids(cluster: BatchGPUCluster) -> list[str]:
-    return [row.view.id for row in cluster.jobs.rows if row.has == "workers"]
+    return [row.id for row in cluster.jobs.rows if row.has == "workers"]
 
 
 def alive(job_id: str) -> bool:
@@ -53,13 +53,13 @@ def alive(job_id: str) -> bool:
 
 def test_jobs_come_and_go(home: Path, said: Said) -> None:
     with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster, Client(cluster) as client:
-        assert "READY scheduler here; no workers yet: cluster.scale(n)" in said.text
+        assert "READY scheduler here; no workers yet: request them by cluster.scale(n)" in said.text
         assert "0 workers" not in said.text
         cluster.scale(3)  # workers: two jobs of two
         assert len(ids(cluster)) == 2
         cluster.wait_for_workers(4)
         assert sum(client.gather(client.map(abs, range(20)))) == 190
-        assert [row.view.text for row in cluster.jobs.rows][1:] == ["UP 2/2", "UP 2/2"]
+        assert [row.text for row in cluster.jobs.rows][1:] == ["UP 2/2", "UP 2/2"]
         kept = client.scatter(list(range(4)), broadcast=False)
         cluster.scale(jobs=1)
         until(lambda: len(client.scheduler_info()["workers"]) == 2, "the workers of one job have left")
@@ -80,7 +80,7 @@ def test_a_job_that_died_is_replaced(home: Path) -> None:
         assert client.submit(sum, [1, 2]).result() == 3
         assert len(ids(cluster)) == 1
         (gone,) = cluster.jobs.gone
-        assert gone.view.id == victim
+        assert gone.id == victim
         assert str(cluster.jobs).index(ids(cluster)[0]) < str(cluster.jobs).index(victim)
 
 
@@ -91,7 +91,7 @@ def test_jobs_that_die_before_their_first_worker_stop_the_loop_with_the_log(home
         with pytest.raises(JobError, match=r"3 jobs in a row ended before their first worker(.|\n)*no such module"):
             cluster.wait_for_workers(2)
         assert ids(cluster) == []
-        seen = [row.view.text for row in cluster.jobs.gone]
+        seen = [row.text for row in cluster.jobs.gone]
         assert len(seen) == 3
         assert all(re.fullmatch(r"GONE at [\d :-]+ \(exit code 3.*\)", text) for text in seen)
         assert seen[0] in cluster.jobs._repr_html_()
@@ -181,7 +181,7 @@ def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(home: Path) 
             attached.scale(6)
             everywhere((owner, attached), 6)
             assert set(ids(owner)) == set(ids(attached)) > {member}
-            assert [row.view.text for row in owner.jobs.rows] == ["UP 2/2"] * 3
+            assert [row.text for row in owner.jobs.rows] == ["UP 2/2"] * 3
         owner.scale(4)
         owner.detach()
     with LocalJobs.attach("mine") as first, LocalJobs.attach("mine") as second:
@@ -202,7 +202,7 @@ def test_all_objects_of_a_cluster_tell_which_jobs_are_gone_and_why(home: Path) -
             os.killpg(int(victim.partition(".")[0]), signal.SIGKILL)
             until(lambda: attached.jobs.gone, "the other object knows that the job is gone")
             assert attached.jobs.gone == owner.jobs.gone
-            assert attached.jobs.gone[0].view.id == victim
+            assert attached.jobs.gone[0].id == victim
         with LocalJobs.attach("mine") as later:
             assert later.jobs.gone == owner.jobs.gone
 

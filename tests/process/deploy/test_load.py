@@ -33,7 +33,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def states(cluster: Any) -> set[str]:
-    return {row.view.text for row in cluster.jobs.rows if row.has == "workers"}
+    return {row.text for row in cluster.jobs.rows if row.has == "workers"}
 
 
 def test_a_thousand_workers_join_and_leave_at_little_cost(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,8 @@ def test_folder_that_others_can_swap_needs_trust(place: Place, tmp_path: Path) -
     options = ("--gpus", "sim:1", "--local-directory", str(project / "me"))
     code, said, wrong = place.run(ranks.command(path, options=options))
     assert (code, said) == (1, "")
-    assert f"every member of group {NEIGHBOUR} can replace what lies in {project} (mode 2770)" in wrong
+    assert f"every member of group {NEIGHBOUR} can replace files in {project} (mode 2770)" in wrong
     assert list((project / "me").iterdir()) == []
     code, said, wrong = place.run(ranks.command(path, options=(*options, "--trust-local-directory")))
     assert (code, said) == (0, "55\n"), wrong
-    assert "is taken, as trust_local_directory says, though every member of group" in wrong
+    assert "is accepted because of trust_local_directory, although every member of group" in wrong

@@ -81,7 +81,7 @@ def test_the_launcher_of_a_site_starts_the_ranks(pbs: Pbs, tmp_path: Path) -> No
 
 
 def test_nothing_is_submitted_for_bad_input(pbs: Pbs) -> None:
-    with pytest.raises(ConfigError, match="how many GPUs of each node"):
+    with pytest.raises(ConfigError, match="the number of GPUs of each node"):
         PBSGPUCluster(nodes=2)
     with pytest.raises(ConfigError, match="nodes"):
         PBSGPUCluster(nodes=0, gpus="sim:2")

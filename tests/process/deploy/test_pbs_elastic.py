@@ -19,7 +19,7 @@ OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "rank
 
 
 def members(cluster: PBSGPUCluster) -> list[str]:
-    return [row.view.id for row in cluster.jobs.rows if row.has == "workers"]
+    return [row.id for row in cluster.jobs.rows if row.has == "workers"]
 
 
 def arrays(pbs: Pbs) -> list[str]:
@@ -41,7 +41,7 @@ def test_an_array_is_one_qsub_and_a_dead_element_is_replaced_by_a_job(pbs: Pbs) 
         assert arrays(pbs) == ["0-2"]
         cluster.wait_for_workers(6)
         assert members(cluster) == [f"1021[{i}].login01" for i in range(3)]
-        assert {row.view.text for row in cluster.jobs.rows[1:]} == {"UP 2/2"}
+        assert {row.text for row in cluster.jobs.rows[1:]} == {"UP 2/2"}
         kill(pbs, "1021[1].login01")
         until(lambda: len(arrays(pbs)) == 2, "a second submission")
         assert arrays(pbs) == ["0-2", ""]
@@ -179,6 +179,6 @@ def test_a_job_knows_by_itself_when_its_time_is_over(pbs: Pbs) -> None:
         assert client.gather(kept) == list(range(8))
         assert pbs.get(first, "exit") == "0"
         pbs.trouble("")
-        log = next(Path(row.log) for row in cluster.jobs.rows if row.view.id == first)
+        log = next(Path(row.log) for row in cluster.jobs.rows if row.id == first)
     said = log.read_text()
     assert "the workers of this job hand over their data and leave: its time ends in" in said

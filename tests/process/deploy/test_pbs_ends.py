@@ -21,11 +21,11 @@ from hpcgpu.config import document
 from hpcgpu.deploy.jobs import ending, record, runs
 from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job import BatchJob
 from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
+from hpcgpu.deploy.jobs.record import Process, Record, Run
 from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 
@@ -89,13 +89,12 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
 
 
 def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_END_S", "_CANCEL_S"):
-        monkeypatch.setattr(f"hpcgpu.deploy.jobs.job.{name}", 1.0)
+    for name in ("_HEAD_GRACE_S", "_HEAD_CANCEL_S"):
+        monkeypatch.setattr(f"hpcgpu.deploy.jobs.ending.{name}", 1.0)
     (job_id,) = start(pbs, 1)
     late(pbs, [job_id], "R")
     said: list[str] = []
-    job = BatchJob(Pbs(), said.append, RecordedJob(id=job_id, log=""))
-    asyncio.run(job.end())
+    asyncio.run(ending.close_head(Pbs(), Job(id=job_id), said.append))
     assert said == [f"job {job_id}: cancelled, but still there after 1 s: job {job_id}"]
     pbs.end_slowly("")
     until(lambda: pbs.over(job_id), "the job is over")
@@ -110,7 +109,7 @@ def test_a_job_that_takes_long_to_end_has_ended_with_its_script(pbs: Server, tmp
 
     async def check() -> None:
         jobs = JobLoop(Pbs(), Policy(late_limit_s=1.0), cluster_hooks())
-        jobs.add_head(RecordedJob(id=job_id, log=str(log), exit_file=str(exit_file)), 1, None)
+        jobs.add_head(Job(id=job_id, log=str(log), exit_file=str(exit_file)), 1, None)
         try:
             while True:
                 await jobs.check()
@@ -134,7 +133,7 @@ def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Pa
     folder = tmp_path / "run"
     folder.mkdir()
     text = document.render(RunDocument(settings=Settings(), shape="gang", folder=str(folder)))
-    jobs = tuple(RecordedJob(id=i, log="") for i in ids)
+    jobs = tuple(Job(id=i, log="") for i in ids)
     there = Record(
         name="x", batch="pbs", document=text, client=Process.here(), created=record.now(), dialect={}, jobs=jobs
     )
@@ -154,10 +153,10 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
         policy = Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5))
 
         def ids() -> list[str]:
-            return [member.recorded.id for member in fleet.members]
+            return [member.id for member in fleet.members]
 
         def look() -> None:
-            seen.extend(describe(member.facts, date.today()).text for member in fleet.members)
+            seen.extend(describe(member, date.today()).text for member in fleet.members)
 
         fleet = Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()), changed=look)), spec, 1)
         await fleet.take(0, controls=True)

@@ -24,7 +24,7 @@ ELASTIC = {"gpus": "sim:2", "shape": "elastic", "scheduler": "here", "ranks": "n
 
 
 def members(cluster: PBSGPUCluster) -> list[str]:
-    return [row.view.id for row in cluster.jobs.rows if row.has == "workers"]
+    return [row.id for row in cluster.jobs.rows if row.has == "workers"]
 
 
 @pytest.mark.parametrize("build", BUILDS)

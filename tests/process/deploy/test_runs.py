@@ -23,10 +23,11 @@ from waiting import scaled, until
 from hpcgpu import batch
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, logs, record, runs
-from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob, Run
+from hpcgpu.deploy.jobs.record import Process, Record, Run
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
+from hpcgpu.plan.jobs.job import Job
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 DEAD = Process("another-host", 1, 1)
@@ -38,7 +39,7 @@ def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
 
 
-def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
+def make_run(home: Path, *jobs: Job, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
     folder = scheduler_file.make_folder(home / ".hpcgpu" / "runs")
     settings = Settings(job_name="mine", client_grace_s=grace_s)
     text = document.render(RunDocument(settings=settings, shape="gang", folder=str(folder)))
@@ -48,33 +49,33 @@ def make_run(home: Path, *jobs: RecordedJob, client: Process = DEAD, batch: str 
     return Run(folder, facts)
 
 
-def submit(folder: Path, command: str) -> RecordedJob:
+def submit(folder: Path, command: str) -> Job:
     spec = JobSpec(name="job", argv=("bash", "-c", command), log_directory=str(folder))
     system = Local()
     (job_id,) = asyncio.run(batch_client.submit(system, spec, system.script(spec), print, Patience()))
-    return RecordedJob(id=job_id, log=system.log(spec, job_id))
+    return Job(id=job_id, log=system.log(spec, job_id))
 
 
-def state(job: RecordedJob) -> JobState:
+def state(job: Job) -> JobState:
     return asyncio.run(batch_client.ask(Local(), [job.id]))[job.id].state
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[RecordedJob]:
+def job(tmp_path: Path) -> Iterator[Job]:
     """A job that runs until it is ended."""
     there = submit(tmp_path, "echo first; sleep 600")
     yield there
     asyncio.run(batch_client.cancel(Local(), [there.id]))
 
 
-def test_a_guard_ends_what_the_lease_has_not(tmp_path: Path, job: RecordedJob) -> None:
+def test_a_guard_ends_what_the_lease_has_not(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job)
     asyncio.run(runs.abandon(run.folder))
     assert state(job) is JobState.ENDED
     assert not run.folder.exists()
 
 
-def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path, job: RecordedJob) -> None:
+def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, grace_s=2)
 
     async def main() -> None:
@@ -92,7 +93,7 @@ def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path,
     assert state(job) is JobState.ENDED
 
 
-def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: RecordedJob) -> None:
+def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, grace_s=600)
     lease.detach(run.folder)
     asyncio.run(runs.abandon(run.folder))
@@ -100,7 +101,7 @@ def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Re
     assert run.folder.exists()
 
 
-def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: RecordedJob) -> None:
+def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, client=Process.here())
     asyncio.run(runs.stop(run))
     assert state(job) is JobState.ENDED
@@ -108,7 +109,7 @@ def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: RecordedJ
 
 
 def test_what_is_over_is_cleaned_up_and_nothing_else(
-    tmp_path: Path, job: RecordedJob, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     over = submit(tmp_path, "true")
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
@@ -134,7 +135,7 @@ def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for element in ids:
-        make_run(tmp_path, RecordedJob(id=element, log="x"), batch="slurm", client=Process.here())
+        make_run(tmp_path, Job(id=element, log="x"), batch="slurm", client=Process.here())
     seen = asyncio.run(runs.see(tmp_path / ".hpcgpu" / "runs"))
     assert [list(one.states) for one in seen] == [[element] for element in ids]
     assert (tmp_path / "asked").read_text() == "asked\n"
@@ -182,7 +183,7 @@ def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=scaled(120))
 
 
-def test_the_commands(tmp_path: Path, job: RecordedJob) -> None:
+def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
     run = make_run(tmp_path, job, client=Process.here())
     record.write(run.folder, replace(run.record, name="a [b] c"))

@@ -42,7 +42,7 @@ def test_wait_for_workers_says_why_nobody_looks_after_the_jobs(home: Path, said:
     with LocalJobs(**options, log_directory=str(home)) as cluster:
         cluster.scale(jobs=1)
         cluster.wait_for_workers(1)
-        (job,) = (row.view.id for row in cluster.jobs.rows if row.has == "workers")
+        (job,) = (row.id for row in cluster.jobs.rows if row.has == "workers")
         written = folder(home) / "record"
         written.unlink()
         written.mkdir()  # as a home that is full, or a file server that has lost the handle

@@ -24,7 +24,7 @@ from hpcgpu.deploy import templates
 from hpcgpu.deploy.cluster import batch as clusters
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Result, dialect
-from hpcgpu.plan.jobs.phase import words
+from hpcgpu.plan.jobs.phase import format_status
 
 SYSTEMS = sorted(batch.SYSTEMS)
 FILES = [(name, path) for name in SYSTEMS for path in sorted((BATCH / name).glob("*/*.txt"))]
@@ -299,7 +299,7 @@ def test_a_lost_node_of_slurm_is_named_for_running_ended_and_waiting_jobs() -> N
         }
         assert not any(s.trouble for s in listed.values())
     assert jobs[2][both].hosts == ("node3", "node4")
-    assert {i: words(s) for i, s in jobs[2].items()} == {
+    assert {i: format_status(s) for i, s in jobs[2].items()} == {
         gone: "NODE_FAIL, NodeDown, on node4",
         both: "exit code 143, NODE_FAIL, NodeDown, on node[3-4]",
         again: "PENDING, BeginTime",

@@ -116,7 +116,7 @@ def test_what_is_typed_wrong_is_an_error_of_usage(slurm: Path, monkeypatch: pyte
     answer(slurm, TAKEN)
     with pytest.raises(ConfigError, match="set by option --device-memory-limit"):
         raise invoke("--gpus-per-node", "4", "--device-memory-limit", "1.5").exception
-    with pytest.raises(ConfigError, match="how many GPUs of each node"):
+    with pytest.raises(ConfigError, match="the number of GPUs of each node"):
         raise invoke("--submit").exception
     monkeypatch.setenv("PATH", "/none")
     with pytest.raises(ConfigError, match="set by option --device-memory-limit"):

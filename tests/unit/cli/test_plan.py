@@ -72,7 +72,7 @@ def test_a_file_tells_what_a_node_is_like() -> None:
     (machine,) = TOPOLOGIES.glob("epyc-corona.xml")
     assert "as " + str(machine) + " describes it" in invoke(*FORGE, "--gpus", "sim:4", "--from", str(machine)).output
     text = invoke(*FORGE).output
-    assert "nobody says what the nodes are like: give --from FILE" in text
+    assert "the nodes are unknown: give --from FILE" in text
     assert "warning: 4 cores for 4 GPUs of each node" in text
 
 
@@ -89,7 +89,7 @@ def test_two_plans_are_compared(tmp_path: Path) -> None:
         hpcgpu, ["plan", *FORGE, "--walltime", "2h", "--diff", str(before)], standalone_mode=False
     )
     assert other.return_value == 1
-    assert "request.time limit: not asked for (default) -> 02:00:00 (option --walltime)" in other.output
+    assert "request.time limit: not requested (default) -> 02:00:00 (option --walltime)" in other.output
     assert "script: +#SBATCH --time=02:00:00" in other.output
 
 

@@ -7,26 +7,20 @@ import os
 import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
 from machines import lstopo
 from paths import TOPOLOGIES
-from waiting import scaled
 
 from hpcgpu.model import CpuSet
 
 TURIN = str(TOPOLOGIES / "turin-4gpu-nvml.xml")
-HPCGPU = str(ranks.BIN / "hpcgpu")
 
 
-def topo(
-    *words: str, given: str | None = None, cwd: Path | None = None, **env: str
-) -> subprocess.CompletedProcess[str]:
-    environ = ranks.environment(**{"COLUMNS": "0", **env})
-    return subprocess.run(
-        [HPCGPU, "topo", *words], capture_output=True, text=True, timeout=scaled(60), env=environ, cwd=cwd, input=given
-    )
+def topo(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return ranks.in_process("topo", *words, **{"COLUMNS": "0", **options})
 
 
 def said(*words: str, **env: str) -> str:
@@ -160,10 +154,10 @@ def test_nodes_that_differ(tmp_path: Path) -> None:
 
 def test_a_file_may_come_from_stdin() -> None:
     text = Path(TURIN).read_text()
-    done = topo("--from", "-", "--json", given=text)
+    done = topo("--from", "-", "--json", stdin=text)
     assert json.loads(done.stdout) == json.loads(said("--from", TURIN, "--json"))
-    assert "from stdin" in topo("--from", "-", given=text).stdout
-    assert topo("--diff", "-", TURIN, given=text).stdout == "2 nodes, all alike\n"
+    assert "from stdin" in topo("--from", "-", stdin=text).stdout
+    assert topo("--diff", "-", TURIN, stdin=text).stdout == "2 nodes, all alike\n"
 
 
 @pytest.mark.parametrize(

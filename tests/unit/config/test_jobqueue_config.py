@@ -162,7 +162,10 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
 def test_submission_reads_its_own_system_and_says_once_what_it_ignores(home: Path, first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
     code = first + "from hpcgpu.deploy.jobs.job_plan import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
-    done = python(home, code + "    print(read_job({'gpus_per_node': 4}, 'keyword {name}', (), b).script)")
+    done = python(
+        home,
+        code + "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--partition=theirs") == 2
     assert done.stdout.count("--time=01:00:00") == 2

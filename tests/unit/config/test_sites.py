@@ -114,7 +114,8 @@ def test_a_job_that_joins_an_elastic_cluster(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_the_command_prints_the_jobs_script(name: str) -> None:
     given = {"site": name, "account": "a", "walltime": "00:15:00", "gpus": 1}
-    printed = read_job(given, "keyword {name}").script
+    _, spec, system = read_job(given, "keyword {name}")
+    printed = system.script(spec)
     assert all(directive in printed for directive in load(name).defaults.get("job_extra_directives", ()))
 
 

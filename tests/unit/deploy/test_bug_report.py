@@ -19,11 +19,12 @@ from hpcgpu.batch import get
 from hpcgpu.config import document
 from hpcgpu.deploy import bug_report
 from hpcgpu.deploy.jobs import record
-from hpcgpu.deploy.jobs.record import Process, Record, RecordedJob
+from hpcgpu.deploy.jobs.record import Process, Record
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, RunDocument, Settings
+from hpcgpu.plan.jobs.job import Job
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
 LOG = f"""hpcgpu: gpunode07: no port for 2 workers
@@ -54,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             document=document.render(RunDocument(settings=settings, shape="gang", folder=str(folder))),
             client=Process("login17", 4711, 99),
             created=datetime(2026, 1, 2, tzinfo=UTC),
-            jobs=(RecordedJob(id="12", log=str(log)),),
+            jobs=(Job(id="12", log=str(log)),),
         ),
     )
     addresses = ["10.9.8.7", "3c:ec:ef:01:02:03", "3b2f9a10-1111-2222-3333-444455556666", "ada@site"]

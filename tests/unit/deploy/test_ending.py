@@ -9,8 +9,8 @@ import pytest
 
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs import ending
-from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import SubmitError
+from hpcgpu.plan.jobs.job import Job
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel: str) -> None:
@@ -21,7 +21,7 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel:
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-def close(job: RecordedJob, said: list[str], grace_s: float, limit_s: float = 60.0) -> None:
+def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> None:
     asyncio.run(ending.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
 
 
@@ -29,14 +29,14 @@ def test_a_refused_cancel_is_an_error_unless_the_script_of_a_job_with_a_grace_ha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", "echo 'scancel: error: Invalid user' >&2; exit 1")
-    job = RecordedJob(id="7", log="", exit_file=str(tmp_path / "exit"))
+    job = Job(id="7", log="", exit_file=str(tmp_path / "exit"))
     limit_s = 4.0  # all of it passes each time; a busy machine starts both programs within it
     for grace_s in (0.0, 0.1):
-        with pytest.raises(SubmitError, match=r"job 7 may still be there: .*hpcgpu stop 7"):
+        with pytest.raises(SubmitError, match=r"job 7 may still exist: .*hpcgpu stop 7"):
             close(job, [], grace_s, limit_s)
     Path(job.exit_file).write_text("0\n")
     close(job, [], 0.1, limit_s)
-    with pytest.raises(SubmitError, match="job 7 may still be there"):
+    with pytest.raises(SubmitError, match="job 7 may still exist"):
         close(job, [], 0.0, limit_s)
 
 
@@ -46,7 +46,7 @@ def test_a_job_that_waits_or_has_had_its_grace_is_cancelled(
 ) -> None:
     programs(tmp_path, monkeypatch, state, f"touch {tmp_path}/over")
     said: list[str] = []
-    close(RecordedJob(id="7", log=""), said, grace_s)
+    close(Job(id="7", log=""), said, grace_s)
     assert (tmp_path / "over").exists()
     assert said == []
 
@@ -55,7 +55,7 @@ def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch:
     programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
 
     async def use() -> None:
-        closing = asyncio.create_task(ending.close(Slurm(), [RecordedJob(id="7", log="")], 60.0, print, grace_s=60.0))
+        closing = asyncio.create_task(ending.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
         await asyncio.sleep(0.2)
         (tmp_path / "over").touch()
         await closing

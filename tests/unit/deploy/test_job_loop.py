@@ -16,9 +16,9 @@ from waiting import when
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, Patience
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 
@@ -49,8 +49,8 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     return asked
 
 
-def recorded(job_id: str, folder: Path) -> RecordedJob:
-    return RecordedJob(id=job_id, log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
+def recorded(job_id: str, folder: Path) -> Job:
+    return Job(id=job_id, log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
 
 
 def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path:
         await fleet.take(1, controls=False)
         known = await jobs.news()
         assert known.state is JobState.RUNNING
-        assert [row.facts.state for row in fleet.members] == [JobState.RUNNING]
+        assert [job.state for job in fleet.members] == [JobState.RUNNING]
         fleet.stop()
-        with pytest.raises(JobError, match="this object has closed"):
+        with pytest.raises(JobError, match="has closed"):
             await jobs.news()
 
     asyncio.run(body())
@@ -83,7 +83,7 @@ def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
         await fleet.take(None, controls=True)
         await fleet.scale(0)
         assert fleet.wanted == 0
-        assert fleet.members == fleet.recorded == ()
+        assert fleet.members == ()
         assert jobs.table.ids == [HEAD]
         fleet.stop()
 

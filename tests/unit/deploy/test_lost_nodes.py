@@ -17,9 +17,9 @@ from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.record import RecordedJob
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 
@@ -58,7 +58,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
 def led_by(job_id: str) -> JobLoop:
     """Return what looks after a cluster of this job alone."""
     jobs = JobLoop(Slurm(), Policy(), cluster_hooks())
-    jobs.add_head(RecordedJob(id=job_id, log="no.log"), 1, None)
+    jobs.add_head(Job(id=job_id, log="no.log"), 1, None)
     return jobs
 
 
@@ -104,9 +104,9 @@ def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn:
 
     async def run() -> None:
         def look() -> None:
-            seen.extend(describe(member.facts, date(2026, 11, 23)).text for member in fleet.members)
+            seen.extend(describe(member, date(2026, 11, 23)).text for member in fleet.members)
 
-        recorded = (RecordedJob(id=AGAIN, log=""),)
+        recorded = (Job(id=AGAIN, log=""),)
         policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
         spec = JobSpec(name="x", argv=("true",))
         hooks = cluster_hooks(written_down=lambda: (recorded, ()), changed=look)

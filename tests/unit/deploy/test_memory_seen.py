@@ -28,8 +28,8 @@ from hpcgpu.plan.views.memory_table import Moved, WorkerMemory, render, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.log import SpillLog
-from hpcgpu.spill.store.todo import Count
+from hpcgpu.spill.store.inbox import Count
+from hpcgpu.spill.store.reports import SpillLog
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
@@ -82,7 +82,7 @@ def test_what_did_not_go_as_it_does_is_said() -> None:
     assert "failed" not in render([A])
     assert "pickled" not in render([A])
     text = render([replace(A, rescues=2, immovable_number=1, immovable_bytes=3 * MIB)] * 2)
-    assert "went well after data was moved: 4\n" in text
+    assert "succeeded after data was moved: 4\n" in text
     assert "stay in memory (the log names their types): 2, 6.0 MiB\n" in text
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.deploy import preload
+from hpcgpu.deploy import dask_preload
 
 
 def said_of(folder: Path, caplog: pytest.LogCaptureFixture) -> str:
     worker: Any = SimpleNamespace(local_directory=str(folder), name="w", data={}, plugins={})
     caplog.clear()
     with caplog.at_level(logging.WARNING, "distributed.worker.memory"):
-        asyncio.run(preload.dask_setup(worker))
+        asyncio.run(dask_preload.dask_setup(worker))
     return caplog.text
 
 
@@ -27,5 +27,5 @@ def test_a_scratch_folder_that_others_can_change_is_said(tmp_path: Path, caplog:
     folder.mkdir()
     assert "is not safe" not in said_of(folder, caplog)
     folder.chmod(0o777)
-    assert f"the scratch folder of worker w is not safe, {folder}: everybody on this node" in said_of(folder, caplog)
+    assert f"the scratch folder of worker w is not safe, {folder}: every user of this node" in said_of(folder, caplog)
     assert "--local-directory" in caplog.text

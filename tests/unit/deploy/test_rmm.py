@@ -264,18 +264,29 @@ devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))
 print("rmm" in sys.modules)
 import rmm
 print(rmm.mr.current)
+import cupy
+print(cupy.cuda.allocator.func.__name__, cupy.cuda.allocator.args)
+"""
+FAKE_CUPY = """
+class cuda:
+    allocator = "pool"
+    get_allocator = staticmethod(lambda: cuda.allocator)
+    @staticmethod
+    def set_allocator(allocator): cuda.allocator = allocator
 """
 
 
 def opened(folder: Path, rmm: str) -> subprocess.CompletedProcess[str]:
     """Open a worker's device in a process that finds this RMM."""
     (folder / "rmm.py").write_text(rmm)
+    (folder / "cupy.py").write_text(FAKE_CUPY)
     argv = [sys.executable, "-c", OPEN, str(folder)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
 
 
-def test_nothing_of_rmm_is_imported_before_user_code_does(tmp_path: Path) -> None:
-    assert opened(tmp_path, FAKE_RMM).stdout.split("\n")[:2] == ["False", "('cuda', False)"]
+def test_rmm_and_cupy_evict_as_soon_as_user_code_imports_them(tmp_path: Path) -> None:
+    lines = opened(tmp_path, FAKE_RMM).stdout.split("\n")
+    assert lines[:3] == ["False", "('cuda', False)", "_allocate_or_evict ('pool',)"]
 
 
 def test_an_rmm_that_fails_and_that_nobody_asked_for_stops_no_worker(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgpu.deploy.jobs.rows import JobRow, Jobs
-from hpcgpu.plan.jobs.phase import JobView, Phase
+from hpcgpu.deploy.jobs.rows import Jobs
+from hpcgpu.plan.jobs.job import Job
 
-JOBS = Jobs((JobRow(JobView("12", Phase.UP, "UP 2/2"), "workers", 1, "/home/me/slurm-12.out"),))
+JOBS = Jobs((Job(id="12", text="UP 2/2", log="/home/me/slurm-12.out"),))
 
 
 @pytest.mark.parametrize("notebook", [False, True])

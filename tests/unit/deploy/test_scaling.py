@@ -46,9 +46,9 @@ def test_cores_and_memory_become_workers(
     [
         (
             {"cores": 8},
-            r"nobody said how many a worker has; give the cluster cores_per_gpu=.*scale\(jobs=n\)",
+            r"the number of cores of a worker is unknown; create the cluster with cores_per_gpu=.*scale\(jobs=n\)",
         ),
-        ({"memory": "8GB"}, r"nobody said how much a worker has; give the cluster memory= .*memory_limit="),
+        ({"memory": "8GB"}, r"the memory of a worker is unknown; create the cluster with memory= .*memory_limit="),
         ({"cores": "many"}, "cores='many' is no number of cores"),
         ({"cores": math.inf}, "cores=inf is no number of cores"),
         ({"memory": "much"}, "'much' is not a size"),
@@ -88,7 +88,7 @@ def test_bounds_of_adapt() -> None:
     for wrong in ({"minimum": 5, "maximum": 2}, {"minimum": -1}, {"maximum": "9"}):
         with pytest.raises(ConfigError, match=r"adapt: minimum .*, maximum .*; give 0 or more"):
             of(**wrong)
-    with pytest.raises(ConfigError, match="adapt: maximum is said in two ways"):
+    with pytest.raises(ConfigError, match="adapt: maximum is given in two ways"):
         of(maximum=3, maximum_jobs=3)
     with pytest.raises(ConfigError, match=r"minimum_jobs='2' is no number of jobs"):
         of(minimum_jobs="2")

@@ -9,8 +9,8 @@ import pytest
 from waiting import scaled, until
 
 from hpcgpu.batch import Slurm
-from hpcgpu.deploy.jobs.job import BatchJob
-from hpcgpu.deploy.jobs.record import RecordedJob
+from hpcgpu.deploy.jobs import ending
+from hpcgpu.plan.jobs.job import Job
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path, tmp_path: Path) -> None:
     said: list[str] = []
     exit_file = tmp_path / "exit"
-    job = BatchJob(Slurm(), said.append, RecordedJob(id="7", log="", exit_file=str(exit_file)))
+    job = Job(id="7", exit_file=str(exit_file))
 
     async def close() -> None:
-        ending = asyncio.create_task(job.end())
+        closing = asyncio.create_task(ending.close_head(Slurm(), job, said.append))
         await asyncio.to_thread(until, asked.exists, "squeue is asked")
         exit_file.write_text("0\n")  # from here on the file is the only sign of the end
-        await asyncio.wait_for(ending, scaled(30))  # squeue alone is waited for for a minute
+        await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute
 
     asyncio.run(close())
     assert said == ["job 7: its script has ended with exit code 0; the batch system does not answer"]

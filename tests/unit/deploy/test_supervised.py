@@ -24,8 +24,8 @@ from local_system import Local
 from waiting import LIMIT_S, aside, run, until, when
 
 from hpcgpu.config import document
-from hpcgpu.deploy.cluster.controller import Controller
-from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive
+from hpcgpu.deploy.cluster.run import SchedulerView
+from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive, Scaler
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import guard, record
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerRequests
@@ -145,6 +145,19 @@ class FleetOf:
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
         self.wanted = jobs
 
+    def workers_changed(self) -> None:
+        """Do nothing."""
+
+    stop = workers_changed
+
+
+def scaler_of(fleet: FleetOf, scheduler: SchedulerOf, changed: Callable[[], Any] = lambda: None) -> Scaler:
+    nothing: Any = lambda *_: None  # noqa: E731
+    view = SchedulerView(
+        scheduler=lambda: scheduler, workers=dict, searching=nothing, changed=changed, say=nothing, end=nothing
+    )
+    return Scaler(fleet, view)  # type: ignore[arg-type]
+
 
 def test_a_connection_that_is_not_understood_is_made_anew_and_meanwhile_nobody_steers(
     log: pytest.LogCaptureFixture,
@@ -153,7 +166,7 @@ def test_a_connection_that_is_not_understood_is_made_anew_and_meanwhile_nobody_s
         bad = [Comm({"op": "control", "wanted": 3}, {"status": "error"}) for _ in range(3)]
         fleet, changes = FleetOf(), list[object]()
         scheduler = SchedulerOf(*bad, Comm({"op": "control", "wanted": 4}))
-        steering = Controller(lambda: scheduler, fleet, lambda: changes.append(steering.given_up))
+        steering = scaler_of(fleet, scheduler, lambda: changes.append(steering.given_up))
         await when(lambda: changes and changes[-1])
         assert isinstance(changes[-1], JobError)
         assert "which object controls this cluster's jobs has failed 3 times in a row: KeyError: 'op'" in str(
@@ -180,7 +193,7 @@ def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptu
         messages = {"op": "control", "wanted": 3}, {"op": "scale", "number": 1, "jobs": 2, "adapting": False}
         comm, next_ = Comm(*messages, unwritable=TypeError("cannot be packed")), Comm()
         scheduler = SchedulerOf(comm, next_)
-        steering = Controller(lambda: scheduler, FleetOf(), lambda: None)
+        steering = scaler_of(FleetOf(), scheduler)
         await comm.aborted.wait()
         await when(lambda: next_.written)
         steering.stop()
@@ -241,7 +254,7 @@ def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> N
 
     run(body)
     (said,) = failures(log)
-    assert said.startswith("the look for workers that have fallen silent failed, and goes on in")
+    assert said.startswith("the search for workers that have fallen silent failed, and goes on in")
 
 
 class ClusterOf:
@@ -270,7 +283,7 @@ def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFix
 
     run(body)
     (said,) = failures(log)
-    assert said.startswith("the look for how many workers there is work for failed, and goes on in 0.01 s: CommClosed")
+    assert said.startswith("the count of workers that have work failed, and goes on in 0.01 s: CommClosed")
 
 
 # --- the lease

@@ -152,16 +152,16 @@ def test_in_a_pbs_job_mpirun_and_on_this_machine_one_process() -> None:
             {},
             r"no mpirun and no mpiexec .*pip install 'hpcgpu\[mpi-runtime\]'.*module.*--rendezvous file",
         ),
-        (SLURM, LauncherFacts(mpi_types=("none",)), {}, r"srun can do none .*not there.*mpi-runtime"),
+        (SLURM, LauncherFacts(mpi_types=("none",)), {}, r"srun supports none .*not installed.*mpi-runtime"),
         (
             SLURM,
             LauncherFacts(mpi_types=("none",), library=MPICH),
             {"launcher": "srun"},
-            "srun can do none.*MPICH Version",
+            "srun supports none.*MPICH Version",
         ),
         (Allocation(), LauncherFacts(), {"launcher": "srun"}, "needs a Slurm job: salloc, sbatch"),
         (SLURM, LauncherFacts(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
-        (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* none of srun, mpirun and fork"),
+        (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* allowed: srun, mpirun, fork"),
     ],
 )
 def test_no_launcher_fits(allocation: Allocation, found: LauncherFacts, chosen: dict[str, str], words: str) -> None:

@@ -42,7 +42,7 @@ def job(**asked: Any) -> JobSpec:
         (
             (BIG, SMALL),
             {"nodes": 3, "gpus_per_node": 8},
-            ("nodes=3, but of queue gpu's 12 nodes 2 have what is asked of each",),
+            ("nodes=3, but only 2 of the 12 nodes of queue gpu have the requested resources",),
         ),
         # of several queues one is enough, and the nearest miss is said
         ((BIG, LONG), {"nodes": 3, "walltime_s": 7200}, ()),

@@ -11,34 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs.job_facts import JobFacts
-from hpcgpu.plan.jobs.phase import (
-    End,
-    JobView,
-    Phase,
-    describe,
-    describe_after,
-    describe_gone,
-    describe_unreached,
-    note_lines,
-    phases_line,
-    summary_line,
-    words,
-)
+from hpcgpu.plan.jobs.job import Job, Phase
+from hpcgpu.plan.jobs.phase import End, describe, format_status, note_lines, phases_line, summary_line
 
 TODAY = date(2026, 11, 21)
 RUNNING = JobStatus(JobState.RUNNING, "RUNNING")
 
 
-def job(status: JobStatus | None = None, **more: Any) -> JobFacts:
-    return JobFacts(**{"id": "123_4", "submitted_s": 0.0, "expected": 4, "status": status, **more})
+def job(status: JobStatus | None = None, **more: Any) -> Job:
+    return Job(**{"id": "123_4", "submitted_s": 0.0, "expected": 4, "status": status, **more})
 
 
 def pending(reason: str = "", starts: str = "", state: JobState = JobState.PENDING) -> JobStatus:
     return JobStatus(state, "PENDING", reason, starts=starts)
 
 
-JOBS: dict[str, tuple[JobFacts, str]] = {
+JOBS: dict[str, tuple[Job, str]] = {
     "submitted, not asked yet": (job(), "SUBMITTED"),
     "not listed yet": (job(missing_since_s=1.0), "UNKNOWN (the batch system does not list it)"),
     "pending": (job(pending()), "PENDING"),
@@ -118,7 +106,7 @@ JOBS: dict[str, tuple[JobFacts, str]] = {
 
 
 @pytest.mark.parametrize(("facts", "text"), JOBS.values(), ids=JOBS)
-def test_a_job_is_described(facts: JobFacts, text: str) -> None:
+def test_a_job_is_described(facts: Job, text: str) -> None:
     view = describe(facts, TODAY)
     assert view.text == text
     assert text.startswith(view.phase.value)
@@ -131,7 +119,7 @@ TIMES = st.none() | st.floats(0, 100)
 
 @given(
     st.builds(
-        JobFacts,
+        Job,
         id=st.just("1"),
         submitted_s=st.just(0.0),
         expected=st.integers(0, 8),
@@ -144,13 +132,13 @@ TIMES = st.none() | st.floats(0, 100)
         cancelled_s=TIMES,
     )
 )
-def test_whatever_is_known_of_a_job_can_be_said_and_an_end_keeps_the_batch_systems_words(facts: JobFacts) -> None:
+def test_whatever_is_known_of_a_job_can_be_said_and_an_end_keeps_the_batch_systems_words(facts: Job) -> None:
     view = describe(facts, TODAY)
     assert (view.phase is Phase.GONE) == (facts.state is JobState.ENDED)
     assert view.text.startswith(view.phase.value)
     if view.phase is Phase.GONE:
         assert facts.status
-        assert words(facts.status) in view.text
+        assert format_status(facts.status) in view.text
     if view.phase is Phase.PENDING:
         assert facts.status
         assert facts.status.reason in view.text
@@ -165,57 +153,56 @@ def test_whatever_is_known_of_a_job_can_be_said_and_an_end_keeps_the_batch_syste
         (End.LOST, "UNKNOWN (the cluster is lost)"),
     ],
 )
-def test_after_its_cluster_object_has_ended(end: End, text: str) -> None:
-    view = describe_after("123", RUNNING, end)
-    assert (view.id, view.text) == ("123", text)
-    assert view.text.startswith(view.phase.value)
-    ended = describe_after("123", JobStatus(JobState.ENDED, "TIMEOUT", "", 1), end)
+def test_describe_after_the_end_of_the_cluster_object(end: End, text: str) -> None:
+    shown = describe(job(RUNNING), TODAY, end)
+    assert (shown.id, shown.text) == ("123_4", text)
+    assert text.startswith(shown.phase.value)
+    ended = describe(job(JobStatus(JobState.ENDED, "TIMEOUT", "", 1)), TODAY, end)
     assert (ended.phase, ended.text) == (Phase.GONE, "GONE (exit code 1, TIMEOUT)")
 
 
-def test_a_job_that_is_gone_says_when_and_why() -> None:
-    view = describe_gone("123_4", "exit code 3, FAILED", datetime(2026, 11, 21, 14, 5), TODAY)  # noqa: DTZ001
-    assert (view.phase, view.text) == (Phase.GONE, "GONE at 14:05 (exit code 3, FAILED)")
-    view = describe_gone("123_4", "CANCELLED", datetime(2026, 11, 20, 14, 5), TODAY)  # noqa: DTZ001
-    assert view.text == "GONE at 2026-11-20 14:05 (CANCELLED)"
+@pytest.mark.parametrize(("day", "moment"), [(21, "14:05"), (20, "2026-11-20 14:05")])
+def test_describe_gone_job_has_time_and_reason(day: int, moment: str) -> None:
+    shown = describe(job().gone("exit code 3, FAILED", datetime(2026, 11, day, 14, 5)), TODAY)  # noqa: DTZ001
+    assert (shown.phase, shown.text) == (Phase.GONE, f"GONE at {moment} (exit code 3, FAILED)")
 
 
-def views(*texts: str) -> list[JobView]:
-    """Return views of these texts, ``PENDING Priority 14:05`` with reason and start."""
+def jobs(*texts: str) -> list[Job]:
+    """Return jobs described by these texts, ``PENDING Priority 14:05`` with reason and start."""
     out = []
-    for i, (phase, reason, starts) in enumerate((*t.split(), "", "")[:3] for t in texts):
-        said = f"PENDING ({reason}), starts about {starts}" if starts else phase
-        out.append(JobView(str(i), Phase(phase), said, reason, starts))
+    for phase, reason, starts in ((*t.split(), "", "")[:3] for t in texts):
+        text = f"PENDING ({reason}), starts about {starts}" if starts else phase
+        out.append(job(pending(reason), phase=Phase(phase), text=text, starts=starts))
     return out
 
 
-LINES: dict[str, tuple[list[JobView], tuple[int, ...], str]] = {
-    "one job waits": (views("PENDING Priority 14:05"), (0, 8), "PENDING (Priority), starts about 14:05"),
+LINES: dict[str, tuple[list[Job], tuple[int, ...], str]] = {
+    "one job waits": (jobs("PENDING Priority 14:05"), (0, 8), "PENDING (Priority), starts about 14:05"),
     "one job starts": ([describe(job().registered(3, 1.0), TODAY)], (3, 4), "STARTING 3/4"),
-    "all is there": (views("UP"), (8, 8, 2), "READY 8 workers on 2 nodes"),
-    "one of each": (views("UP"), (1, 1, 1), "READY 1 worker on 1 node"),
-    "nobody knows the nodes": (views("UP"), (8, 8), "READY 8 workers"),
+    "all is there": (jobs("UP"), (8, 8, 2), "READY 8 workers on 2 nodes"),
+    "one of each": (jobs("UP"), (1, 1, 1), "READY 1 worker on 1 node"),
+    "nobody knows the nodes": (jobs("UP"), (8, 8), "READY 8 workers"),
     "nothing is wanted": ([], (0, 0), "READY 0 workers"),
-    "ready, while a successor waits": (views("UP", "PENDING"), (4, 4, 1), "READY 4 workers on 1 node"),
+    "ready, while a successor waits": (jobs("UP", "PENDING"), (4, 4, 1), "READY 4 workers on 1 node"),
     "some wait": (
-        views("PENDING Priority", "UP", "UP", "PENDING Resources", "UP"),
+        jobs("PENDING Priority", "UP", "UP", "PENDING Resources", "UP"),
         (12, 20),
         "2 PENDING (Priority, Resources), 3 UP; 12 of 20 workers",
     ),
     "the soonest start is said": (
-        views("PENDING Priority 2026-11-22", "PENDING Priority 14:05", "PENDING Priority 09:10", "STARTING"),
+        jobs("PENDING Priority 2026-11-22", "PENDING Priority 14:05", "PENDING Priority 09:10", "STARTING"),
         (0, 16),
         "3 PENDING (Priority), starts about 09:10, 1 STARTING; 0 of 16 workers",
     ),
-    "who is gone is not counted": (views("GONE", "UP", "DRAINING"), (4, 8), "1 UP, 1 DRAINING; 4 of 8 workers"),
-    "all are gone": (views("GONE"), (0, 8), "GONE"),
-    "one job lost a worker": (views("UP"), (3, 4), "1 UP; 3 of 4 workers"),
+    "who is gone is not counted": (jobs("GONE", "UP", "DRAINING"), (4, 8), "1 UP, 1 DRAINING; 4 of 8 workers"),
+    "all are gone": (jobs("GONE"), (0, 8), "GONE"),
+    "one job lost a worker": (jobs("UP"), (3, 4), "1 UP; 3 of 4 workers"),
     "no job yet": ([], (0, 8), "no job; 0 of 8 workers"),
 }
 
 
 @pytest.mark.parametrize(("shown", "numbers", "line"), LINES.values(), ids=LINES)
-def test_a_cluster_is_one_line(shown: list[JobView], numbers: tuple[int, ...], line: str) -> None:
+def test_a_cluster_is_one_line(shown: list[Job], numbers: tuple[int, ...], line: str) -> None:
     assert summary_line(shown, *numbers) == line
 
 
@@ -230,13 +217,16 @@ def test_a_cluster_is_one_line(shown: list[JobView], numbers: tuple[int, ...], l
     ],
 )
 def test_the_jobs_of_a_cluster_are_one_line(shown: list[str], line: str) -> None:
-    assert phases_line(views(*shown)) == line
+    assert phases_line(jobs(*shown)) == line
 
 
-def test_nobody_counts_workers_that_are_not_known() -> None:
-    assert describe_unreached(job(RUNNING), TODAY).text == "RUNNING"
-    assert describe_unreached(job(replace(RUNNING, trouble="node2 is down")), TODAY).text == "RUNNING (node2 is down)"
-    assert describe_unreached(job(pending("Priority")), TODAY) == describe(job(pending("Priority")), TODAY)
+def test_describe_without_the_scheduler_has_no_count() -> None:
+    for status, text in (
+        (RUNNING, "RUNNING"),
+        (replace(RUNNING, trouble="node2 is down"), "RUNNING (node2 is down)"),
+        (pending("Priority"), "PENDING (Priority)"),
+    ):
+        assert describe(job(status), TODAY, reached=False).text == text
 
 
 def test_what_several_nodes_say_is_said_once() -> None:

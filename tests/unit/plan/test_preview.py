@@ -30,7 +30,7 @@ SPEC = JobSpec(
 def planned(spec: JobSpec = SPEC, site: Site | None = SITE, settings: Settings | None = None) -> Preview:
     return Preview(
         settings=settings or Settings(),
-        said=(("queue", "gpu", "option --queue"),),
+        values=(("queue", "gpu", "option --queue"),),
         spec=spec,
         script="#!/bin/bash\nhpcgpu\n",
         site=site,

@@ -9,7 +9,7 @@ import pytest
 
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.ends import Failures, may_answer, why_missing, why_over
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
@@ -28,17 +28,17 @@ NOW_S = 10_000.0
 HOUR = Policy(walltime_s=3600.0, drain_s=120.0)
 
 
-def job(name: str, status: JobStatus | None = PENDING, age_s: float = 1000.0, **more: Any) -> JobFacts:
+def job(name: str, status: JobStatus | None = PENDING, age_s: float = 1000.0, **more: Any) -> Job:
     """A job that was submitted ``age_s`` ago, and asked for since."""
-    plain = JobFacts(id=name, submitted_s=NOW_S - age_s, expected=4, **more)
+    plain = Job(id=name, submitted_s=NOW_S - age_s, expected=4, **more)
     return plain if status is None else plain.listed(status, NOW_S - age_s)
 
 
-def up(name: str, age_s: float = 1000.0, **more: Any) -> JobFacts:
+def up(name: str, age_s: float = 1000.0, **more: Any) -> Job:
     return job(name, RUNNING, age_s, **more).registered(4, NOW_S - age_s)
 
 
-def facts(wanted: int, *jobs: JobFacts, **more: Any) -> Facts:
+def facts(wanted: int, *jobs: Job, **more: Any) -> Facts:
     return Facts(**{"now_s": NOW_S, "wanted": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
 
 
@@ -240,7 +240,7 @@ def test_three_jobs_in_a_row_that_end_before_their_first_worker_stop_the_submiss
 
 
 TWO = Failures(2, NOW_S - 50, "job 0: FAILED")
-COUNTS: dict[str, tuple[JobFacts, int]] = {
+COUNTS: dict[str, tuple[Job, int]] = {
     "one that ends before its first worker": (job("1", FAILED), 3),
     "one that ends well before its first worker": (job("1", DONE), 3),
     "one that vanishes before its first worker": (job("1").listed(None, NOW_S - 60), 3),
@@ -255,7 +255,7 @@ COUNTS: dict[str, tuple[JobFacts, int]] = {
 
 
 @pytest.mark.parametrize(("known", "count"), COUNTS.values(), ids=COUNTS)
-def test_failures_in_a_row(known: JobFacts, count: int) -> None:
+def test_failures_in_a_row(known: Job, count: int) -> None:
     assert reconcile(facts(1, known, failures=TWO), Policy()).failures.in_a_row == count
 
 
@@ -323,38 +323,38 @@ def test_it_wakes_up(known: Facts, wake_s: float | None) -> None:
 
 # --- the job with the scheduler
 
-OVERS: dict[str, tuple[JobFacts, str]] = {
-    "not when it waits": (job("7", is_head=True), ""),
-    "not when it is not listed": (up("7", is_head=True).registered(0, NOW_S).listed(None, NOW_S - 500), ""),
-    "not when it has no workers": (up("7", is_head=True).registered(0, NOW_S - 999), ""),
-    "not when nobody answers": (job("7", STRANGE, is_head=True), ""),
-    "when it has ended": (job("7", FAILED, is_head=True), "job 7 has ended: FAILED (NonZeroExitCode), exit code 1"),
-    "not when it will not start again, but its workers are there": (up("7", is_head=True).listed(STUCK, NOW_S), ""),
+OVERS: dict[str, tuple[Job, str]] = {
+    "not when it waits": (job("7", role="head"), ""),
+    "not when it is not listed": (up("7", role="head").registered(0, NOW_S).listed(None, NOW_S - 500), ""),
+    "not when it has no workers": (up("7", role="head").registered(0, NOW_S - 999), ""),
+    "not when nobody answers": (job("7", STRANGE, role="head"), ""),
+    "when it has ended": (job("7", FAILED, role="head"), "job 7 has ended: FAILED (NonZeroExitCode), exit code 1"),
+    "not when it will not start again, but its workers are there": (up("7", role="head").listed(STUCK, NOW_S), ""),
     "when its script has, long ago": (
-        job("7", COMPLETING, is_head=True).left(True, 3, NOW_S - 60),
+        job("7", COMPLETING, role="head").left(True, 3, NOW_S - 60),
         "job 7 has ended: its script has ended with exit code 3 60 s ago, though the batch system still has it in "
         "state COMPLETING",
     ),
-    "not when its script has, a moment ago": (job("7", COMPLETING, is_head=True).left(True, 3, NOW_S - 59), ""),
+    "not when its script has, a moment ago": (job("7", COMPLETING, role="head").left(True, 3, NOW_S - 59), ""),
     "not when it lives again": (
-        job("7", RUNNING, is_head=True).left(True, 3, NOW_S - 99).left(False, None, NOW_S - 1),
+        job("7", RUNNING, role="head").left(True, 3, NOW_S - 99).left(False, None, NOW_S - 1),
         "",
     ),
 }
 
 
 @pytest.mark.parametrize(("known", "why"), OVERS.values(), ids=OVERS)
-def test_the_job_with_the_scheduler_is_over(known: JobFacts, why: str) -> None:
+def test_the_job_with_the_scheduler_is_over(known: Job, why: str) -> None:
     assert why_over(known, NOW_S, Policy().late_limit_s) == why
     assert not why or reconcile(facts(0, known), Policy()).next_s is None
 
 
 def test_the_job_with_the_scheduler_that_will_not_start_is_an_error_that_says_what_to_do() -> None:
-    why = why_over(job("7", STUCK, is_head=True), NOW_S, 60.0)
-    assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Ask for what there is")
+    why = why_over(job("7", STUCK, role="head"), NOW_S, 60.0)
+    assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Request resources that exist")
 
 
-UNLISTED = up("7", is_head=True).registered(0, NOW_S - 100).listed(None, NOW_S - 40)
+UNLISTED = up("7", role="head").registered(0, NOW_S - 100).listed(None, NOW_S - 40)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ UNLISTED = up("7", is_head=True).registered(0, NOW_S - 100).listed(None, NOW_S -
     ],
 )
 def test_a_job_whose_scheduler_is_silent_is_lost_when_it_is_not_listed_for_long(
-    known: JobFacts, since_s: float, why: str
+    known: Job, since_s: float, why: str
 ) -> None:
     assert why_missing(known, since_s, NOW_S) == why
     assert may_answer(known) == (known.status is STRANGE)
@@ -376,25 +376,23 @@ def test_a_job_whose_scheduler_is_silent_is_lost_when_it_is_not_listed_for_long(
 
 @pytest.mark.parametrize("known", [known for known, _ in SITUATIONS.values()], ids=SITUATIONS)
 @pytest.mark.parametrize("head", [known for known, _ in OVERS.values()], ids=OVERS)
-def test_the_job_with_the_scheduler_is_never_replaced_and_changes_nothing_for_others(
-    known: Facts, head: JobFacts
-) -> None:
+def test_the_job_with_the_scheduler_is_never_replaced_and_changes_nothing_for_others(known: Facts, head: Job) -> None:
     assert done(replace(known, jobs=(head, *known.jobs)), HOUR) == done(known, HOUR)
 
 
 HEAD_ASKING: dict[str, tuple[Facts, float | None]] = {
-    "a moment after its submission": (facts(0, job("7", None, 0, is_head=True), asked_s=None), 1.0),
-    "never, when it is up": (facts(0, up("7", is_head=True)), None),
+    "a moment after its submission": (facts(0, job("7", None, 0, role="head"), asked_s=None), 1.0),
+    "never, when it is up": (facts(0, up("7", role="head")), None),
     "once more, when its workers came before it was known to run": (
-        facts(0, job("7", is_head=True, age_s=1).registered(4, NOW_S)),
+        facts(0, job("7", role="head", age_s=1).registered(4, NOW_S)),
         5.0,
     ),
     "soon, when its script has just ended": (
-        facts(0, up("7", is_head=True).registered(0, NOW_S - 100).left(True, 0, NOW_S), asked_s=NOW_S - 0.5),
+        facts(0, up("7", role="head").registered(0, NOW_S - 100).left(True, 0, NOW_S), asked_s=NOW_S - 0.5),
         0.5,
     ),
-    "never again, when it is over": (facts(0, job("7", FAILED, is_head=True)), None),
-    "with all others": (facts(1, up("7", is_head=True), job("8")), 60.0),
+    "never again, when it is over": (facts(0, job("7", FAILED, role="head")), None),
+    "with all others": (facts(1, up("7", role="head"), job("8")), 60.0),
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.ends import Failures
-from hpcgpu.plan.jobs.job_facts import JobFacts
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 FULL = 2
@@ -59,7 +59,7 @@ class World(RuleBasedStateMachine):
         self.ids = count()
         self.jobs: dict[str, WorldJob] = {}
         # the loop's
-        self.table: dict[str, JobFacts] = {}
+        self.table: dict[str, Job] = {}
         self.wanted, self.adapting = 0, False
         self.submissions: list[int] = []
         self.asked_s: float | None = None
@@ -162,7 +162,7 @@ class World(RuleBasedStateMachine):
             gone = name in dict(actions.forget)
             self.streak += job.first_worker_s is None and not job.leaving and (gone or ghost)
 
-    def counts(self, job: JobFacts) -> bool:
+    def counts(self, job: Job) -> bool:
         return not job.leaving and not self.is_outgoing(job.started_s)
 
     def is_outgoing(self, started_s: float | None) -> bool:
@@ -203,7 +203,7 @@ class World(RuleBasedStateMachine):
         for _ in range(self.submissions.pop(0)):
             name = str(next(self.ids))
             self.jobs[name] = WorldJob(name)
-            self.table[name] = JobFacts(id=name, submitted_s=self.now_s, expected=FULL)
+            self.table[name] = Job(id=name, submitted_s=self.now_s, expected=FULL)
         self.react()
 
     def wait(self, seconds: float) -> None:

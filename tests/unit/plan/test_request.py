@@ -72,7 +72,7 @@ def test_cores_that_nobody_named_are_not_asked_for() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Settings(), "how many GPUs of each node"),
+        (Settings(), "the number of GPUs of each node"),
         (Settings(nodes=0, gpus_per_node=1), "nodes=0, set by default; allowed: 1 or more"),
         (Settings(gpus_per_node=1, memory_bytes=0, sources={"memory": "--memory"}), "memory=0, set by --memory"),
         (Settings(gpus_per_node=1, walltime_s=-1), "walltime=-1"),

@@ -146,10 +146,7 @@ LAYOUTS: list[Callable[[np.ndarray], np.ndarray]] = [
 @law
 @given(BINARY, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS), st.sampled_from(["f8", "f4", "i8", "?"]))
 def test_large_results_have_numpys_layout(
-    binary: np.ufunc,
-    first: Callable[[np.ndarray], np.ndarray],
-    second: Callable[[np.ndarray], np.ndarray],
-    kind: str,
+    binary: np.ufunc, first: Callable[[np.ndarray], np.ndarray], second: Callable[[np.ndarray], np.ndarray], kind: str
 ) -> None:
     """They lie in memory that was used before, which numpy does not choose."""
     device = sim.SimGpu(64 * MIB)

@@ -18,7 +18,7 @@ from hpcgpu.spill.devices.cuda import BufferView, CoreBuffers
 from hpcgpu.spill.devices.cupy import CupyView
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
-from hpcgpu.spill.store.cupy_messages import register
+from hpcgpu.spill.store.dask import register_cupy
 
 MIB = 1 << 20
 
@@ -160,6 +160,6 @@ def test_buffers_without_the_driver_say_what_to_install() -> None:
 def test_registering_imports_no_cupy() -> None:
     before = "cupy" in sys.modules  # true where a test on a GPU came first
     one, other = Dispatch("serialize"), Dispatch("deserialize")
-    register(one, other)
+    register_cupy(one, other)
     assert ("cupy" in one._lazy, "cupy" in other._lazy) == (True, True)
     assert ("cupy" in sys.modules) == before

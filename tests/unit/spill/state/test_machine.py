@@ -164,7 +164,7 @@ def test_the_limit_of_the_disk_holds_and_is_said_and_copies_make_way() -> None:
     assert store.state.accounting.bytes[DISK] <= 6
     c = Unit(2, 9, HOST, HOST)
     store.set(c)
-    assert [(say.what, say.error) for say in store.told if isinstance(say, Say)] == [("stays", None)]
+    assert [(say.event, say.error) for say in store.told if isinstance(say, Say)] == [("stays", None)]
 
 
 def test_who_cannot_read_back_is_failed_and_the_worker_leaves_once() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spill_instant import Instant
 
 from hpcgpu.spill.state.accounting import Choice
-from hpcgpu.spill.state.policy import Candidate, headroom, victims, victims_of
+from hpcgpu.spill.state.policy import Candidate, headroom, victims
 from hpcgpu.spill.state.units import DEVICE, HOST, Unit
 
 RUNS, READY = 2, 1
@@ -61,9 +61,9 @@ def test_of_what_is_ready_the_last_to_run_goes_first() -> None:
 def test_a_group_of_clean_ones_goes_before_older_ones() -> None:
     clean = [unit(8, 10, clean=True), unit(9, 10, RUNS, clean=True)]
     dirty = [unit(1, 10), unit(2, 10)]
-    assert [c.name for c in victims_of([clean, dirty], 10)] == [8]
-    assert [c.name for c in victims_of([clean, dirty], 20)] == [8, 1]
-    assert [c.name for c in victims_of([clean, dirty], 40)] == [8, 1, 2, 9]
+    assert [c.name for c in victims([*clean, *dirty], 10)] == [8]
+    assert [c.name for c in victims([*clean, *dirty], 20)] == [8, 1]
+    assert [c.name for c in victims([*clean, *dirty], 40)] == [8, 1, 2, 9]
 
 
 @st.composite
@@ -105,8 +105,7 @@ def test_the_need_is_covered_by_what_is_not_pinned(candidates: list[Candidate], 
 
 @given(streams(), streams(), NEEDS)
 def test_nothing_is_needless(clean: list[Candidate], dirty: list[Candidate], need: int) -> None:
-    groups = [clean, [c._replace(name=c.name + len(clean)) for c in dirty]]
-    chosen = list(victims_of(groups, need))
+    chosen = list(victims([*clean, *(c._replace(name=c.name + len(clean)) for c in dirty)], need))
     assert all(nbytes(chosen) - c.nbytes < need for c in chosen)
 
 
@@ -136,7 +135,7 @@ def test_of_two_in_the_window_the_clean_one_goes(candidates: list[Candidate], ne
 @given(streams(), NEEDS)
 def test_a_clean_group_goes_before_anything_is_copied(candidates: list[Candidate], need: int) -> None:
     clean = [c for c in candidates if c.clean]
-    chosen = list(victims_of([clean, [c for c in candidates if not c.clean]], need))
+    chosen = list(victims(sorted(candidates, key=lambda c: not c.clean), need))
     if any(not c.clean for c in chosen):
         assert nbytes([c for c in movable(clean) if not c.needed]) < need
 
@@ -168,14 +167,6 @@ def test_no_more_is_looked_at_than_what_covers_the_need(need: int) -> None:
     assert seen <= 3 * (-(-need // 10) + 1)
 
 
-def test_a_group_is_not_looked_at_while_those_before_it_are_enough() -> None:
-    def never() -> Iterator[Candidate]:
-        pytest.fail("looked at")
-        yield
-
-    assert [c.name for c in victims_of([(unit(i, 10) for i in count()), never()], 20)] == [0, 1]
-
-
 def test_headroom_ends_at_what_is_too_big_or_needed() -> None:
     assert [c.name for c in headroom([unit(1, 3), unit(2, 3, pinned=True), unit(3, 3), unit(4, 9)], 10)] == [1, 3]
     assert [c.name for c in headroom([unit(1, 3), unit(2, 3, READY), unit(3, 3)], 10)] == [1]
@@ -194,8 +185,7 @@ def lru(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]
 
 def clean_first(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
     """What is clean goes before what is dirty, however much younger it is."""
-    all_ = list(candidates)
-    return victims_of([[c for c in all_ if c.clean is clean] for clean in (True, False)], need_bytes)
+    return victims(sorted(candidates, key=lambda c: not c.clean), need_bytes)
 
 
 def uploads_of_forty_uses(choose: Choice) -> int:

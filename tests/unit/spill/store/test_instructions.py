@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filling import fill
-from spill_stores import KIB
+from spill_stores import KIB, FaultyGpu, fill
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
@@ -34,23 +33,6 @@ class Wordless(RuntimeError):
         raise ValueError("neither")
 
 
-class FaultyGpu(SimGpu):
-    """A device whose copies raise what they are told to."""
-
-    down: BaseException | None = None
-    up: BaseException | None = None
-
-    def pack(self, *arguments: Any) -> Any:
-        if self.down is not None:
-            raise self.down
-        return super().pack(*arguments)
-
-    def unpack(self, *arguments: Any) -> Any:
-        if self.up is not None:
-            raise self.up
-        return super().unpack(*arguments)
-
-
 @pytest.fixture
 def gpu() -> FaultyGpu:
     return FaultyGpu(1024 * KIB)
@@ -62,26 +44,22 @@ def assert_moves(store: GpuSpillBuffer, keys: range = range(40)) -> None:
     assert aside(lambda: [int(store[i].get()[0]) for i in keys]).result(scaled(20)) == list(keys)
 
 
-def test_a_copy_down_that_fails_with_an_error_without_text_fails(
-    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
+class End(BaseException):
+    """An end of a copy that has no text."""
+
+    __repr__ = Wordless.__str__
+    __str__ = Wordless.__str__
+
+
+@pytest.mark.parametrize(("error", "why"), [(Wordless(), "Wordless"), (End(), "a copy was interrupted: End")])
+def test_copy_down_with_an_error_without_text_fails(
+    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture, error: BaseException, why: str
 ) -> None:
-    gpu.down = Wordless()
+    gpu.down = error
     fill(store, gpu)
-    until(lambda: store.trouble, "the failure is said")
-    assert store.trouble == ("Wordless",)
-    assert "cannot be moved down: Wordless" in caplog.text
-    gpu.down = None
-    assert_moves(store)
-
-
-def test_a_copy_that_an_exception_without_text_ends_fails(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
-    class End(BaseException):
-        __repr__ = Wordless.__str__
-        __str__ = Wordless.__str__
-
-    gpu.down = End()
-    fill(store, gpu)
-    until(lambda: store.trouble, "the failure is said")
+    until(lambda: store.trouble, "the failure is reported")
+    assert store.trouble == (why,)
+    assert f"cannot be moved down: {why}" in caplog.text
     gpu.down = None
     assert_moves(store)
 
@@ -130,7 +108,7 @@ def test_a_log_filter_that_raises_stops_no_move(store: GpuSpillBuffer, gpu: Faul
     assert_moves(store)
 
 
-@pytest.mark.parametrize("function", ["bytes_up", "put", "_count"])
+@pytest.mark.parametrize("function", ["bytes_up", "put"])
 def test_a_copy_whose_result_cannot_be_kept_fails(
     function: str, store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +121,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     assert store.settle(scaled(20))
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
     with monkeypatch.context() as patch:
-        patch.setattr(Executor if function == "_count" else Buffer, function, broken)
+        patch.setattr(Buffer, function, broken)
         assert isinstance(aside(lambda: store[key]).exception(20), KeyError)
     assert store._executor.under_way == 0
     assert_moves(store)
@@ -154,7 +132,7 @@ def test_a_reader_that_is_interrupted_in_a_copy_keeps_nobody_waiting(
 ) -> None:
     store = stored(1024 * KIB, None, jit_unspill=False)
     store["a"] = [gpu.asarray(np.full(8 * KIB, i, "u1")) for i in range(4)]
-    store._executor.tell(store._executor.state.limit, 2, 1)
+    store._executor.report(store._executor.state.limit, 2, 1)
     assert store.settle(scaled(20))
     assert store.tiers["device"] == 0
     gpu.up = KeyboardInterrupt()
@@ -176,12 +154,12 @@ def test_an_interrupt_between_two_instructions_loses_none(
         raise KeyboardInterrupt
 
     store["first"] = gpu.asarray(np.zeros(1 * KIB, "u1"))  # now the store knows the device
-    store._executor.tell(store._executor.state.limit, 2, 1024 * KIB)
+    store._executor.report(store._executor.state.limit, 2, 1024 * KIB)
     fill(store, gpu)
     with monkeypatch.context() as patch:
         patch.setattr(Executor, "_send_to_spill_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            store._executor.tell(store._executor.state.limit, 2, LIMIT)
+            store._executor.report(store._executor.state.limit, 2, LIMIT)
     assert_moves(store)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spill_stores import KIB
+from spill_stores import KIB, argument
 
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -29,12 +29,7 @@ def fill(store: GpuSpillBuffer, gpu: SimGpu, keys: str) -> None:
 
 
 def run_task(store: GpuSpillBuffer, key: str) -> float:
-    """Read a key as the argument of a task, as distributed does with hpcgpu's plugin."""
-    with store.handing_out_handles():
-        value = store[key]
-    with store.using([key]):
-        value = value if isinstance(value, SimArray) else value.resolve()
-        return float(value.sum().get())
+    return float(argument(store, key).sum().get())
 
 
 def test_what_a_task_has_read_goes_down_again_without_a_copy(store: GpuSpillBuffer, gpu: SimGpu) -> None:
@@ -73,12 +68,7 @@ def test_the_second_time_on_disk_is_not_written(tmp_path: Path) -> None:
         written = []
         for _ in range(3):
             for i in range(6):
-                with store.handing_out_handles():
-                    value = store[i]
-                with store.using([i]):
-                    value = value if isinstance(value, np.ndarray) else value.resolve()
-                    assert value[0] == i
-                del value
+                assert argument(store, i)[0] == i
                 assert store.settle()
             written.append(store.counters["host_to_disk"].nbytes)
         assert written[1] == written[2]
@@ -98,18 +88,6 @@ def test_what_user_code_holds_may_have_been_written_to(store: GpuSpillBuffer, gp
     for key in "ghij":
         del store[key]
     assert set(store["a"].get()) == {7.0}
-
-
-def test_a_new_view_of_what_came_back_survives(store: GpuSpillBuffer, gpu: SimGpu) -> None:
-    fill(store, gpu, "abcd")
-    with store.handing_out_handles():
-        handle = store["a"]
-    with store.using(["a"]):
-        whole = handle.resolve()
-        store["half"] = whole[::2]
-    del whole, handle
-    fill(store, gpu, "efgh")
-    assert store["half"].get().tolist() == store["a"].get()[::2].tolist()
 
 
 def test_what_a_task_needs_goes_last(store: GpuSpillBuffer, gpu: SimGpu) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spill_stores import KIB, argument
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -23,7 +24,6 @@ from hpcgpu.spill.storage.segments import room_for
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.aliasing import held_by
 
-KIB = 1024
 WHOLE = 800 * KIB
 SMALL = 2 * KIB  # what is left of values without their arrays, and pickles
 
@@ -44,14 +44,6 @@ def to_disk(store: GpuSpillBuffer) -> None:
         if store.tiers["host"] == before:
             break
     assert store.tiers["disk"] > 0
-
-
-def argument(store: GpuSpillBuffer, key: Any) -> Any:
-    """A key as the argument of a task."""
-    with store.handing_out_handles():
-        value = store[key]
-    with store.using([key]):
-        return value.resolve() if hasattr(value, "resolve") else value
 
 
 def whole() -> np.ndarray:

@@ -15,37 +15,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
+from spill_stores import KIB, FaultyGpu
 from waiting import scaled
 
 from hpcgpu.errors import SpillError
-from hpcgpu.sim import OutOfMemoryError, SimArray, SimGpu
+from hpcgpu.sim import OutOfMemoryError, SimArray
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
 
-KIB = 1024
 STORES = st.integers(0, 1)
 GPUS = st.integers(0, 1)
 KEYS = st.sampled_from("abcd")
 KINDS = st.sampled_from(["device", "host", "list", "nested", "views", "both", "small"])
-
-
-class FaultyGpu(SimGpu):
-    """A device whose copies fail as long as it is told to."""
-
-    broken = False
-
-    def pack(self, *arguments: Any) -> Any:
-        self._check()
-        return super().pack(*arguments)
-
-    def unpack(self, *arguments: Any) -> Any:
-        self._check()
-        return super().unpack(*arguments)
-
-    def _check(self) -> None:
-        if self.broken:
-            raise RuntimeError("cudaErrorIllegalAddress")
 
 
 @dataclass
@@ -87,7 +69,7 @@ class Stores(RuleBasedStateMachine):
 
     @property
     def is_faulty(self) -> bool:
-        return bool(self.others or self.is_full or any(gpu.broken for gpu in self.gpus))
+        return bool(self.others or self.is_full or any(gpu.down for gpu in self.gpus))
 
     def answered(self, read: Any) -> Any:
         """Return a list with what was read; without anything where a fault is a reason."""
@@ -174,7 +156,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule(gpu=GPUS)
     def break_copies(self, gpu: int) -> None:
-        self.gpus[gpu].broken = True
+        self.gpus[gpu].down = self.gpus[gpu].up = RuntimeError("cudaErrorIllegalAddress")
 
     @rule(store=STORES)
     def fill_disk(self, store: int) -> None:
@@ -198,7 +180,7 @@ class Stores(RuleBasedStateMachine):
         self.others.clear()
         self.is_full = False
         for gpu in self.gpus:
-            gpu.broken = False
+            gpu.down = gpu.up = None
         for store, write in zip(self.stores, self.writes, strict=True):
             store.disk.write = write  # type: ignore[method-assign]
 

@@ -1,21 +1,45 @@
-"""The facts about one job, and how answers of the batch system and workers change them."""
+"""One job, and how answers of the batch system and of the workers change it."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Self
 
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 
+HEAD, MEMBER = "head", "member"
+
+
+class Phase(enum.Enum):
+    """The phases of a job's life, in this order."""
+
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    STUCK = "WILL NOT START"
+    RUNNING = "RUNNING"  # its workers are unknown
+    STARTING = "STARTING"
+    UP = "UP"
+    SUSPENDED = "SUSPENDED"
+    UNKNOWN = "UNKNOWN"
+    DRAINING = "DRAINING"
+    GONE = "GONE"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
-    """One job as the batch system and its workers show it. All times are of one monotonic clock."""
+class Job:
+    """One job of a run. All times but ``ended_at`` are of one monotonic clock of this process."""
 
     id: str
-    submitted_s: float
-    expected: int  # workers when all have registered; 0: unknown
+    # HEAD: has the scheduler, is not counted among wanted jobs, never replaced or asked to leave. MEMBER: joins it.
+    role: str = MEMBER
+    log: str = ""  # absolute path, as exit_file
+    exit_file: str = ""  # in which its script leaves its exit code; "": none
+    nodes: int = 1
+    expected: int = 0  # workers when all have registered; 0: none, or unknown
+    submitted_s: float = 0.0
     # the batch system's last answer; None: not asked yet, not listed, or older than new workers
     status: JobStatus | None = None
     hosts: tuple[str, ...] = ()  # on which it runs, or ran last, as far as the batch system named them
@@ -30,9 +54,26 @@ class JobFacts:
     was_full: bool = False  # all its workers were registered at once since its last requeue
     retired_s: float | None = None  # when it was asked to hand over its data and leave
     cancelled_s: float | None = None
-    is_head: bool = False  # has the scheduler: not counted among wanted jobs, never replaced or asked to leave
     left_s: float | None = None  # since when its script's exit code exists; a requeued job removes it
     left_code: int | None = None
+    why: str = ""  # it ended without our request
+    ended_at: datetime | None = None  # when its end was noticed, if without our request
+    # for people, from describe(): phase, text with reason and start, start of a pending job
+    phase: Phase = Phase.SUBMITTED
+    text: str = ""
+    starts: str = ""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it has the scheduler."""
+        return self.role == HEAD
+
+    @property
+    def has(self) -> str:
+        """Its processes, for people: scheduler, workers, or both."""
+        if not self.is_head:
+            return "workers"
+        return "scheduler, workers" if self.expected else "scheduler"
 
     @property
     def state(self) -> JobState | None:
@@ -95,9 +136,13 @@ class JobFacts:
             was_full=workers >= self.expected or (self.was_full and not again),
         )
 
-    def left(self, there: bool, code: int | None, now_s: float) -> Self:
+    def left(self, has_left: bool, code: int | None, now_s: float) -> Self:
         """Return the job after a check for the exit code of its script."""
-        return replace(self, left_s=_or(self.left_s, now_s) if there else None, left_code=code)
+        return replace(self, left_s=_or(self.left_s, now_s) if has_left else None, left_code=code)
+
+    def gone(self, why: str, at: datetime) -> Job:
+        """Return the job after an end without our request, without the facts of this process."""
+        return Job(id=self.id, role=self.role, log=self.log, exit_file=self.exit_file, why=why, ended_at=at)
 
     def _waiting_again(self) -> Self:
         """Return a requeued job without facts of its previous run, whose workers may leave a little later."""
@@ -106,5 +151,5 @@ class JobFacts:
         return replace(self, started_s=None, alone_since_s=None, was_full=False)
 
 
-def _or(known_s: float | None, now_s: float) -> float:
-    return now_s if known_s is None else known_s
+def _or(since_s: float | None, now_s: float) -> float:
+    return now_s if since_s is None else since_s
