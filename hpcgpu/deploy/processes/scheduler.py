@@ -23,9 +23,8 @@ from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes import dashboard, handshakes
+from hpcgpu.deploy.processes.clients import ControllerElection, LeaseServer, retire
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.controller import ControllerElection, retire
-from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
 from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import click
 import commands
 import pytest
-import ranks
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 from paths import ROOT
-from waiting import scaled
 
 from hpcgpu import __version__
 from hpcgpu.cli.command import Command, Group, example_lines
@@ -159,7 +156,6 @@ def test_version_names_packages_that_workers_share() -> None:
     ],
 )
 def test_the_shell_completes(typed: str, offered: list[str]) -> None:
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_HPCGPU_COMPLETE": "bash_complete"}
-    argv = [str(ranks.BIN / "hpcgpu")]
-    done = subprocess.run(argv, env={**os.environ, **words}, capture_output=True, text=True, timeout=scaled(60))
-    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == offered
+    *words, incomplete = typed.split()[1:]
+    completions = BashComplete(hpcgpu, {}, "hpcgpu", "_HPCGPU_COMPLETE").get_completions(words, incomplete)
+    assert [completion.value for completion in completions] == offered
