@@ -17,7 +17,7 @@ SHORT_S = 2.0
 
 
 class Progress:
-    """One line about the event that the cluster waits for, with the elapsed time; see ``deploy.status_line``."""
+    """One line about the event that the cluster waits for, with the elapsed time (:mod:`hpcgpu.deploy.status_line`)."""
 
     def __init__(self, lines: list[tuple[datetime, str]], quiet: bool = False, after_s: float = 0.0) -> None:
         """Take a list for all lines with their times (the cluster's logs), and the delay before a line is shown."""

@@ -118,7 +118,6 @@ class _DoctorJob:
                 await tasks.to_thread(functools.partial(programs.end, self._guard))
 
     async def _facts(self) -> TrialFacts:
-
         def start_guard() -> None:
             self._guard = guard.start(self._folder, self._record.client)
 

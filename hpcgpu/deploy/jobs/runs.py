@@ -209,8 +209,8 @@ async def stop(run: Run) -> None:
     Raises JobError if its jobs still exist after a minute.
     """
     from hpcgpu.deploy.network.scheduler_file import (
-        say_goodbye,  # imports distributed: 0.3 s, which no guard should pay
-    )
+        say_goodbye,
+    )  # imports distributed: 0.3 s, which no guard should pay
 
     record = run.record
     if await say_goodbye(run.folder):
