@@ -85,7 +85,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         return 1
     finally:
         faulthandler.cancel_dump_traceback_later()
-    scheduler.add_plugin(WorkerCount(scheduler, control), name="hpcgpu-report")
+    scheduler.add_plugin(WorkerCount(control), name="hpcgpu-report")
     leaders = LeaderConnections(control, grows=spec.grows)
     scheduler.handlers |= {"hpcgpu_watch": leaders.serve, "hpcgpu_notes": leaders.notes}
     scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
@@ -144,12 +144,9 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
 
 
 def silent_workers(scheduler: Scheduler) -> list[str]:
-    """Return the addresses of workers without a recent sign of life (``hpcgpu_silent``).
-
-    Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. A node's kernel
-    acknowledges for stopped processes. distributed gives such a worker up after 5 minutes (worker-ttl, 2026.8.0). The
-    batch system may know more, and earlier: it is asked about their jobs.
-    """
+    """Return the addresses of workers without a recent sign of life (``hpcgpu_silent``)."""
+    # Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. distributed gives
+    # such a worker up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
     now = time.time()
     return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
 
@@ -163,19 +160,14 @@ def _kill_rank(pid: int) -> None:
 class WorkerCount(SchedulerPlugin):
     """Tells rank 0 the number of registered workers."""
 
-    def __init__(self, scheduler: Scheduler, control: Control) -> None:
-        self.scheduler, self.control = scheduler, control
+    def __init__(self, control: Control) -> None:
+        self.control = control
 
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+    def add_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Report; called by distributed when a worker has registered."""
-        self._tell()
+        self.control.send("workers", count=len(scheduler.workers))
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """Report; called by distributed when a worker is gone."""
-        self._tell()
-
-    def _tell(self) -> None:
-        self.control.send("workers", count=len(self.scheduler.workers))
+    remove_worker = add_worker  # called by distributed when a worker is gone
 
 
 class LeaderConnections:
@@ -225,7 +217,9 @@ class LeaderConnections:
             with contextlib.suppress(CommClosedError):
                 await comm.write("watching")
                 while (message := await comm.read()) != "bye":
-                    self._end_of_workers(comm, message["died"])
+                    self._working.discard(comm)  # all of its workers have ended for good
+                    self._died += [message["died"]] if message["died"] else []
+                    self._tell()
                 lost = False
         finally:
             del self._comms[comm], self._notes[comm]
@@ -234,12 +228,6 @@ class LeaderConnections:
                 self._await_successor(node, succession, had_workers=comm in self._working)
             self._working.discard(comm)
             self._tell()
-
-    def _end_of_workers(self, comm: Any, died: str) -> None:
-        """Record that all of a leader's workers have ended for good; ``died`` names those that failed."""
-        self._working.discard(comm)
-        self._died += [died] if died else []
-        self._tell()
 
     def _await_successor(self, node: str, succession: str, *, had_workers: bool) -> None:
         self._awaited += had_workers
