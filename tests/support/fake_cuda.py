@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from compiling import compile_library
+from fake_nvml import compile_library
 from paths import ROOT, TESTS
 
 SOURCE = Path(__file__).with_suffix(".c")

@@ -1,4 +1,10 @@
-"""A PBS server as a folder: qsub, qstat, qdel answer in the words of recordings, and jobs are real processes here."""
+"""A PBS server as a folder: qsub, qstat, qdel answer in the words of recordings, and jobs are real processes here.
+
+Nothing happens by time: jobs start, wait, are held or killed when the test says so (:class:`Pbs`), and end when their
+processes do. What PBS prints is taken from ``data/batch/pbs``, from either build, with ids and fields put in.
+
+``python pbs_replay.py FOLDER qsub|qstat|qselect|qdel|mom ...`` is what the programs run.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +22,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pbs_words import SERVER, block, listing, recorded
-from recordings import Record
-from signals import signal_all
+from leaks import signal_all
+from recordings import SERVER, Record, block, listing, recorded
 
 KILL_DELAY_S = 10.0
 
@@ -78,7 +83,7 @@ class Pbs:
         self.write("trouble", what)
 
     def lose(self, what: str) -> None:
-        """Let qsub not be answered from now on."""
+        """Let qsub hang from now on (``accepted``, ``unheard``), fail (``broken``), or answer again (``""``)."""
         self.write("lose", what)
 
     def refuse(self, refusal: Record) -> None:

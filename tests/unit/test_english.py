@@ -30,9 +30,9 @@ PHRASES_LEFT: dict[str, int] = {
     **{"plan/jobs": 2, "plan/views": 3, "sim": 1, "spill/devices": 1, "spill/proxies": 1, "topology": 4},
 }
 LONG_NAMES_LEFT: dict[str, int] = {
-    **{"gpu/spill": 1, "lab": 20, "pbs": 3, "process/deploy": 28, "process/launch": 3, "unit/batch": 7, "unit/cli": 2},
-    **{"unit/config": 11, "unit/deploy": 32, "unit/host": 11, "unit/launch": 5, "unit/model": 1, "unit/pictures": 3},
-    **{"unit/plan": 25, "unit/sim": 2, "unit/spill": 39, "unit/topology": 5},
+    **{"gpu/spill": 1, "lab": 17, "pbs": 1, "process/deploy": 18, "process/launch": 3, "unit/batch": 7, "unit/cli": 1},
+    **{"unit/config": 11, "unit/deploy": 19, "unit/host": 11, "unit/launch": 5, "unit/model": 1, "unit/pictures": 3},
+    **{"unit/plan": 17, "unit/sim": 2, "unit/spill": 39, "unit/topology": 5},
 }
 
 

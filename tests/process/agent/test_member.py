@@ -22,7 +22,7 @@ import pytest
 import ranks
 from distributed import Client, Scheduler
 from distributed.security import Security
-from signals import signal_all
+from leaks import signal_all
 from waiting import scaled, until
 
 from hpcgpu.config import document

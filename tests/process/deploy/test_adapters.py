@@ -302,4 +302,4 @@ def test_what_a_runner_cannot_do_is_said(tmp_path: Path, code: str, words: str) 
 def test_a_runner_without_a_script_says_what_to_take() -> None:
     code = "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"
     done = run_script(["-"], 0, input=code)
-    assert "take LocalGPUCluster" in done.stderr
+    assert "use LocalGPUCluster" in done.stderr

@@ -33,7 +33,7 @@ def test_a_cluster_that_was_not_awaited_says_so_before_anything_is_submitted(pbs
             with pytest.raises(ConfigError, match=r"has not started yet: .* write 'cluster = await PBSGPUCluster\("):
                 call()
 
-    with pytest.warns(RuntimeWarning, match=r"PBSGPUCluster was never awaited: nothing has been started"):
+    with pytest.warns(RuntimeWarning, match=r"PBSGPUCluster was never awaited, so it has not started"):
         asyncio.run(use())
         gc.collect()
     assert pbs.calls("qsub") == []

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import ranks
-from knocking import knock
+from comms import knock
 
 from hpcgpu.deploy.network.tls import Certificate
 

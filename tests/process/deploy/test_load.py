@@ -36,7 +36,7 @@ def states(cluster: Any) -> set[str]:
     return {row.text for row in cluster.jobs.rows if row.has == "workers"}
 
 
-def test_a_thousand_workers_join_and_leave_at_little_cost(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_workers_join_and_leave(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     reconcile = job_loop.reconcile
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import inspect
 import os
 import re
 import signal
@@ -47,8 +45,12 @@ def test_with(own_home: Path) -> None:
         assert client.scheduler.address.startswith("tls://127.0.0.1:")
         # what was imported once is out of the collector's sight, everything else in it
         assert set(client.run(lambda: gc.isenabled() and gc.get_freeze_count() > 10_000).values()) == {True}
+        for refused in (cluster.scale, cluster.adapt):
+            with pytest.raises(ConfigError, match="GPUs of this machine"):
+                refused(2)
         job = psutil.Process(int(cluster.job_id))
         family = [job, *job.children(recursive=True)]
+    assert cluster.status.name == "closed"
     assert len(family) == 5  # leader, fork server, scheduler, two workers
     assert psutil.wait_procs(family, timeout=scaled(30))[1] == []
     assert runs(own_home) == []
@@ -114,32 +116,10 @@ def test_bindings_are_read_back_for_all_threads() -> None:
 
 
 def test_several_workers_share_a_gpu() -> None:
-    with LocalGPUCluster(gpus="sim:2x256MiB", workers_per_gpu=2) as cluster, Client(cluster) as client:
+    with LocalGPUCluster(gpus="sim:2x256MiB", workers_per_gpu=2) as cluster:
         workers = cluster.bindings().workers
-        assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
-        assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
-        assert len(client.scheduler_info()["workers"]) == 4
-
-
-def test_async_with() -> None:
-    async def main() -> int:
-        async with (
-            LocalGPUCluster(gpus="sim:1", asynchronous=True) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            assert len((await cluster.bindings()).workers) == 1
-            return await client.submit(sum, [1, 2])
-
-    assert asyncio.run(main()) == 3
-
-
-def test_without_with_it_is_closed_by_close() -> None:
-    cluster = LocalGPUCluster(gpus="sim:1")
-    client = Client(cluster)
-    assert client.submit(sum, [1, 2]).result() == 3
-    client.close()
-    cluster.close()
-    assert cluster.status.name == "closed"
+    assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
+    assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
 
 
 def test_explain_says_where_a_setting_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,18 +160,18 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(".config/dask/mine.yaml", "hpcgpu: {nthreads: 3}"), (".config/dask/other.yaml", "other: 1")]
+    ("key", "told"), [("hpcgpu", "3 dask config hpcgpu.nthreads, {} True"), ("other", "1 default False")]
 )
-def test_dasks_configuration_is_read_without_importing_dask(own_home: Path, name: str, text: str) -> None:
-    (own_home / name).parent.mkdir(parents=True)
-    (own_home / name).write_text(text)
+def test_dask_configuration_is_read_without_dask(own_home: Path, key: str, told: str) -> None:
+    file = own_home / ".config/dask/mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{key}: {{nthreads: 3}}")
     code = (
         "import sys; from hpcgpu.deploy.settings import read; s = read({}, 'x {name}').settings; "
         "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    where = f"dask config hpcgpu.nthreads, {own_home / name}"
-    assert said == (f"3 {where} True\n" if "hpcgpu" in text else "1 default False\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{told.format(file)}\n"
 
 
 def test_workers_have_the_dask_configuration_of_the_script() -> None:
@@ -225,13 +205,6 @@ def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pyte
     assert capfd.readouterr().err == ""
 
 
-def test_its_shape_is_fixed() -> None:
-    with LocalGPUCluster(gpus="sim:1") as cluster:
-        for refused in (cluster.scale, cluster.adapt):
-            with pytest.raises(ConfigError, match="GPUs of this machine"):
-                refused(2)
-
-
 @pytest.mark.parametrize(
     ("limit", "words"), [("900TB", "memory_limit"), ("1MB", "976.6 KiB"), ("50MB", "before it has any data")]
 )
@@ -263,9 +236,7 @@ def test_bad_input_starts_nothing(own_home: Path, options: dict[str, object], wo
     assert not (own_home / ".hpcgpu").exists()
 
 
-def test_a_batch_system_that_is_not_here_is_said_with_what_to_take(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submit_without_the_batch_system_names_the_way(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(own_home))
     with pytest.raises(SubmitError, match=r"sbatch: there is no such program .*; .* LocalGPUCluster"):
         SLURMGPUCluster(gpus="sim:1", quiet=True)
@@ -295,35 +266,25 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP])
 def test_a_dead_client_leaves_nothing(tmp_path: Path, own_home: Path, sig: signal.Signals) -> None:
+    """A stopped one has been silent for longer than its grace; the job itself stays its zombie."""
     script = tmp_path / "client.py"
     script.write_text(CLIENT)
     with subprocess.Popen(
         [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as client:
-        assert client.stdout
-        job = psutil.Process(int(client.stdout.readline()))
-        family = [job, *job.children(recursive=True)]
-        client.send_signal(sig)
-        client.wait(scaled(30))
-        assert psutil.wait_procs(family, timeout=scaled(30))[1] == []
-    until(lambda: not runs(own_home), "the folder of the run is gone")
-
-
-def test_a_silent_client_ends_the_job_after_its_grace(tmp_path: Path) -> None:
-    script = tmp_path / "client.py"
-    script.write_text(CLIENT)
-    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout
-        job = psutil.Process(int(client.stdout.readline()))
-        family = [job, *job.children(recursive=True)]
-        os.kill(client.pid, signal.SIGSTOP)
         try:
-            # the job itself stays a zombie of the stopped client
-            assert psutil.wait_procs(family[1:], timeout=scaled(15))[1] == []
+            assert client.stdout
+            job = psutil.Process(int(client.stdout.readline()))
+            family = [job, *job.children(recursive=True)]
+            client.send_signal(sig)
+            if sig != signal.SIGSTOP:
+                client.wait(scaled(30))
+            assert psutil.wait_procs(family[sig == signal.SIGSTOP :], timeout=scaled(30))[1] == []
         finally:
             client.kill()
+    until(lambda: not runs(own_home), "the folder of the run is gone")
 
 
 def test_import_is_light() -> None:
@@ -335,8 +296,3 @@ def test_import_is_light() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "[]\n"
     assert "LocalGPUCluster" in dir(hpcgpu)
-
-
-def test_the_signature_names_every_option() -> None:
-    names = set(inspect.signature(LocalGPUCluster).parameters)
-    assert {"gpus", "device_memory_limit", "memory_limit", "asynchronous"} <= names

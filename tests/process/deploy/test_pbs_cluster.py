@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 from pages import blocks
 from pbs_replay import Pbs
-from pbs_words import recorded
+from recordings import recorded
 from waiting import Said
 
 from hpcgpu import PBSGPUCluster
@@ -37,9 +37,7 @@ def test_a_cluster_from_start_to_end(pbs: Pbs) -> None:
     assert pbs.processes("1021.login01") == []
 
 
-def test_the_folder_for_the_log_is_made_where_it_can_be(
-    pbs: Pbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_folder_is_made_if_possible(pbs: Pbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new" / "logs"
     monkeypatch.setenv("HOME", str(tmp_path))
     with PBSGPUCluster(**OPTIONS, log_directory="~/new/logs") as cluster:

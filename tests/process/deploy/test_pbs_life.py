@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
+from leaks import signal_all
 from pbs_replay import Pbs
-from pbs_words import quirks
-from signals import signal_all
+from recordings import quirks
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
@@ -49,9 +49,7 @@ def test_a_job_that_waits_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
 
 
 @pytest.mark.parametrize("build", ["head"])
-def test_its_nodes_are_known_though_it_is_there_before_pbs_is_asked_again(
-    pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_are_known_before_the_next_poll(pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later nobody names those of a job that has lost one of them and is to start again."""
     monkeypatch.setattr(PBSGPUCluster, "patience", Patience(ask_s=3600, news_s=0.1))
     made = starting(pbs)
@@ -96,7 +94,7 @@ def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, 
     pbs.say(JOB, state, comment)
     with pytest.raises(JobError) as caught:
         made.result()
-    assert str(caught.value).startswith(f"job {JOB} will not start: {state} ({comment}). Ask for what there is")
+    assert str(caught.value).startswith(f"job {JOB} will not start: {state} ({comment}). Request resources that exist")
     assert pbs.calls("qdel") == [[JOB]]
 
 
@@ -113,7 +111,7 @@ def test_a_job_that_its_owner_holds_is_waited_for(pbs: Pbs) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("history", [True, False])
-def test_a_job_that_fails_says_its_exit_code_whether_or_not_pbs_remembers_it(pbs: Pbs, history: bool) -> None:
+def test_failed_job_has_its_exit_code(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     with pytest.raises(JobError) as caught:
         PBSGPUCluster(**OPTIONS, memory_limit="900TB")
@@ -159,17 +157,6 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
     assert f"job {JOB}: UNKNOWN (the batch system does not answer)" in said.text
 
 
-def test_a_qsub_that_finds_no_server_is_tried_again(pbs: Pbs, said: Said) -> None:
-    pbs.trouble("down")
-    made = aside(lambda: PBSGPUCluster(**OPTIONS))
-    until(lambda: pbs.calls("qsub"), "qsub is called", made)
-    pbs.trouble("")
-    with made.result():
-        pass
-    assert "again in 1 s" in said.text
-    assert len(pbs.ids()) == 1
-
-
 def test_a_cluster_is_closed_without_a_server(pbs: Pbs) -> None:
     """The goodbye goes to the scheduler, and the job's own file says that it has ended."""
     with PBSGPUCluster(**OPTIONS):
@@ -195,6 +182,7 @@ def test_a_server_that_stays_down_is_an_error_in_its_words(pbs: Pbs) -> None:
     pbs.trouble("down")
     with pytest.raises(SubmitError, match="qsub refused the job: Connection refused\nqsub: cannot connect to server"):
         PBSGPUCluster(**OPTIONS)
+    assert len(pbs.calls("qsub")) > 1  # it was tried again
 
 
 @pytest.mark.parametrize("history", [True, False])
@@ -231,7 +219,7 @@ def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
             assert client.submit(sum, [1, 2]).result() == 3
 
 
-def test_a_job_that_waits_again_is_said_while_its_old_scheduler_is_still_tried(pbs: Pbs, said: Said) -> None:
+def test_requeue_is_shown_while_the_old_scheduler_is_tried(pbs: Pbs, said: Said) -> None:
     with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
         asked = len(pbs.calls("qstat"))
         signal_all(pbs.processes(JOB), signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection

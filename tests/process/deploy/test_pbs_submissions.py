@@ -29,7 +29,7 @@ def members(cluster: PBSGPUCluster) -> list[str]:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("lost", ["accepted", "broken"])
-def test_an_array_that_was_accepted_without_an_answer_is_found_by_its_name(pbs: Pbs, said: Said, lost: str) -> None:
+def test_array_without_an_answer_is_found_by_name(pbs: Pbs, said: Said, lost: str) -> None:
     pbs.lose(lost)
     with PBSGPUCluster(**ELASTIC) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
@@ -77,7 +77,7 @@ def test_nothing_is_submitted_again_while_nobody_says_whether_it_is_there(pbs: P
 
 
 @pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
-def test_what_was_being_submitted_when_its_cluster_is_given_up_goes(pbs: Pbs, options: dict[str, object]) -> None:
+def test_cancelled_start_leaves_no_job(pbs: Pbs, options: dict[str, object]) -> None:
     pbs.auto(False)
     pbs.lose("accepted")
 
@@ -105,7 +105,7 @@ cluster.scale(jobs=3)
 
 
 @pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
-def test_jobs_of_a_dead_client_go_also_when_they_come_after_its_end(pbs: Pbs, options: dict[str, object]) -> None:
+def test_dead_clients_late_jobs_are_deleted(pbs: Pbs, options: dict[str, object]) -> None:
     pbs.auto(False)
     pbs.lose("unheard")
     client = subprocess.Popen([sys.executable, "-c", textwrap.dedent(CLIENT).format(options=options)])
@@ -121,7 +121,7 @@ def test_jobs_of_a_dead_client_go_also_when_they_come_after_its_end(pbs: Pbs, op
     until(lambda: not list((pbs.folder.parent / ".hpcgpu/runs").iterdir()), "the run's folder is gone")
 
 
-def test_jobs_of_a_dead_client_go_also_when_their_qsub_had_not_been_answered(pbs: Pbs) -> None:
+def test_dead_clients_unanswered_jobs_are_deleted(pbs: Pbs) -> None:
     pbs.auto(False)
     pbs.lose("accepted")
     code = textwrap.dedent(CLIENT).format(options={**ELASTIC, "client_grace": 2})

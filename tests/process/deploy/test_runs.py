@@ -68,9 +68,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
     asyncio.run(batch_client.cancel(Local(), [there.id]))
 
 
-def test_a_guard_ends_what_the_lease_has_not(tmp_path: Path, job: Job) -> None:
-    run = make_run(tmp_path, job)
-    asyncio.run(runs.abandon(run.folder))
+@pytest.mark.parametrize("by", ["guard", "stop"])
+def test_guard_and_stop_end_the_job_and_remove_the_folder(tmp_path: Path, job: Job, by: str) -> None:
+    run = make_run(tmp_path, job, client=DEAD if by == "guard" else Process.here())
+    asyncio.run(runs.abandon(run.folder) if by == "guard" else runs.stop(run))
     assert state(job) is JobState.ENDED
     assert not run.folder.exists()
 
@@ -81,9 +82,8 @@ def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path,
     async def main() -> None:
         attached = lease.keep_touched(run.folder, 2)
         guard = asyncio.create_task(runs.abandon(run.folder))
-        done, _ = await asyncio.wait(
-            [guard], timeout=scaled(12)
-        )  # longer than it would wait for a lease that has ended
+        # longer than it would wait for a lease that has ended
+        done, _ = await asyncio.wait([guard], timeout=scaled(12))
         assert not done
         assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
         attached.cancel()
@@ -101,16 +101,7 @@ def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Jo
     assert run.folder.exists()
 
 
-def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: Job) -> None:
-    run = make_run(tmp_path, job, client=Process.here())
-    asyncio.run(runs.stop(run))
-    assert state(job) is JobState.ENDED
-    assert not run.folder.exists()
-
-
-def test_what_is_over_is_cleaned_up_and_nothing_else(
-    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clean_up_removes_only_what_is_over(tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     over = submit(tmp_path, "true")
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
     detached = make_run(tmp_path, job)
@@ -144,12 +135,11 @@ def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch
         runs.find(tmp_path / ".hpcgpu" / "runs", parent)
 
 
-@given(
-    st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"") + b"\n")), st.integers(0, 9)
-)
-def test_the_last_lines_are_the_last_lines(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], count: int
-) -> None:
+LINE = st.binary(max_size=9).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"") + b"\n")
+
+
+@given(st.lists(LINE), st.integers(0, 9))
+def test_last_lines_of_a_log(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], count: int) -> None:
     log = tmp_path_factory.mktemp("log") / "log"
     log.write_bytes(b"".join(lines))
     expected = b"".join(lines[len(lines) - min(count, len(lines)) :]).decode(errors="replace")

@@ -28,14 +28,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("who", "end"),
-    [
-        ("fork_server", "closes"),
-        ("leader", "closes"),
-        ("leader", "is killed"),
-    ],
-)
+@pytest.mark.parametrize(("who", "end"), [("fork_server", "closes"), ("leader", "closes"), ("leader", "is killed")])
 def test_a_stopped_process_is_gone_when_its_client_ends(tmp_path: Path, who: str, end: str) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     argv = [sys.executable, str(tmp_path / "client.py")]

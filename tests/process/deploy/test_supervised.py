@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import local_system
 import pytest
 import ranks
 from distributed import Client
@@ -28,6 +29,7 @@ class LocalJobs(BatchGPUCluster):
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     ranks.use_environment(monkeypatch)
+    local_system.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -141,9 +141,12 @@ def test_a_tunnel_listens_on_loopback() -> None:
     assert {found} == sockets.documented("process of the cluster object")
 
 
-def test_the_dashboard_answers_only_to_who_knows_its_secret(look: dict) -> None:
+def test_the_dashboard_needs_its_secret(look: dict) -> None:
     assert set(look["pages"].values()) == {404}
     assert look["own"] == 200
+    file = re.search(r"dashboard: cat (\S+)", look["said"])
+    assert file
+    assert not Path(file[1]).exists()  # gone with the run
 
 
 def test_secrets_stand_in_private_files_only(look: dict) -> None:
@@ -154,12 +157,6 @@ def test_secrets_stand_in_private_files_only(look: dict) -> None:
         assert secret not in look["shown"]
         assert not [words for words in look["seen"] if secret in words]
     assert set(look["modes"]) <= {"0o600"}
-
-
-def test_the_dashboards_address_is_where_it_was_said(look: dict) -> None:
-    found = re.search(r"dashboard: cat (\S+)", look["said"])
-    assert found
-    assert not Path(found[1]).exists()  # gone with the run
 
 
 def test_without_tls_it_is_said(tmp_path: Path) -> None:

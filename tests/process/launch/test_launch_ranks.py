@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from launched import ME, PROBE, check, others
+from launch_probe import ME, PROBE, check, others
 from paths import ROOT
 from ranks import BIN, environment
 from waiting import scaled
