@@ -1,10 +1,4 @@
-"""Outcome of each collected test: a session fails for a test without one, and for a required test that is skipped.
-
-With ``CI=true`` no test of ``tests/required.txt`` may be skipped: one test id per line, or the beginning of ids, or a
-glob; ``#`` starts a comment. Tests marked ``gpu`` or ``pbs`` are never required. With pytest-xdist only the workers
-collect: they send their ids to the controller. ``HPCGPU_TEST_REPORT`` names a JSON file for all outcomes, which
-``scripts/run_tests.py`` reads.
-"""
+"""Outcome of each collected test: a session fails for a test without one, and for a required test that is skipped."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_mpi_is_not_for_ranks_that_speak_ucx(tmp_path: Path) -> None:
     assert "leave rendezvous out" in done.stderr
 
 
-def test_a_script_that_fails_and_one_that_leaves_its_client_open_end(tmp_path: Path) -> None:
+def test_script_with_an_open_client_ends_with_its_code(tmp_path: Path) -> None:
     done = ranks.run(
         ranks.script(tmp_path, "client = Client(); print(client.submit(sum, [1, 2]).result()); sys.exit(3)"),
         options=UCX,
@@ -91,7 +91,7 @@ def test_workers_have_the_planned_ports(tmp_path: Path) -> None:
     assert differences == {}
 
 
-def test_plain_python_of_a_user_ends_with_a_client_that_is_left_open(tmp_path: Path) -> None:
+def test_plain_python_with_an_open_client_ends(tmp_path: Path) -> None:
     code = """
         from hpcgpu import LocalGPUCluster
         cluster = LocalGPUCluster(gpus="sim:1", protocol="ucx")
