@@ -1,7 +1,4 @@
-"""A plugin of pytest for distributed's own tests: workers of this process that are given no data have the store.
-
-``STORE``: ``none``, ``whole`` or ``jit``; ``LIMIT`` is the store's ``memory_limit``. See CONTRIBUTING.md.
-"""
+"""A plugin of pytest for distributed's own tests: workers of this process that are given no data have the store."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Open a page of the dashboard and print what it holds: ``python bokeh_page.py URL CONDITION``.
-
-In a process of its own, since Bokeh's client (3.9) leaves its event loops to the garbage collector. It looks by a
-connection of its own each time, since the client drops what it is sent between two questions. CONDITION is Python, of
-``data`` (all sources' columns), ``texts`` and ``titles``.
-"""
+"""Open a page of the dashboard and print what it holds: ``python bokeh_page.py URL CONDITION``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else.
-
-And a Slurm that answers at once, whose jobs all run, so that nothing but our own code is left to be measured.
-
-Run as a program it reads the scheduler's address and security from its standard input (a pickle), then lines:
-``join NAME NAME ...`` and ``leave``; it answers each with a line when it is done.
-"""
+"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +40,6 @@ class Crowd:
     def __init__(self, cluster: Any) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         self._process = subprocess.Popen([sys.executable, __file__], **pipes)
-        assert self._process.stdin
         self._process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security)))
 
     def __enter__(self) -> Self:
@@ -64,8 +57,6 @@ class Crowd:
         self._say("leave")
 
     def _say(self, line: str) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
         self._process.stdin.write(f"{line}\n".encode())
         assert self._process.stdout.readline() == b"done\n", "the workers have ended"
 

@@ -1,9 +1,4 @@
-"""Blocks of code in the pages of docs, and how each is tried.
-
-A comment before the fence says it: ``<!-- file: NAME -->`` is a file for the commands of the page,
-``<!-- lab: NAME -->`` one that a test on the lab runs, ``<!-- checked: REASON -->`` what is read by a parser and not
-run. All others are run. People do not see comments: the text before a block names its file, too.
-"""
+"""Blocks of code in the pages of docs, and how each is tried."""
 
 from __future__ import annotations
 

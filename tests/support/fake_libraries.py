@@ -1,8 +1,4 @@
-"""A GPU whose memory is the host's, and as much of PyTorch, numba and RMM as the store asks for on it.
-
-Which calls there are, and what they take, was read from torch 2.15, numba-cuda 0.30 and RMM 26.10; ``tests/gpu`` has
-the libraries themselves.
-"""
+"""A GPU whose memory is the host's, and as much of PyTorch, numba and RMM as the store asks for on it."""
 
 from __future__ import annotations
 

@@ -145,13 +145,11 @@ class Faulty:
         self.until(counts, lambda n: n[0] == n[1])
 
     def _say(self, kind: str, text: str) -> Any:
-        assert self._process.stdin
         self._process.stdin.write(json.dumps([kind, text]) + "\n")
         self._process.stdin.flush()
         return self._hear(text)
 
     def _hear(self, about: str) -> Any:
-        assert self._process.stdout
         line = self._process.stdout.readline()
         assert line, f"the client ended at {about}: {self._process.communicate(timeout=60)}"
         answer = json.loads(line)

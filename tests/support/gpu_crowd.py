@@ -1,10 +1,4 @@
-"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``.
-
-The dashboard is real, and so is what it reads; each fake worker's heartbeat comes every three seconds, as that of one
-of 400 does. Its nodes are a recorded machine, its bindings are planned, and a picture of a node is drawn as a worker
-draws it. The work is made up: a job that reads, computes, shuffles more than fits on its GPUs, reduces, and begins
-again. It prints the address of the page, and ends when its stdin does.
-"""
+"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""CuPy itself without a GPU: ``python tests/support/real_cupy.py``, where its wheel and CUDA's headers are installed.
-
-CuPy reaches the CUDA runtime through one extension module, with which NVIDIA's runtime is linked. It is built anew from
-CuPy's sources with ``fakert.c`` in place of that, and takes the place of the wheel's in this environment alone: pools,
-arrays, streams, events and copies are CuPy's. The driver is ``fake_cuda.c``; there are no kernels.
-"""
+"""CuPy itself without a GPU."""
 
 from __future__ import annotations
 

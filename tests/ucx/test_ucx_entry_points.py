@@ -43,7 +43,7 @@ def test_a_script_has_its_data_over_ucx(tmp_path: Path, count: int) -> None:
     assert "UCX  WARN" not in done.stderr
 
 
-def test_a_script_that_fails_and_one_that_leaves_its_client_open_end(tmp_path: Path) -> None:
+def test_script_with_an_open_client_ends_with_its_code(tmp_path: Path) -> None:
     code = "client = Client(); print(client.submit(sum, [1, 2]).result()); sys.exit(3)"
     done = ranks.run(ranks.script(tmp_path, code), options=UCX)
     assert (done.returncode, done.stdout) == (3, "3\n"), done.stderr

@@ -143,13 +143,10 @@ def test_a_member_that_must_go_hands_its_data_over(
         free.open("w").close()
         assert running.result(timeout=DEADLINE_S) == str(free)  # what it was doing has moved, too
         assert staying.poll() is None
-    assert leaving.stdout
     assert "hand over their data and leave" in leaving.stdout.read()
 
 
-def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too(
-    cluster: Ranks, head: subprocess.Popen[str]
-) -> None:
+def test_member_without_launcher_and_log_leaves_with_its_data(cluster: Ranks, head: subprocess.Popen[str]) -> None:
     cluster.member("2")
     with ExitStack() as stack:
         launcher = stack.enter_context(subprocess.Popen(["sleep", "600"]))
@@ -160,7 +157,6 @@ def test_a_member_leaves_with_its_data_when_its_launcher_is_gone_and_its_log_too
         wait_workers(client, "1-0", "1-1", "2-0", "2-1")
         by_name = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
         data = [client.scatter({i: i}, workers=[by_name[f"1-{i}"]])[i] for i in range(2)]
-        assert leaving.stdout
         leaving.stdout.close()
         leaving.stdout = None
         family = psutil.Process(leaving.pid).children(recursive=True)
@@ -192,7 +188,6 @@ def test_sigterm_ends_a_member_whose_data_nobody_can_take(cluster: Ranks, head: 
         member.send_signal(signal.SIGTERM)
         assert member.wait(DEADLINE_S) == 128 + signal.SIGTERM
         del kept
-    assert member.stdout
     assert "it got SIGTERM" in (said := member.stdout.read())
     assert "could" in said
 
@@ -204,7 +199,6 @@ def test_a_member_leaves_before_its_time_limit(cluster: Ranks, head: subprocess.
         wait_workers(client, "29_4-0r1", "29_4-1r1")
         assert member.wait(DEADLINE_S) == 0
         assert workers(client) == []
-    assert member.stdout
     assert "its time ends in " in member.stdout.read()
 
 
@@ -245,15 +239,13 @@ def test_a_scheduler_that_dies_ends_its_members_with_the_reason(cluster: Ranks, 
         os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
         assert member.wait(DEADLINE_S) == os.EX_UNAVAILABLE
     assert head.wait(DEADLINE_S) == os.EX_SOFTWARE
-    assert member.stdout
     assert "the scheduler is gone: no goodbye from tls://" in member.stdout.read()
 
 
 def test_a_member_without_a_scheduler_file_says_so(cluster: Ranks) -> None:
     member = cluster.member(death_timeout_s=1.0)
     assert member.wait(DEADLINE_S) == 1
-    assert member.stdout
-    assert f"there is no scheduler file in {cluster.folder}" in member.stdout.read()
+    assert f"{cluster.folder} has no scheduler file" in member.stdout.read()
 
 
 def test_a_member_with_a_wrong_certificate_says_so_at_once(cluster: Ranks, head: subprocess.Popen[str]) -> None:
@@ -263,12 +255,11 @@ def test_a_member_with_a_wrong_certificate_says_so_at_once(cluster: Ranks, head:
     (cluster.folder / "scheduler").write_text(json.dumps({**facts, "cert": wrong.cert_pem, "key": wrong.key_pem}))
     member = cluster.member(death_timeout_s=3600.0)
     assert member.wait(DEADLINE_S) == 1
-    assert member.stdout
     assert "the certificates do not belong together" in member.stdout.read()
 
 
 @pytest.mark.parametrize("who", ["we", "they"])
-def test_both_sides_refuse_a_certificate_that_is_not_the_clusters(who: str) -> None:
+def test_both_sides_refuse_a_certificate_of_another_cluster(who: str) -> None:
     """TLS 1.3 tells us that they refuse ours only after the handshake."""
     right, wrong = Certificate.make(), Certificate.make()
     parts = {"tls_worker_cert": wrong.cert_pem, "tls_worker_key": wrong.key_pem, "require_encryption": True}
@@ -291,12 +282,11 @@ def unused_port() -> int:
         return int(s.getsockname()[1])
 
 
-def test_a_head_ends_when_its_client_is_silent_and_leaves_no_secret(cluster: Ranks) -> None:
+def test_head_with_a_silent_client_ends_and_leaves_no_secret(cluster: Ranks) -> None:
     head = cluster.start("head", client_grace_s=1.0)
     assert cluster.published()
     assert head.wait(DEADLINE_S) == 0
     assert {"nonce", "scheduler"} & {p.name for p in cluster.folder.iterdir()} == set()
-    assert head.stdout
     assert "has not been heard from for 1 s" in head.stdout.read()
 
 
@@ -367,7 +357,6 @@ def test_a_job_whose_client_is_long_gone_starts_nothing(cluster: Ranks, shape: s
     os.utime(cluster.folder / "lease", (hour_ago, hour_ago))
     process = cluster.start(shape)
     assert process.wait(DEADLINE_S) == 1
-    assert process.stdout
     assert "the client of this cluster is gone" in process.stdout.read()
 
 

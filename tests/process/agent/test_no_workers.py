@@ -37,7 +37,7 @@ def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
     assert ": broken\n" in done.stderr
 
 
-def test_a_script_that_lets_its_workers_go_goes_on_but_no_task_of_it_waits_for_ever(tmp_path: Path) -> None:
+def test_script_that_retires_all_workers_ends_when_a_task_waits(tmp_path: Path) -> None:
     options = ("--gpus", "sim:1", "--death-timeout", "4")
     done = ranks.run(ranks.script(tmp_path, LEAVE), options=options)
     assert (done.returncode, done.stdout) == (1, "without workers\n")

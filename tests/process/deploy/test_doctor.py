@@ -125,7 +125,6 @@ def waiting(home: Path) -> tuple[subprocess.Popen[str], int]:
     client = subprocess.Popen(
         argv, env=ranks.environment(HOME=str(home), **local_system.ENVIRONMENT), stdout=subprocess.PIPE, text=True
     )
-    assert client.stdout
     job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
     assert phase == "RUNNING"
     return client, int(job.partition(".")[0])

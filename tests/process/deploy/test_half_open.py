@@ -31,7 +31,7 @@ FLOOD = """
 """
 
 
-def test_half_open_connections_are_closed_and_new_clients_come_in(tmp_path: Path) -> None:
+def test_half_open_connections_close_and_new_clients_come_in(tmp_path: Path) -> None:
     path = ranks.script(tmp_path, FLOOD)
     limited = ranks.command(path, str(tmp_path / "facts"), options=("--gpus", "sim:1"))
     env = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__HANDSHAKE": "3s"}

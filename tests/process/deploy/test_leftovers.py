@@ -81,7 +81,6 @@ def await_(what: str, condition: Callable[[], object]) -> None:
 def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Signals) -> None:
     """Start a run, hit one of its processes, or all of a kind, and wait for its end."""
     with place.start(argv, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout
         who = {name: [pid] for name, pid in json.loads(process.stdout.readline()).items()}
         family = psutil.Process(process.pid).children(recursive=True)
         waiting = removers(place)

@@ -142,7 +142,7 @@ def test_what_lies_in_the_way_changes_nothing_and_is_not_changed(
     assert after == before
 
 
-def test_a_folder_in_which_others_could_swap_ours_is_taken_on_demand_only(place: Place, tmp_path: Path) -> None:
+def test_folder_that_others_can_swap_needs_trust(place: Place, tmp_path: Path) -> None:
     project = place.tmp / "project"
     project.mkdir()
     os.chown(project, 0, NEIGHBOUR)

@@ -141,7 +141,7 @@ def test_a_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str
         assert ask(client, on_loop) == (set() if preload else {"up"})
 
 
-def test_without_the_store_nothing_changes_and_it_says_what_to_write(tmp_path: Path) -> None:
+def test_preload_without_the_store_says_what_to_write(tmp_path: Path) -> None:
     with dask_worker(tmp_path, "--no-nanny", *PRELOAD) as (client, log):
         assert client.submit(sum, [1, 2]).result() == 3
         assert not ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins)

@@ -260,7 +260,7 @@ def shapes(x: SimArray) -> list[str]:
     return out
 
 
-def test_tracebacks_and_profiles_have_the_frames_of_a_plain_worker(gpu: SimGpu, tmp_path: Path) -> None:
+def test_tracebacks_and_profiles_have_a_plain_workers_frames(gpu: SimGpu, tmp_path: Path) -> None:
     async def frames(*, plugin: bool) -> list[list[str]]:
         async with cluster(tmp_path, plugin=plugin) as (client, _, __):
             x = client.submit(make, 1)

@@ -33,8 +33,6 @@ def test_a_stopped_process_is_gone_when_its_client_ends(tmp_path: Path, who: str
     (tmp_path / "client.py").write_text(CLIENT)
     argv = [sys.executable, str(tmp_path / "client.py")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdin
-        assert client.stdout
         leader = psutil.Process(int(client.stdout.readline()))
         (fork_server,) = leader.children()
         family = [leader, fork_server, *fork_server.children()]

@@ -52,20 +52,6 @@ def test_chosen(candidates: list[Candidate], need: int, names: list[int]) -> Non
     assert [c.name for c in victims(candidates, need)] == names
 
 
-def test_of_what_is_ready_the_last_to_run_goes_first() -> None:
-    turns = [(0.0, 1, 7), (0.0, 2, 3), (0.0, 1, 9)]
-    ready = [Candidate(i, i, 10, needed=READY, priority=turn) for i, turn in enumerate(turns)]
-    assert [c.name for c in victims(ready, 20)] == [1, 2]
-
-
-def test_a_group_of_clean_ones_goes_before_older_ones() -> None:
-    clean = [unit(8, 10, clean=True), unit(9, 10, RUNS, clean=True)]
-    dirty = [unit(1, 10), unit(2, 10)]
-    assert [c.name for c in victims([*clean, *dirty], 10)] == [8]
-    assert [c.name for c in victims([*clean, *dirty], 20)] == [8, 1]
-    assert [c.name for c in victims([*clean, *dirty], 40)] == [8, 1, 2, 9]
-
-
 @st.composite
 def streams(draw: st.DrawFn) -> list[Candidate]:
     """Draw candidates, longest untouched first; those that are ready have a priority."""
