@@ -77,7 +77,6 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
 def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
     slurm_lab.write("ends/clusters.py", CLUSTERS)
     client = slurm_lab.start(slurm_lab.login, ["python", "ends/clusters.py"], timeout=scaled(150))
-    assert client.stdout
     places = json.loads(client.stdout.readline())
     for node, pid in places.values():
         slurm_lab.exec(node, ["kill", "-KILL", str(pid)], check=True)

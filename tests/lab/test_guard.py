@@ -19,7 +19,6 @@ def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig
     slurm_lab.forget_runs()
     slurm_lab.write("client.py", BEGIN + code)
     client = slurm_lab.start(slurm_lab.login, ["python", "-u", "client.py"])
-    assert client.stdout
     text = ""
     for line in client.stdout:
         text += line

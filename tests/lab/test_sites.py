@@ -63,22 +63,6 @@ def test_the_name_of_a_site_is_enough(slurm_lab: Lab, draft: str) -> None:
     assert f"  queue = main    (site lab, ~/{FILE}:{line})" in done.stdout
 
 
-def test_a_file_that_says_more_than_the_machine_is_named_and_the_machine_counts(slurm_lab: Lab, draft: str) -> None:
-    file = draft.replace('"cpus": 8', '"cpus": 64').replace('"name": "main", ', '"name": "main", "walltime": "24h", ')
-    slurm_lab.write(FILE, file)
-    slurm_lab.root("scontrol", "update", "partition=main", "MaxTime=2:00:00")
-    try:
-        plan, warned = hpcgpu(slurm_lab, "plan", "--gpus", "8", "--walltime", "1h")
-    finally:
-        slurm_lab.root("scontrol", "update", "partition=main", "MaxTime=UNLIMITED")
-    walltime, cpus = warned.splitlines()
-    assert "jobs in queue main have 24:00:00 at most" in walltime
-    assert "sinfo says 02:00:00: what sinfo says counts" in walltime
-    assert "jobs may ask for 64 CPUs of such a node" in cpus
-    assert "sinfo says 8: what sinfo says counts" in cpus
-    assert "  cores_per_gpu = 2    (site lab, sinfo, not ~/.config/hpcgpu/sites/lab.yaml:" in plan
-
-
 def test_from_pip_install_to_a_cluster_by_the_readme(slurm_lab: Lab, draft: str) -> None:
     """What its reader types who knows the machine's name, with the lab's for delta's; the lab has no accounts."""
     try:

@@ -52,8 +52,7 @@ def scale(client: Client, jobs: int) -> list[str]:
 
 def members(client: Client) -> list[str]:
     """Return the jobs that come and go."""
-    jobs: list[str] = client("[row.id for row in cluster.jobs.rows if row.has == 'workers']")
-    return jobs
+    return client("[row.id for row in cluster.jobs.rows if row.has == 'workers']")
 
 
 def workers(client: Client) -> int:

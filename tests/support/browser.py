@@ -130,7 +130,6 @@ def _started(argv: Sequence[str], word: str, env: dict[str, str]) -> tuple[subpr
     """Start a program; return it with the line on stderr that has the word."""
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(argv, **pipes, env={**os.environ, **env})
-    assert process.stderr
     lines = []
     for line in process.stderr:
         lines.append(line)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 from distributed.comm import Comm, CommClosedError, connect
 from distributed.versions import get_versions
 
@@ -70,13 +71,7 @@ def write_slurm(folder: Path, count: int) -> None:
 
 def tree_cpu_s(root: str) -> float:
     """Return the CPU seconds of a process and of all below it that live, by the nanosecond."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[stat.parent.name] = stat.read_text().rsplit(")", 1)[1].split()[1]
-    tree = {root}
-    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
-        tree |= more
+    tree = [int(root), *(process.pid for process in psutil.Process(int(root)).children(recursive=True))]
     threads = (thread for pid in tree for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
