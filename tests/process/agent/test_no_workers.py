@@ -1,13 +1,14 @@
-"""A run that has no workers, and none to come, ends, or its tasks do; each with the reason."""
+"""A run without a worker that can work, and with none to come, ends, or its tasks do; each with the reason."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import ranks
 from distributed import Client
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster
 
@@ -27,6 +28,12 @@ LEAVE = """
         client.retire_workers(list(client.scheduler_info()["workers"]))
         print("without workers")
         client.submit(sum, [1]).result()
+"""
+# It waits for none of its futures, so that it does not end by their errors.
+FILL = """
+    with Client() as c:
+        blocks = c.map(lambda i: os.urandom(30_000_000), range(40), pure=False)
+        time.sleep(600)
 """
 
 
@@ -52,3 +59,19 @@ def test_a_cluster_without_workers_is_lost_and_says_why(tmp_path: Path, monkeypa
         until(lambda: "is lost" in repr(cluster) or "lost" in repr(cluster), "the end is known")
         with pytest.raises(JobError, match=r"the job ends: all its workers have been let go"):
             cluster.wait_for_workers(1)
+
+
+def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> None:
+    inside = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no mounts for users here (unshare --mount --map-root-user)")
+    (tmp_path / "small").mkdir()
+    prepare = f'mount -t tmpfs -o size=40M none {tmp_path}/small && exec "$@"'
+    options = ["--gpus", "sim:1", "--memory-limit", "450MB", "--death-timeout", "12"]
+    options += ["--local-directory", f"{tmp_path}/small"]
+    argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, FILL), options=options)]
+    done = ranks.run_command(argv, timeout=scaled(120))
+    assert done.returncode == 1, done.stderr
+    assert "all workers have paused for 12 s, for their memory is full" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "hpcgpu: the run ends: all workers have paused\n" in done.stderr

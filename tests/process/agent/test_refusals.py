@@ -1,4 +1,4 @@
-"""What the machine refuses is said in words, with what to do."""
+"""What the machine refuses, or the run: processes, threads, addresses, and modules that anybody may have written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import ranks
-from waiting import scaled
 
 # As the kernel refuses under 'ulimit -u', which does not count for root.
 REFUSING = """
@@ -51,11 +50,46 @@ def test_a_loopback_without_ipv4(tmp_path: Path) -> None:
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("no network namespaces for users here (unshare --net --map-root-user)")
     prepare = 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo; exec "$@"'
-    argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, "print('never')"))]
-    argv[-1:-1] = ["--gpus", "sim:1"]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(), cwd=tmp_path
-    )
+    command = ranks.command(ranks.script(tmp_path, "print('never')"), options=("--gpus", "sim:1"))
+    done = ranks.run_command([*inside, "bash", "-c", prepare, "job", *command])
     assert done.returncode == 1, done.stderr
     assert "this node's loopback has no address 127.0.0.1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SCRIPT = """
+from distributed import Client
+def found():
+    import importlib.util
+    return importlib.util.find_spec("mine") is not None
+with Client() as client:
+    print("worker found:", client.submit(found).result())
+"""
+
+
+def run(folder: Path, script: Path) -> subprocess.CompletedProcess[str]:
+    argv = ranks.command(script, options=("--gpus", "sim:1", "--no-dashboard"))
+    return ranks.run_command(["env", f"--chdir={folder}", *argv])
+
+
+def test_what_anybody_may_have_put_there_is_not_imported(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    own.mkdir()
+    (own / "script.py").write_text(SCRIPT)
+    for name in ("dask", "distributed", "numpy", "msgspec", "hpcgpu", "cupy", "mine"):
+        (shared / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')")
+    done = run(shared, own / "script.py")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+    assert "worker found: False" in done.stdout
+    assert f"modules in {shared} are not found: everybody may write there" in done.stderr
+
+
+def test_the_users_own_are_found_by_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "mine.py").write_text("")
+    done = run(tmp_path, tmp_path / "script.py")
+    assert "worker found: True" in done.stdout, done.stderr
+    assert "not found" not in done.stderr

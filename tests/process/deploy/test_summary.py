@@ -15,13 +15,21 @@ from hpcgpu import LocalGPUCluster, sim
 MIB = 1 << 20
 
 
-def test_a_script_ends_with_its_summary(tmp_path: Path) -> None:
-    script = ranks.script(tmp_path, "print(Client().submit(lambda: time.sleep(.3)).result())")
-    done = ranks.run(script)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("hpcgpu: summary: ")]
-    assert re.search(r" with 2 GPUs, 0\.\d\d GPU hours, a task ran in ", lines[0])  # on a slow machine 12 s: 0.01
-    assert lines[2] == "hpcgpu: summary: nothing was spilled"
+def test_a_script_ends_with_its_progress_and_summary(tmp_path: Path) -> None:
+    """The last line of progress is complete, however short the script was; results of the script go elsewhere."""
+    code = """
+        from distributed import wait
+        c = Client()
+        c.submit(time.sleep, 0.3).result()
+        wait(c.map(lambda i: 100 // (i - 7), range(30), pure=False))
+        print("done")
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2", "--progress"))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    progress, summary = (re.findall(rf"^hpcgpu: {kind}: (.*)$", done.stderr, re.M) for kind in ("tasks", "summary"))
+    assert progress[-1] == "30 of 31 done, 1 failed"
+    assert re.search(r" with 2 GPUs, 0\.\d\d GPU hours, a task ran in ", summary[0])  # on a slow machine 12 s: 0.01
+    assert summary[2] == "nothing was spilled"
     assert "JSON" not in done.stderr  # which the log of a batch job has
 
 
