@@ -14,6 +14,7 @@ import ranks
 import two_nodes
 from waiting import scaled
 
+from hpcgpu.config import document
 from hpcgpu.model import RunDocument, Settings
 
 SCRIPT = """
@@ -38,7 +39,7 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
     argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "launch", *options, str(script)]
     two_nodes.grant(tmp_path, "2gb", "1048576kb")
     env = two_nodes.environment(tmp_path)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(argv, env, scaled(120))
     assert done.returncode == 0, done.stderr
     found = json.loads(next(line for line in done.stdout.splitlines() if "FACTS" in line).partition("FACTS ")[2])
     # what PBS has granted of each node, less the simulated GPUs' own
@@ -54,8 +55,7 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
 
 def test_the_nodes_of_a_job_are_compared_without_ssh(tmp_path: Path) -> None:
     argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "topo", "--diff"]
-    env = two_nodes.environment(tmp_path)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(argv, two_nodes.environment(tmp_path), scaled(120))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "2 nodes, all alike\n"
     assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
@@ -66,16 +66,8 @@ def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) 
     script = ranks.script(tmp_path, "with Client() as c:\n    print(sys.argv[1], len(c.scheduler_info()['workers']))")
     env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"), HOME=str(tmp_path))
     argv = [str(ranks.BIN / "hpcgpu"), "launch", "--rendezvous", "file", "--gpus"]
-    both = [
-        subprocess.Popen(
-            [*argv, f"sim:{n}", str(script), f"wants {n}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for n in (2, 3)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    both = [subprocess.Popen([*argv, f"sim:{n}", str(script), f"wants {n}"], **pipes) for n in (2, 3)]
     said = [launch.communicate(timeout=scaled(120)) for launch in both]
     assert [out for out, _ in said] == ["wants 2 2\n", "wants 3 3\n"], said
     assert list((tmp_path / ".hpcgpu" / "rendezvous").iterdir()) == []
@@ -84,20 +76,16 @@ def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) 
 def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: Path) -> None:
     script = ranks.script(tmp_path, "pass")
     argv = [mpich, "-n", "2", str(ranks.BIN / "hpcgpu"), "run", "--rendezvous", "file", "--gpus", "sim:1", str(script)]
-    env = ranks.environment(PBS_JOBID="7.login01", HOME=str(tmp_path))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(argv, {"PBS_JOBID": "7.login01"})
     assert done.returncode != 0
     assert "rendezvous='file' needs 'hpcgpu launch', srun" in done.stderr
 
 
-def test_a_job_whose_chunks_are_on_one_node_says_how_to_scatter_them(tmp_path: Path) -> None:
-    from hpcgpu.config import document
-
+def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
-    env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"))
     run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", folder=str(tmp_path))
     argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
+    done = ranks.run_command(argv, {"PBS_JOBID": "7.login01", "PBS_NODEFILE": str(tmp_path / "nodefile")})
     assert done.returncode != 0
     assert "2 nodes were asked for (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr
