@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,25 +17,19 @@ from waiting import scaled, until
 
 import hpcgpu
 
-
-def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
-    pipes = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    return subprocess.run(argv, cwd=folder, env=env, timeout=scaled(150), **pipes)
+PATH = {"PATH": f"{ranks.BIN}:/usr/bin:/bin"}
 
 
 @pytest.mark.parametrize(("diff", "line"), [(0, 0), (1, 2)], ids=["its ranks", "our ranks"])
 def test_dask_mpi(tmp_path: Path, diff: int, line: int) -> None:
-    text = after(blocks("dask-mpi", "diff")[diff])
-    (tmp_path / "script.py").write_text(text)
-    done = run(shlex.split(blocks("dask-mpi", "bash")[line]), tmp_path)
+    (tmp_path / "script.py").write_text(after(blocks("dask-mpi", "diff")[diff]))
+    done = ranks.run_command(["env", f"--chdir={tmp_path}", *shlex.split(blocks("dask-mpi", "bash")[line])], PATH)
     assert done.stdout == "6\n", done.stderr
 
 
 def test_dask_mpis_command(tmp_path: Path) -> None:
     argv, file = shlex.split(blocks("dask-mpi", "bash")[1]), tmp_path / "scheduler.json"
-    env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
-    with subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(argv, cwd=tmp_path, env=ranks.environment(**PATH), stderr=subprocess.DEVNULL) as process:
         try:
             until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
             assert process.poll() is None
@@ -47,29 +43,21 @@ def test_dask_mpis_command(tmp_path: Path) -> None:
 
 def test_local_cuda_cluster(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(after(blocks("dask-cuda", "diff")[0]))
-    done = run([sys.executable, "script.py"], tmp_path)
+    done = ranks.run_command([sys.executable, str(tmp_path / "script.py")], PATH)
     assert done.stdout == "6\n", done.stderr
 
 
-def test_a_scheduler_file_of_dasks_own_scheduler(tmp_path: Path) -> None:
-    line = after(blocks("sbatch", "diff")[1]).removeprefix("srun ").rstrip(" &\n")
+def test_worker_commands_join_dasks_own_scheduler(tmp_path: Path) -> None:
+    """By its file, as in the job script of the page for sbatch, and by its address."""
     file = tmp_path / "scheduler.json"
-    argv = [str(file) if word == "$SCHEDULER_FILE" else word for word in shlex.split(line)]
-    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client, ExitStack() as stack:
         client.write_scheduler_file(str(file))
-        env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
-        with subprocess.Popen([*argv, "--gpus", "sim:1"], env=env, stderr=subprocess.DEVNULL) as process:
-            client.wait_for_workers(1, timeout=scaled(60))
-            assert len(hpcgpu.bindings(client).workers) == 1
-            process.terminate()
-
-
-def test_dask_cuda_worker(tmp_path: Path) -> None:
-    argv = shlex.split(after(blocks("dask-cuda", "diff")[1]))
-    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
-        argv = [cluster.scheduler_address if word.startswith("tcp://") else word for word in argv]
-        env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin")
-        with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process:
-            client.wait_for_workers(2, timeout=scaled(60))
-            assert len(hpcgpu.bindings(client).workers) == 2
-            process.terminate()
+        by_file = after(blocks("sbatch", "diff")[1]).removeprefix("srun ").rstrip(" &\n")
+        by_file = by_file.replace("$SCHEDULER_FILE", str(file))
+        by_address = re.sub(r"tcp://\S+", cluster.scheduler_address, after(blocks("dask-cuda", "diff")[1]))
+        for line, count in ((f"{by_file} --gpus sim:1", 1), (by_address, 3)):
+            process = subprocess.Popen(shlex.split(line), env=ranks.environment(**PATH), stderr=subprocess.DEVNULL)
+            stack.enter_context(process)
+            stack.callback(process.terminate)
+            client.wait_for_workers(count, timeout=scaled(60))
+            assert len(hpcgpu.bindings(client).workers) == count

@@ -5,38 +5,27 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 import ranks
 from paths import ROOT
 from waiting import scaled
 
 EXAMPLES = ROOT / "examples"
-ENTRY_POINTS = pytest.mark.parametrize("entry_point", ["python", "hpcgpu run"])
 COLUMNS = ["process", "managed", "unmanaged", "recent", "spilled", "device", "host", "disk"]
 README = (EXAMPLES / "README.md").read_text()
 
 
-def run(tmp_path: Path, entry_point: str, gpus: str, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable] if entry_point == "python" else [str(ranks.BIN / "hpcgpu"), "run", "--gpus", gpus]
-    return subprocess.run(
-        [*program, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=scaled(150),
-        env=ranks.environment(HOME=str(tmp_path)),
-        stdin=subprocess.DEVNULL,
-    )
-
-
-@ENTRY_POINTS
-def test_schedulers_agree(tmp_path: Path, entry_point: str) -> None:
-    done = run(
-        tmp_path, entry_point, "sim:2", "schedulers.py", "--size", "1000000", "--chunk", "100000", "--workers", "2"
-    )
+def run(gpus: str, name: str, *arguments: str) -> str:
+    """Run an example by ``hpcgpu run``, or by Python alone; return its output."""
+    program = [str(ranks.BIN / "hpcgpu"), "run", "--gpus", gpus] if gpus else [sys.executable]
+    done = ranks.run_command([*program, str(EXAMPLES / name), *arguments], timeout=scaled(150))
     assert done.returncode == 0, done.stdout + done.stderr
-    head, *lines, last = done.stdout.splitlines()
+    return done.stdout
+
+
+def test_schedulers_agree() -> None:
+    printed = run("", "schedulers.py", "--size", "1000000", "--chunk", "100000", "--workers", "2")
+    head, *lines, last = printed.splitlines()
     assert "mean of 1,000,000 random numbers in 10 chunks" in head
     found = [re.fullmatch(r"(.+?) +\d+\.\d{3} s   (0\.\d{15})", line) for line in lines]
     assert [m and m[1] for m in found] == ["serial", "threads, 2", "processes, 2", "distributed, 2", "hpcgpu, 2 GPUs"]
@@ -52,12 +41,10 @@ def table(text: str) -> dict[str, dict[str, int]]:
     return {m[1]: dict(zip(COLUMNS, map(int, m[2].split()), strict=True)) for m in found if m}
 
 
-@ENTRY_POINTS
-def test_memory_types_show_what_happens(tmp_path: Path, entry_point: str) -> None:
-    done = run(tmp_path, entry_point, "sim:2x40MiB", "memory_types.py", "--size", "128", "--leak", "64")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the arrays are right" in done.stdout
-    rows = table(done.stdout)
+def test_memory_types_show_what_happens() -> None:
+    printed = run("sim:2x40MiB", "memory_types.py", "--size", "128", "--leak", "64")
+    assert "the arrays are right" in printed
+    rows = table(printed)
     idle, made, read = rows["idle"], rows["4 of 4 parts made"], rows["all of them read"]
     assert [idle[c] for c in ("managed", "spilled", "device", "host", "disk")] == [0, 0, 0, 0, 0]
     assert made["device"] + made["host"] + made["disk"] == 128
@@ -79,13 +66,11 @@ def test_memory_types_show_what_happens(tmp_path: Path, entry_point: str) -> Non
     assert freed["process"] - trimmed["process"] > 30  # what the arrays took in host memory
 
 
-def test_svd_is_right(tmp_path: Path) -> None:
-    done = run(tmp_path, "hpcgpu run", "sim:2x32MiB", "svd.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    worst = re.search(r"^100 singular values of 200000 x 100: largest relative difference (.+)$", done.stdout, re.M)
-    assert worst
+def test_svd_is_right() -> None:
+    printed = run("sim:2x32MiB", "svd.py")
+    worst = re.search(r"^100 singular values of 200000 x 100: largest relative difference (.+)$", printed, re.M)
     assert float(worst[1]) < 1e-12
-    assert re.search(r"^spilled: device_to_host .+, host_to_device \d.*B$", done.stdout, re.M)
+    assert re.search(r"^spilled: device_to_host .+, host_to_device \d.*B$", printed, re.M)
 
 
 def test_every_example_is_described_and_prints_its_help() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 import socket
@@ -84,9 +85,7 @@ def scheduler() -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    ("name", "line"), [("hpcgpu", c) for c in COMMANDS] + [(n, COMMANDS[2]) for n in ("dask", "module")]
-)
+@pytest.mark.parametrize(("line", "name"), zip(COMMANDS, itertools.cycle(NAMES), strict=False))
 def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, tmp_path: Path) -> None:
     """``dask-scheduler`` runs at its usual address there; here Dask's configuration has the address."""
     words = shlex.split(
