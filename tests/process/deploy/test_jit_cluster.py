@@ -105,39 +105,3 @@ def test_svds_of_more_than_the_limits(tmp_path: Path, jit: bool) -> None:
     assert "TALL True" in out
     assert "LOW True" in out
     assert "TIERS True True" in out
-
-
-def test_without_it_nobody_sees_a_proxy(tmp_path: Path) -> None:
-    """In a task, a coroutine, an actor, a gather, and by get_worker().data."""
-    out = run(
-        tmp_path,
-        """
-    from distributed import get_worker
-    def make(i):
-        return [sim.asarray(np.full(65_536, float(i))) for _ in range(8)]
-    def kinds(*values):
-        return sorted({type(x).__name__ for v in values for x in v})
-    async def coroutine(value):
-        return kinds(value)
-    class Actor:
-        def __init__(self, value):
-            self.value = value
-        def kinds(self):
-            return kinds(self.value)
-    def by_worker(keys):
-        data = get_worker().data
-        return kinds(*(data[k] for k in [k for k in keys if k in data][:3]))
-    with Client() as client:
-        made = [client.submit(make, i, pure=False) for i in range(16)]
-        found = client.submit(kinds, *made[:3]).result(), client.submit(coroutine, made[0]).result()
-        actor = client.submit(Actor, made[1], actor=True).result()
-        found += (actor.kinds().result(), kinds(*client.gather(made[:2])))
-        keys, places = [f.key for f in made], list(client.scheduler_info()["workers"])
-        found += tuple(client.gather([client.submit(by_worker, keys, workers=[w], pure=False) for w in places]))
-        print("KINDS", set(map(tuple, found)))
-        print("DOWN", report.spilled(report.workers(client))["device_to_host"] > 0)
-    """,
-        OPTIONS[:-1],
-    )
-    assert "KINDS {('SimArray',)}" in out
-    assert "DOWN True" in out

@@ -26,7 +26,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_slurm(tmp_path, JOBS)
     ranks.use_environment(monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     assert not list((tmp_path / ".hpcgpu" / "runs").iterdir()), "a run has left its folder behind"

@@ -1,16 +1,16 @@
-"""What people see of a cluster's memory, in processes of their own."""
+"""The memory of workers: how it is trimmed and allocated, and that monitors leave out that of simulated GPUs."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 from pathlib import Path
 
-import fake_nvml
 import pytest
 import ranks
 from distributed import Client, Worker
-from fake_nvml import FakeGpu
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
@@ -87,54 +87,28 @@ def test_trimming_gives_back_what_was_freed() -> None:
 
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(
-    ("own", "env", "left"),
+    ("own", "env"),
     [
-        ({}, {}, False),
-        ({"MALLOC_TRIM_THRESHOLD_": str(GIB)}, {}, True),
-        ({}, {"MALLOC_TRIM_THRESHOLD_": "1000000000"}, True),
+        ({}, {}),
+        ({"MALLOC_TRIM_THRESHOLD_": str(GIB)}, {}),
+        ({}, {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": str(32 * MIB)}),
     ],
     ids=["default", "environment", "worker's environment"],
 )
-def test_the_trim_threshold_is_in_force(
-    own: dict[str, str], env: dict[str, str], left: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_thresholds_of_glibc_are_in_force(
+    own: dict[str, str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what glibc does in the forked worker, not by what its environment says."""
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     with LocalGPUCluster(gpus="sim:1", env=env) as cluster, Client(cluster) as client:
+        assert list(client.run(is_mapped).values()) == [not env]  # first: later the heap may have room
         [kept] = client.run(heap_left).values()
-        assert (kept > 16 * MIB) == left
-        [said] = client.run(lambda: os.environ["MALLOC_TRIM_THRESHOLD_"]).values()
-        assert said == {**{"MALLOC_TRIM_THRESHOLD_": "65536"}, **own, **env}["MALLOC_TRIM_THRESHOLD_"]
-
-
-@pytest.mark.usefixtures("importable")
-@pytest.mark.parametrize(
-    "env", [{}, {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB)}], ids=["default", "worker's environment"]
-)
-def test_the_mmap_threshold_is_in_force(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    with LocalGPUCluster(gpus="sim:1", env=env) as cluster, Client(cluster) as client:
-        assert list(client.run(is_mapped).values()) == [not env]
-
-
-NVIDIA_SCRIPT = """
-    import hpcgpu, json
-    with Client() as client:
-        for w in hpcgpu.memory(client).workers:
-            print(w.device_source, w.device_used_bytes, w.device_capacity_bytes >> 20, w.device_limit_bytes >> 20)
-        print(hpcgpu.memory(client).total.device_used_bytes)
-"""
-
-
-def test_nvml_says_what_is_used_where_no_pool_does(tmp_path: Path) -> None:
-    """The NVML is a fake, compiled here; nothing of its GPUs' memory is in use."""
-    gpus = [FakeGpu(f"0000:{bus}:00.0", f"GPU-{bus}", size_mib=1024) for bus in ("06", "16")]
-    (tmp_path / "nvml").mkdir()
-    env = fake_nvml.compiled(tmp_path / "nvml").environment(gpus)
-    done = ranks.run(ranks.script(tmp_path, NVIDIA_SCRIPT), options=(), env=env)
-    assert done.stdout.splitlines() == ["NVML 0 1024 819", "NVML 0 1024 819", "None"], done.stderr
+        assert (kept > 16 * MIB) == bool(own or env)
+        [threshold] = client.run(lambda: os.environ["MALLOC_TRIM_THRESHOLD_"]).values()
+        assert threshold == {**{"MALLOC_TRIM_THRESHOLD_": "65536"}, **own, **env}["MALLOC_TRIM_THRESHOLD_"]
 
 
 def test_the_workers_of_a_cluster_have_jemalloc() -> None:
@@ -151,3 +125,59 @@ def test_where_there_is_no_jemalloc_it_is_said_once(
     with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
         assert cluster.memory().total.allocator == "system"
     assert capfd.readouterr().err.count("no libjemalloc.so.2 in ") == 1
+
+
+# Fills the simulated GPU (400 MiB, in a worker whose memory_limit is 250 MB) and lets the monitors look at it.
+FILL = """
+    import json, pathlib
+    from hpcgpu import sim
+    c = Client()
+    pid = c.run(os.getpid)
+
+    def fill(dask_worker):
+        import numpy as np
+        gpu = sim.current_gpu()
+        dask_worker.kept = [gpu.asarray(np.ones(50 << 20, "u1")) for _ in range(8)]
+        return gpu.used_bytes, dask_worker.monitor.proc.memory_info().rss, dask_worker.monitor.get_process_memory()
+
+    used, rss, measured = next(iter(c.run(fill).values()))
+
+    async def look(dask_worker):
+        import asyncio
+        for _ in range(20):  # the monitors look every 100 ms
+            await asyncio.sleep(0.1)
+            dask_worker.memory_manager.memory_monitor and await dask_worker.memory_manager.memory_monitor(dask_worker)
+        return dask_worker.status.name
+
+    status = next(iter(c.run(look).values()))
+    facts = dict(used=used, rss=rss, measured=measured, status=status, same=c.run(os.getpid) == pid,
+                 limit=next(iter(c.scheduler_info()["workers"].values()))["memory_limit"])
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(facts))
+"""
+
+
+def test_a_full_simulated_gpu_neither_pauses_nor_terminates(tmp_path: Path) -> None:
+    path = ranks.script(tmp_path, FILL)
+    done = ranks.run(path, str(tmp_path / "facts"), options=("--gpus", "sim:1x450MiB", "--memory-limit", "250MB"))
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "facts").read_text())
+    assert facts["used"] == 400 << 20
+    assert facts["rss"] > facts["limit"] > facts["measured"] > 0
+    assert (facts["status"], facts["same"]) == ("running", True)
+    assert not re.search("Pausing|Restarting|memory budget", done.stderr)
+
+
+def test_a_host_full_of_memory_is_still_terminated(tmp_path: Path) -> None:
+    code = """
+        import queue
+        c, news = Client(), queue.Queue()
+        before = list(c.scheduler_info()["workers"])
+        c.subscribe_topic("all", lambda event: news.put(event[1]))
+        f = c.submit(lambda: (bytearray(400 << 20), time.sleep(60)), retries=0)
+        while (event := news.get())["action"] != "add-worker":
+            continue
+        print("another worker" if event["worker"] not in before else "the same")
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:1x64MiB", "--memory-limit", "300MB"))
+    assert done.stdout == "another worker\n", done.stderr
+    assert "exceeded 95% memory budget" in done.stderr

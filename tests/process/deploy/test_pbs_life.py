@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
+from pages import blocks
 from pbs_replay import Pbs
-from pbs_words import quirks
+from pbs_words import quirks, recorded
 from signals import signal_all
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
-from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.model import Patience
 
 BUILDS = ["release", "head"]
@@ -27,6 +30,64 @@ NEVER = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 1
 HELD = "job held, too many failed attempts to run"
 
 
+PLAIN = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "account": "a-b", "walltime": "00:10:00"}
+
+
+def test_a_cluster_from_start_to_end(pbs: Pbs, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "logs"
+    with PBSGPUCluster(**PLAIN, log_directory="~/new/logs") as cluster, Client(cluster) as client:
+        assert cluster.job_id == JOB
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert len(client.scheduler_info()["workers"]) == 2
+        script = cluster.job_script()
+        assert folder.is_dir()
+    assert pbs.get(JOB, "script") == script
+    assert {"#PBS -q gpu", "#PBS -l select=1:ncpus=2:mpiprocs=2", f"#PBS -o {folder}/"} <= set(script.splitlines())
+    command = next(line for line in script.splitlines() if "--document" in line)
+    words = shlex.split(command.partition("exec ")[2].rpartition(" >&")[0])
+    assert json.loads(words[-1])["settings"]["account"] == "a-b"
+    assert pbs.processes(JOB) == []
+
+
+@pytest.mark.parametrize("build", ["release", "head"])
+def test_a_refusal_reaches_the_caller_in_qsubs_words(pbs: Pbs, build: str) -> None:
+    pbs.refuse(recorded(build, "02-qsub-bad-queue", 0))
+    with pytest.raises(SubmitError, match="qsub refused the job: qsub: Unknown queue") as caught:
+        PBSGPUCluster(**PLAIN)
+    assert f" -q {PLAIN['queue']} -A " in str(caught.value).splitlines()[-1]
+
+
+def test_the_example_of_the_page_for_users_of_dask_jobqueue_runs(pbs: Pbs, said: Said) -> None:
+    [example] = blocks("dask-jobqueue", "python")
+    exec(example, {})
+    assert pbs.get(JOB, "exit") == "0"
+    assert "#PBS -q gpu\n" in said.text
+    assert said.text.splitlines().count("6") == 1
+
+
+def test_the_launcher_of_a_site_starts_the_ranks(pbs: Pbs, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/started\nshift\nexec "$@"\n')
+    start.chmod(0o755)
+    site = tmp_path / "here.yaml"
+    site.write_text(f'version: 2\nname: here\nbatch: pbs\nlauncher:\n  command: [{start}, "of the site"]\n')
+    logs = f"{tmp_path}/%u/logs"  # the batch system's pattern, not a name
+    options = {**PLAIN, "site": str(site), "ranks": "node", "log_directory": logs}
+    with PBSGPUCluster(**options) as cluster, Client(cluster) as client:
+        assert not (tmp_path / "%u").exists()
+        client.wait_for_workers(2)
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert "site here, " in cluster.job_script()
+    assert (tmp_path / "started").read_text() == "of the site\n"
+
+
+def test_nothing_is_submitted_for_bad_input(pbs: Pbs) -> None:
+    for options, words in (({"nodes": 2}, "the number of GPUs of each node"), ({"nodes": 0, "gpus": "sim:2"}, "nodes")):
+        with pytest.raises(ConfigError, match=words):
+            PBSGPUCluster(**options)
+    assert pbs.calls("qsub") == []
+
+
 def starting(pbs: Pbs, **options: object) -> Future:
     """Start a cluster whose job waits until the test has it start."""
     pbs.auto(False)
@@ -35,11 +96,15 @@ def starting(pbs: Pbs, **options: object) -> Future:
     return made
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_job_that_waits_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
+def test_a_job_that_waits_or_is_held_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.say(JOB, "Q", FULL)
     until(lambda: f"PENDING ({FULL})" in said.text, "it is said that the job waits", made)
+    pbs.say(JOB, "H")  # by its owner
+    asked = len(pbs.calls("qstat"))
+    until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", made)
     pbs.start(JOB)
     with made.result() as cluster, Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3
@@ -64,6 +129,7 @@ def test_its_nodes_are_known_though_it_is_there_before_pbs_is_asked_again(
 
 SCRIPT = f"""
 from distributed import Client
+from pages import blocks
 from hpcgpu import PBSGPUCluster
 
 with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
@@ -89,8 +155,7 @@ def test_progress_is_there_at_once_and_not_among_the_results(pbs: Pbs, tmp_path:
     assert {line[:8] for line in err.read_text().splitlines()} == {"hpcgpu: "}
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize(("state", "comment"), [("Q", NEVER), ("H", HELD)])
+@pytest.mark.parametrize(("build", "state", "comment"), [("release", "Q", NEVER), ("head", "H", HELD)])
 def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, comment: str) -> None:
     made = starting(pbs)
     pbs.say(JOB, state, comment)
@@ -100,19 +165,7 @@ def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, 
     assert pbs.calls("qdel") == [[JOB]]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_job_that_its_owner_holds_is_waited_for(pbs: Pbs) -> None:
-    made = starting(pbs)
-    pbs.say(JOB, "H")
-    asked = len(pbs.calls("qstat"))
-    until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", made)
-    pbs.start(JOB)
-    with made.result():
-        pass
-
-
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("history", [True, False])
+@pytest.mark.parametrize(("build", "history"), [("release", True), ("release", False), ("head", True)])
 def test_a_job_that_fails_says_its_exit_code_whether_or_not_pbs_remembers_it(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     with pytest.raises(JobError) as caught:
@@ -121,23 +174,6 @@ def test_a_job_that_fails_says_its_exit_code_whether_or_not_pbs_remembers_it(pbs
     assert (kept if history else f"gone (qstat: Unknown Job Id {JOB})") in str(caught.value)
     assert ", exit code 1; the end of its log" in str(caught.value)
     assert "900" in str(caught.value).splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [("walltime", "exceeded resource walltime), exit code -29"), ("qdel", "terminated by user1@login01")],
-)
-def test_a_cluster_whose_job_is_killed_says_why(pbs: Pbs, said: Said, end: str, words: str) -> None:
-    pbs.history(True)
-    with PBSGPUCluster(**OPTIONS) as cluster:
-        assert cluster.job_id == JOB
-        if end == "walltime":
-            pbs.exceed_walltime(JOB)
-        else:
-            pbs.end(JOB, 271, "Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and terminated by user1@login01")
-        until(lambda: "the cluster is lost" in said.text, "the loss is said")
-        assert f"the cluster is lost: job {JOB} has ended: F (Job run" in said.text
-        assert words in said.text
 
 
 @pytest.mark.usefixtures("impatient")
@@ -157,17 +193,6 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
     assert said.text.count("qstat did not answer: Connection refused") == 1
     assert "cannot connect to server login01" in said.text
     assert f"job {JOB}: UNKNOWN (the batch system does not answer)" in said.text
-
-
-def test_a_qsub_that_finds_no_server_is_tried_again(pbs: Pbs, said: Said) -> None:
-    pbs.trouble("down")
-    made = aside(lambda: PBSGPUCluster(**OPTIONS))
-    until(lambda: pbs.calls("qsub"), "qsub is called", made)
-    pbs.trouble("")
-    with made.result():
-        pass
-    assert "again in 1 s" in said.text
-    assert len(pbs.ids()) == 1
 
 
 def test_a_cluster_is_closed_without_a_server(pbs: Pbs) -> None:
@@ -191,10 +216,19 @@ def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: S
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_stays_down_is_an_error_in_its_words(pbs: Pbs) -> None:
+def test_a_qsub_that_finds_no_server_is_tried_again_for_a_while(pbs: Pbs, said: Said) -> None:
     pbs.trouble("down")
     with pytest.raises(SubmitError, match="qsub refused the job: Connection refused\nqsub: cannot connect to server"):
         PBSGPUCluster(**OPTIONS)
+    tried = len(pbs.calls("qsub"))
+    made = aside(lambda: PBSGPUCluster(**OPTIONS))
+    until(lambda: len(pbs.calls("qsub")) > tried, "qsub is called", made)
+    pbs.trouble("")
+    with made.result():
+        pass
+    assert tried > 1
+    assert "again in " in said.text
+    assert len(pbs.ids()) == 1
 
 
 @pytest.mark.parametrize("history", [True, False])
@@ -220,18 +254,7 @@ def test_a_job_that_ends_slowly_is_waited_for(pbs: Pbs) -> None:
 
 
 def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
-    with PBSGPUCluster(**OPTIONS) as cluster:
-        pbs.requeue(JOB)
-        until(lambda: pbs.get(JOB, "state") == "Q", "the job is in the queue again")
-        pbs.start(JOB)
-        until(lambda: "the cluster is back" in said.text, "the return is said")
-        assert f"job {JOB} was requeued; its results are lost" in said.text
-        with Client(cluster) as client:
-            client.wait_for_workers(2)
-            assert client.submit(sum, [1, 2]).result() == 3
-
-
-def test_a_job_that_waits_again_is_said_while_its_old_scheduler_is_still_tried(pbs: Pbs, said: Said) -> None:
+    """It is said to wait while its old scheduler is still tried."""
     with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
         asked = len(pbs.calls("qstat"))
         signal_all(pbs.processes(JOB), signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection
@@ -243,3 +266,7 @@ def test_a_job_that_waits_again_is_said_while_its_old_scheduler_is_still_tried(p
         assert "could not be reached" not in said.text
         pbs.start(JOB)
         until(lambda: "the cluster is back" in said.text, "the return is said")
+        assert f"job {JOB} was requeued; its results are lost" in said.text
+        with Client(cluster) as client:
+            client.wait_for_workers(2)
+            assert client.submit(sum, [1, 2]).result() == 3

@@ -18,7 +18,6 @@ from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import SubmitError
 
 pytestmark = pytest.mark.usefixtures("impatient")
-BUILDS = ["release", "head"]
 GANG = {"gpus": "sim:2", "nodes": 1, "ranks": "node", "launcher": "fork", "walltime": "00:10:00"}
 ELASTIC = {"gpus": "sim:2", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
 
@@ -27,8 +26,7 @@ def members(cluster: PBSGPUCluster) -> list[str]:
     return [row.id for row in cluster.jobs.rows if row.has == "workers"]
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("lost", ["accepted", "broken"])
+@pytest.mark.parametrize(("build", "lost"), [("release", "accepted"), ("head", "broken")])
 def test_an_array_that_was_accepted_without_an_answer_is_found_by_its_name(pbs: Pbs, said: Said, lost: str) -> None:
     pbs.lose(lost)
     with PBSGPUCluster(**ELASTIC) as cluster, Client(cluster) as client:

@@ -122,8 +122,7 @@ def ask(client: Client, function: Callable[..., Any]) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
-@pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.parametrize(("preload", "nanny"), [(True, "--nanny"), (True, "--no-nanny"), (False, "--nanny")])
 def test_a_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) -> None:
     """Right answers and real values with and without; only with the preload does the event loop move nothing."""
     spilling = ("--worker-class", "spilling.SpillingWorker", nanny)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import BATCH
@@ -21,10 +23,12 @@ from waiting import scaled, until
 
 from hpcgpu.batch import Local
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import batch_client, logs, record, runs
+from hpcgpu.deploy.jobs import batch_client, guard, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, Run
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import pids
+from hpcgpu.host import run as processes
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs.job import Job
 
@@ -61,29 +65,21 @@ def job(tmp_path: Path) -> Iterator[Job]:
     asyncio.run(batch_client.cancel(Local(), [there.id]))
 
 
-def test_a_guard_ends_what_the_lease_has_not(tmp_path: Path, job: Job) -> None:
-    run = make_run(tmp_path, job)
-    asyncio.run(runs.abandon(run.folder))
-    assert state(job) is JobState.ENDED
-    assert not run.folder.exists()
-
-
-def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path, job: Job) -> None:
+def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, grace_s=2)
 
     async def main() -> None:
         attached = lease.keep_touched(run.folder, 2)
-        guard = asyncio.create_task(runs.abandon(run.folder))
-        done, _ = await asyncio.wait(
-            [guard], timeout=scaled(12)
-        )  # longer than it would wait for a lease that has ended
-        assert not done
+        guarding = asyncio.create_task(runs.abandon(run.folder))
+        # longer than it would wait for a lease that has ended
+        assert not (await asyncio.wait([guarding], timeout=scaled(12)))[0]
         assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
         attached.cancel()
-        await guard
+        await guarding
 
     asyncio.run(main())
     assert state(job) is JobState.ENDED
+    assert not run.folder.exists()
 
 
 def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Job) -> None:
@@ -92,6 +88,35 @@ def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Jo
     asyncio.run(runs.abandon(run.folder))
     assert state(job) is JobState.RUNNING
     assert run.folder.exists()
+
+
+def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
+    """It waits with the modules that Python starts with, and one of ours."""
+    started = guard.start(tmp_path, Process.here())
+    try:
+        heavy = {"asyncio", "distributed", "dask", "hpcgpu.batch", "hpcgpu.model", "json", "dataclasses", "pathlib"}
+        code = "import sys; before = set(sys.modules); import hpcgpu.deploy.jobs.guard; "
+        code += f"print(sorted((set(sys.modules) - before) & {heavy!r}))"
+        assert ranks.run_command([sys.executable, "-c", code]).stdout == "[]\n"
+        assert processes.is_running(started)
+        assert os.getsid(started.pid) == started.pid  # no signal of our terminal reaches it
+    finally:
+        processes.end(started)
+    assert not processes.is_running(started)
+
+
+@pytest.mark.parametrize("name", ["detached", None])
+def test_a_guard_leaves_what_was_detached_or_removed_alone(tmp_path: Path, name: str | None) -> None:
+    folder = tmp_path / "run"
+    if name:
+        folder.mkdir()
+        (folder / name).touch()
+    with subprocess.Popen(["sleep", "600"]) as client:
+        argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
+        waiting = subprocess.Popen([*argv, str(pids.start_time(client.pid))], stderr=subprocess.PIPE, text=True)
+        client.send_signal(signal.SIGKILL)
+    assert waiting.communicate(timeout=scaled(60)) == (None, "")
+    assert waiting.returncode == 0
 
 
 def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: Job) -> None:
@@ -171,10 +196,7 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
 
 
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-m", "hpcgpu", *words], capture_output=True, text=True, env=env, timeout=scaled(120)
-    )
+    return ranks.in_process(*words, HOME=str(home))
 
 
 def test_the_commands(tmp_path: Path, job: Job) -> None:

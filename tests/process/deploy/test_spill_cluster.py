@@ -19,11 +19,6 @@ TARGET = 0.6  # distributed.yaml, worker.memory.target
 EACH, COUNT = 8 * MIB, 75  # 600 MiB: 1.5 times the host's limit, over nine times the device
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 def expected(i: int) -> float:
     return float(np.random.default_rng(i).random(EACH // 8).sum())
 

@@ -23,32 +23,20 @@ if __name__ == "__main__":
 GONE_S = 45
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 @pytest.mark.parametrize(
-    ("who", "end"),
-    [
-        ("fork_server", "closes"),
-        ("leader", "closes"),
-        ("leader", "is killed"),
-    ],
+    ("who", "end"), [("fork_server", "closes"), ("leader", "closes"), ("leader", "is killed"), ("client", "is killed")]
 )
 def test_a_stopped_process_is_gone_when_its_client_ends(tmp_path: Path, who: str, end: str) -> None:
+    """A client that is stopped has ended after its grace, but for rank 0, a zombie until the client is killed."""
     (tmp_path / "client.py").write_text(CLIENT)
     argv = [sys.executable, str(tmp_path / "client.py")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdin
-        assert client.stdout
         leader = psutil.Process(int(client.stdout.readline()))
         (fork_server,) = leader.children()
         family = [leader, fork_server, *fork_server.children()]
-        os.kill({"leader": leader, "fork_server": fork_server}[who].pid, signal.SIGSTOP)
-        if end == "closes":
-            client.stdin.close()
-        else:
-            client.kill()
+        os.kill({"leader": leader, "fork_server": fork_server, "client": client}[who].pid, signal.SIGSTOP)
+        if who == "client":
+            assert psutil.wait_procs(family[1:], timeout=GONE_S)[1] == []
+        client.stdin.close() if end == "closes" else client.kill()
         assert psutil.wait_procs(family, timeout=GONE_S)[1] == []
         assert client.wait(GONE_S) == (0 if end == "closes" else -signal.SIGKILL)

@@ -48,7 +48,6 @@ def test_a_sign_of_life_under_way_ends_with_the_worker(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    said = [
-        r.getMessage() for r in caplog.records if r.name in ("distributed.worker", "tornado.application", "asyncio")
-    ]
-    assert said == (["Scheduler was unaware of this worker; shutting down."] if missing else [])
+    names = ("distributed.worker", "tornado.application", "asyncio")
+    messages = [r.getMessage() for r in caplog.records if r.name in names]
+    assert messages == (["Scheduler was unaware of this worker; shutting down."] if missing else [])
