@@ -16,10 +16,10 @@ from hpcgpu.cli import join
     context_settings={"ignore_unknown_options": True},
     short_help="Join a Dask scheduler with this node's GPUs (hpcgpu worker).",
 )
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def gpu_worker(words: tuple[str, ...]) -> None:
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def gpu_worker(argv: tuple[str, ...]) -> None:
     """Run ``hpcgpu worker`` below Dask's own command, which shows errors of other packages as tracebacks."""
-    join("dask gpu-worker", words)
+    join("dask gpu-worker", argv)
 
 
 if __name__ == "__main__":

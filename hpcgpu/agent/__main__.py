@@ -20,7 +20,7 @@ def main(document: str) -> int:
     """Run one rank; return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
     number = read_rank(os.environ).rank
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
-        log.say(f"modules in {os.getcwd()} are not found: everybody may write there, and would run code as you")
+        log.say(f"modules in {os.getcwd()} are not imported: all users may write there, and would run code as you")
     code, path = 1, ""
     try:
         rank = Rank(document, dict(os.environ))
@@ -37,12 +37,12 @@ def main(document: str) -> int:
 
 def _say(error: Exception, number: int) -> None:
     """Log why a rank ends, with a traceback if the error is unexpected or HPCGPU_DEBUG is set."""
-    words = whole(error) if isinstance(error, HpcGpuError) else process.refused(error)
+    message = whole(error) if isinstance(error, HpcGpuError) else process.refused(error)
     if number and isinstance(error, WorldError):
         time.sleep(_RANK_0_SAYS_IT_S)
-    elif words:
-        log.say(words)
-    if not words or os.environ.get("HPCGPU_DEBUG"):
+    elif message:
+        log.say(message)
+    if not message or os.environ.get("HPCGPU_DEBUG"):
         sys.excepthook(type(error), error, error.__traceback__)
 
 

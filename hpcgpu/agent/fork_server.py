@@ -64,7 +64,7 @@ class ForkServer:
         """Fork this process, single-threaded and with its imports done, into a fork server."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
-        with _said():
+        with _launch_errors():
             pid = os.fork()
         if pid == 0:
             ours.close()
@@ -79,7 +79,7 @@ class ForkServer:
         argv = process.python_argv(
             "hpcgpu.agent.fork_server", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True
         )
-        with _said():
+        with _launch_errors():
             child = subprocess.Popen(argv, pass_fds=[theirs.fileno(), lock], stdin=subprocess.DEVNULL)
         theirs.close()
         return cls(ours, child.pid)
@@ -103,7 +103,7 @@ class ForkServer:
             if message[0] == "pid":
                 return int(message[1])
             if message[0] == "refused":
-                with _said():
+                with _launch_errors():
                     raise OSError(message[1], os.strerror(message[1]))
             self._exits.append(Exit(message[1], message[2]))
 
@@ -119,7 +119,7 @@ class ForkServer:
         """Return a child's exit code; None if it is not known within ``deadline_s`` seconds."""
         end = time.monotonic() + deadline_s
         with contextlib.suppress(EOFError, ConnectionError):
-            while not (codes := [one.code for one in self._exits if one.pid == pid]):
+            while not (codes := [e.code for e in self._exits if e.pid == pid]):
                 if not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
                     return None
                 _, ended, code = self._receive()
@@ -154,7 +154,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[None]:
+def _launch_errors() -> Iterator[None]:
     try:
         yield
     except OSError as e:
@@ -211,7 +211,7 @@ def _report_exits(sock: socket.socket, children: set[int]) -> None:
         sock.send(pickle.dumps(("exit", pid, os.waitstatus_to_exitcode(status))))
 
 
-def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
+def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
     parent = os.getpid()
     pid = -1
     try:
@@ -228,7 +228,7 @@ def _fork_child(fds: list[int], own: tuple[int, ...]) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # SIGINT stays ignored: Ctrl-C is the rank's business
-        for fd in own:
+        for fd in inherited:
             os.close(fd)
         memfd, control, stdout, stderr = fds
         os.dup2(stdout, 1)
@@ -260,7 +260,7 @@ class ForkServerSpawner:
         self.fork_server, self._outputs, self._on_death = fork_server, outputs, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
-        self._read_exits = tasks.guarded(self._look, "reading the fork server's reports", lambda _: self._give_up())
+        self._read_exits = tasks.log_errors(self._look, "reading the fork server's reports", lambda _: self._give_up())
         self._loop.add_reader(fork_server.sock, self._read_exits)
 
     def spawn(self, entry: str, spec: object, rank: int) -> Child:
@@ -322,9 +322,9 @@ class LeaderResources:
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                from hpcgpu.deploy.processes import preloaded
+                from hpcgpu.deploy.processes import fork_imports
 
-                preloaded.preload(simulated=settings.gpus is not None)
+                fork_imports.prepare(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
@@ -366,9 +366,9 @@ def _quieten() -> None:
 
 if __name__ == "__main__":
     with process.importing():
-        from hpcgpu.deploy.processes import preloaded
+        from hpcgpu.deploy.processes import fork_imports
 
-        preloaded.preload(simulated=False)
+        fork_imports.prepare(simulated=False)
 
     os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -23,7 +23,7 @@ from hpcgpu.errors import HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import log
 from hpcgpu.model import RunDocument, WorkerSpec
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 if TYPE_CHECKING:
     from distributed import Nanny
@@ -80,7 +80,9 @@ class FollowerLiveness:
         self._loop = asyncio.get_running_loop()
         for follower in followers:
             self._loop.add_reader(
-                follower.sock, tasks.guarded(self._look, f"the look at rank {follower.rank}", tasks.say_only), follower
+                follower.sock,
+                tasks.log_errors(self._look, f"the look at rank {follower.rank}", tasks.only_log),
+                follower,
             )
 
     def _look(self, follower: FollowerConnection) -> None:
@@ -167,7 +169,7 @@ class Leader:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sig, self._answer(sig))
-        warn = tasks.guarded(self._warn, "the answer to the end of the job's time", tasks.say_only)
+        warn = tasks.log_errors(self._warn, "the answer to the end of the job's time", tasks.only_log)
         loop.add_signal_handler(signal.SIGUSR1, warn)  # Slurm's --signal, through the batch script
         if self.context.in_job and (limit_s := self.context.run.settings.walltime_s):
             self._ends_s = loop.time() + limit_s
@@ -197,7 +199,7 @@ class Leader:
         """Return the handler of a signal. The run ends even if the handler fails."""
         why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
         stop = functools.partial(self.stop, sig, why)
-        return tasks.guarded(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
+        return tasks.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
 
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""
@@ -218,9 +220,9 @@ class Leader:
         about = {"node": context.node, "succession": context.succession, "workers": len(context.workers)}
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about, "notes": list(context.notes)})
         await self.watch.read()
-        given: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
+        common: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
         settings = context.run.settings
-        self.nannies = [make_nanny(reached, settings, spec, rank=rank, **given) for rank, spec in context.workers]
+        self.nannies = [make_nanny(reached, settings, spec, rank=rank, **common) for rank, spec in context.workers]
         done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
         failed = [e for e in done if isinstance(e, BaseException)]
         if failed and len(failed) == len(done):
@@ -229,7 +231,7 @@ class Leader:
             self.context.followers, self._names_of, self._retire, self.ended, self.context.node
         )
         if self.nannies:
-            self._outliving = tasks.start(self._outlive_workers, "the look for the end of all workers", tasks.say_only)
+            self._outliving = tasks.start(self._outlive_workers, "the look for the end of all workers", tasks.only_log)
 
     async def _outlive_workers(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""

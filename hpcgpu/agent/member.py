@@ -15,7 +15,7 @@ from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile
@@ -29,7 +29,7 @@ _CANCELLED_S = 4.0
 _AGAIN_S = 5.0
 # A scheduler that says goodbye closes the workers' connections, too.
 _GOODBYE_S = 2.0
-_GONE = "what launched it is gone"
+_GONE = "its launcher is gone"
 _BROKEN = "worker-handle-scheduler-connection-broken"  # Worker.handle_scheduler of distributed 2026.8.0
 
 
@@ -48,8 +48,8 @@ class Member(Leader):
 
     async def serve(self) -> int:
         """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
-        found = await self._find_scheduler()
-        self.context.scheduler = {"addresses": found.addresses, "cert": found.cert, "key": found.key}
+        file = await self._find_scheduler()
+        self.context.scheduler = {"addresses": file.addresses, "cert": file.cert, "key": file.key}
         self.security = security_of(self.context.scheduler)
         await self.start_workers()
         with self._launcher_watched():
@@ -57,10 +57,10 @@ class Member(Leader):
 
     async def _stay(self) -> int:
         goodbye = asyncio.ensure_future(self.hear_goodbye())
-        left = asyncio.ensure_future(self._all_left())
+        left = asyncio.ensure_future(self.workers_ended())
         try:
             await asyncio.wait((goodbye, left), return_when=asyncio.FIRST_COMPLETED)
-            if not goodbye.done() and left.result():
+            if not goodbye.done() and all(n.farewell and n.farewell != _BROKEN for n in self.nannies):
                 return 0
             await asyncio.wait((goodbye,), timeout=_GOODBYE_S)
             if goodbye.done() and goodbye.result():
@@ -68,8 +68,8 @@ class Member(Leader):
         finally:
             goodbye.cancel()
             left.cancel()
-        what = "the scheduler is gone" if goodbye.done() else "its workers have lost the scheduler"
-        self.end(os.EX_UNAVAILABLE, f"{what}: no goodbye from {self.watch.peer_address}")
+        reason = "the scheduler is gone" if goodbye.done() else "its workers have lost the scheduler"
+        self.end(os.EX_UNAVAILABLE, f"{reason}: no goodbye from {self.watch.peer_address}")
         return self.exit_code
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Member(Leader):
             launcher = pids.find(self.context.environ.get(pids.LAUNCHER, ""))
             pidfd = stack.enter_context(pids.watched(*launcher)) if launcher else None
             if pidfd is not None:
-                orphaned = tasks.guarded(
+                orphaned = tasks.log_errors(
                     self._orphaned, "leaving without a launcher", lambda _: self.end(os.EX_SOFTWARE, _GONE)
                 )
                 loop.add_reader(pidfd, orphaned, pidfd)
@@ -103,17 +103,11 @@ class Member(Leader):
                 return await tasks.until(functools.partial(asyncio.to_thread, scheduler_file.read, folder), _POLL_S)
         except TimeoutError:
             raise LaunchError(
-                f"this cluster's scheduler has not written within {deadline_s:g} s (death_timeout) where it is: there "
-                f"is no scheduler file in {folder}. Has its job started, and is this folder on a file system "
-                "that all share?"
+                f"{folder} has no scheduler file after {deadline_s:g} s (death_timeout). Has the job of this cluster's "
+                "scheduler started, and is this folder on a file system that all nodes share?"
             ) from None
         except OSError as e:
-            raise LaunchError(f"the cluster that this job is of has ended, for its folder is gone: {e}") from e
-
-    async def _all_left(self) -> bool:
-        """Wait until no worker is left or will be restarted; return False if they have lost the scheduler."""
-        await self.workers_ended()
-        return all(n.farewell and n.farewell != _BROKEN for n in self.nannies)
+            raise LaunchError(f"the cluster of this job has ended: its folder is gone: {e}") from e
 
     def stop(self, sig: signal.Signals, why: str) -> None:
         """Leave because of a signal. At SIGTERM the workers move as much data as they can in a few seconds."""
@@ -122,8 +116,8 @@ class Member(Leader):
             return
         self._cancelled = why
         self._leave(why)
-        what = f"{why}, and its data could not be moved within {_CANCELLED_S:g} s"
-        asyncio.get_running_loop().call_later(_CANCELLED_S, self.end, 128 + sig, what)
+        reason = f"{why}, and its data could not be moved within {_CANCELLED_S:g} s"
+        asyncio.get_running_loop().call_later(_CANCELLED_S, self.end, 128 + sig, reason)
 
     def drain(self, left_s: float | None) -> None:
         """Leave before the job's time limit."""
@@ -153,7 +147,7 @@ class Member(Leader):
                     if set(retired) >= set(here):
                         break
                     if self._cancelled:
-                        self.end(128 + signal.SIGTERM, f"{self._cancelled}, and nobody could take its data")
+                        self.end(128 + signal.SIGTERM, f"{self._cancelled}, and no worker could take its data")
                     await asyncio.sleep(_AGAIN_S)
             self.end(0)
 

@@ -31,12 +31,12 @@ _WAIT_FACTOR = 4
 _DOES = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for a disk or a file system"}
 
 
-class SeenNode(NamedTuple):
-    """The ranks of a launch that are seen on one node."""
+class NodeRanks(NamedTuple):
+    """The ranks of a launch on one node, as its processes show them."""
 
     host: str
-    there: tuple[int, ...]  # ranks at the rendezvous
-    away: dict[int, str]  # the state of each other rank's process
+    present: tuple[int, ...]  # ranks at the rendezvous
+    absent: dict[int, str]  # the state of each other rank's process
 
 
 class MissingRanks:
@@ -62,36 +62,41 @@ class MissingRanks:
 
     def note(self) -> None:
         """Show the other nodes the ranks that are here so far: their deadline may be earlier than this node's."""
-        there, away = self._look()
-        if min(there) == self._facts.rank:
+        present, absent = self._look()
+        if min(present) == self._facts.rank:
             with contextlib.suppress(OSError, HpcGpuError):
-                self._show(self._node(there, away))
+                self._show(self._node(present, absent))
 
     def withdraw(self) -> None:
         """Remove this node's file from the folder: all ranks have come."""
         if self._shown:
-            with contextlib.suppress(OSError):  # another node still has its own there, or it is gone
+            with contextlib.suppress(OSError):  # another node's file is in the folder, or the folder is gone
                 self._shown.unlink()
                 self._shown.parent.rmdir()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the missing ranks, once for all nodes that see each other, and kill those of this node."""
         # The first rank of a node whose deadline passes does it; the others wait for its end.
-        there, away = self._look()
-        if acting := self._acting(there):
+        present, absent = self._look()
+        if acting := self._acting(present):
             pids.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)
             return
-        nodes = self._share(self._node(there, away))
-        if not self._is_told() and self._is_first():
+        nodes = self._share(self._node(present, absent))
+        if not self._is_reported() and self._is_first():
             where = os.fspath(self._folder) if self._folder else ""
             log.say(describe(self._facts.size, nodes, self._deadline_s, where, self._environ))
-        self._clear(others=len(nodes) > 1)
-        for one in (p for found in away.values() for p in found):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+        if len(nodes) > 1:
+            time.sleep(self._together_s)  # other nodes may be that much later, and read the files
+        if self._folder:
+            import shutil
 
-    def _is_told(self) -> bool:
-        """Return whether another node has reported, and removed this node's file."""
+            shutil.rmtree(self._folder, ignore_errors=True)
+        for proc in (p for ranks in absent.values() for p in ranks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(proc.pid, signal.SIGKILL)
+
+    def _is_reported(self) -> bool:
+        """Return True if another node has reported, and removed this node's file."""
         if self._shown is None:
             return False
         try:
@@ -99,55 +104,55 @@ class MissingRanks:
         except OSError:
             return True
 
-    def _acting(self, there: Mapping[int, pids.Process]) -> pids.Process | None:
+    def _acting(self, present: Mapping[int, pids.Process]) -> pids.Process | None:
         """Return the process of the rank that acts for this node; None: this one does."""
-        own = self._facts.rank
-        if first := [p for rank, p in there.items() if p.title == _LATE and rank != own]:
+        rank_here = self._facts.rank  # of this process
+        if first := [p for rank, p in present.items() if p.title == _LATE and rank != rank_here]:
             return first[0]
         process.retitle(_LATE)
         time.sleep(_SETTLE_S)  # ranks that are late at the same time see each other then
-        late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < own}
+        late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < rank_here}
         return late[min(late)] if late else None
 
-    def _node(self, there: Mapping[int, pids.Process], away: Mapping[int, list[pids.Process]]) -> SeenNode:
-        does = {r: f"process {p.pid} {_DOES.get(p.state, 'has not come so far')}" for r, (p, *_) in away.items()}
-        return SeenNode(self._host, tuple(sorted(there)), does)
+    def _node(self, present: Mapping[int, pids.Process], absent: Mapping[int, list[pids.Process]]) -> NodeRanks:
+        does = {r: f"process {p.pid} {_DOES.get(p.state, 'has not come so far')}" for r, (p, *_) in absent.items()}
+        return NodeRanks(self._host, tuple(sorted(present)), does)
 
     def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
         """Return this node's processes of the ranks at the rendezvous, and of the other ranks."""
-        found: dict[int, list[pids.Process]] = {}
-        for one in pids.own():
-            if (rank := self._rank_of(one)) is not None:
-                found.setdefault(rank, []).append(one)
-        there = {r: p for r, processes in found.items() for p in processes if p.title in (TITLE, _LATE)}
-        there.setdefault(self._facts.rank, pids.Process(os.getpid(), 0, 0, "", TITLE, {}))
-        return there, {r: processes for r, processes in found.items() if r not in there}
+        ranks: dict[int, list[pids.Process]] = {}
+        for proc in pids.own():
+            if (rank := self._rank_of(proc)) is not None:
+                ranks.setdefault(rank, []).append(proc)
+        present = {r: p for r, processes in ranks.items() for p in processes if p.title in (TITLE, _LATE)}
+        present.setdefault(self._facts.rank, pids.Process(os.getpid(), 0, 0, "", TITLE, {}))
+        return present, {r: processes for r, processes in ranks.items() if r not in present}
 
-    def _rank_of(self, one: pids.Process) -> int | None:
+    def _rank_of(self, proc: pids.Process) -> int | None:
         try:
-            facts = read_rank(one.environ)
+            facts = read_rank(proc.environ)
         except ValueError:
             return None
         if (facts.launcher, facts.size) != (self._facts.launcher, self._facts.size):
             return None
         launch = read_launch(self._environ)
-        alike = read_launch(one.environ) == launch if launch else one.parent == os.getppid()
+        alike = read_launch(proc.environ) == launch if launch else proc.parent == os.getppid()
         return facts.rank if alike else None
 
-    def _share(self, node: SeenNode) -> list[SeenNode]:
+    def _share(self, node: NodeRanks) -> list[NodeRanks]:
         """Return the ranks of all nodes that share the folder."""
         try:
-            if self._is_told() or (own := self._show(node)) is None:
+            if self._is_reported() or (path := self._show(node)) is None:
                 return [node]
             from hpcgpu.host import private
 
             time.sleep(self._together_s)
-            others = [_read(private.read(path)) for path in own.parent.glob("late-*") if path != own]
+            others = [_read(private.read(other)) for other in path.parent.glob("late-*") if other != path]
         except (OSError, HpcGpuError):
             return [node]  # each node sees only itself
-        return sorted([node, *others], key=lambda n: n.there)
+        return sorted([node, *others], key=lambda n: n.present)
 
-    def _show(self, node: SeenNode) -> Path | None:
+    def _show(self, node: NodeRanks) -> Path | None:
         """Write this node's ranks for the other nodes; return the path, or None without other nodes or a folder."""
         if self._folder is None or self._facts.local_size == self._facts.size:
             return None
@@ -161,7 +166,7 @@ class MissingRanks:
         return path
 
     def _is_first(self) -> bool:
-        """Return whether this node is the first to report."""
+        """Return True if this node is the first to report."""
         try:
             if self._folder:
                 os.close(os.open(self._folder / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -171,41 +176,33 @@ class MissingRanks:
             return True  # there is no folder
         return True
 
-    def _clear(self, *, others: bool) -> None:
-        import shutil
 
-        if others:
-            time.sleep(self._together_s)  # other nodes may be that much later, and read the files
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _read(text: str) -> SeenNode:
-    host, there, away = json.loads(text)
-    return SeenNode(host, tuple(there), {int(rank): does for rank, does in away.items()})
+def _read(text: str) -> NodeRanks:
+    host, present, absent = json.loads(text)
+    return NodeRanks(host, tuple(present), {int(rank): does for rank, does in absent.items()})
 
 
 def describe(
-    size: int, nodes: Sequence[SeenNode], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
+    size: int, nodes: Sequence[NodeRanks], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
 ) -> str:
     """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``.
 
     ``folder`` is where nodes show each other their ranks ("": nowhere); ``environ`` is a rank's, which may name all
     nodes.
     """
-    there = {rank for node in nodes for rank in node.there}
-    away = [f"rank {r} on {node.host} ({node.away[r]})" for node in nodes for r in sorted(node.away)]
-    unseen = set(range(size)) - there - {rank for node in nodes for rank in node.away}
+    present = {rank for node in nodes for rank in node.present}
+    absent = [f"rank {r} on {node.host} ({node.absent[r]})" for node in nodes for r in sorted(node.absent)]
+    unseen = set(range(size)) - present - {rank for node in nodes for rank in node.absent}
     began = f"not all {size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout)"
-    here = ", ".join(f"{_ranks(node.there)} on {node.host}" for node in nodes)
-    if not away and not unseen:
+    here = ", ".join(f"{_ranks(node.present)} on {node.host}" for node in nodes)
+    if not absent and not unseen:
         return (
             f"all {size} ranks came to the rendezvous, but MPI did not connect them within {deadline_s:g} s "
             f"(--death-timeout): {here}. Let them meet by file: --rendezvous file"
         )
     if not unseen:
-        return f"{began}. Missing: {', '.join(away)}. There: {here}"
-    missing = ", ".join([*away, f"{_ranks(unseen)} (nothing is seen of {'it' if len(unseen) == 1 else 'them'})"])
+        return f"{began}. Missing: {', '.join(absent)}. There: {here}"
+    missing = ", ".join([*absent, f"{_ranks(unseen)} (no process is seen)"])
     nodelist = (environ or {}).get("SLURM_STEP_NODELIST") or (environ or {}).get("SLURM_JOB_NODELIST")
     listed = f" of {nodelist}" if nodelist else ""
     seen = f"Seen are the nodes{listed} that share {folder}" if folder else "Only this rank's node is seen"

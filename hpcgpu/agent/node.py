@@ -37,8 +37,8 @@ def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[st
 
         facts, devices = nvml.read(), environ.get("CUDA_VISIBLE_DEVICES", "")
         count, trouble = len(gpus.visible(facts.gpus, environ.get("CUDA_VISIBLE_DEVICES"))), facts.trouble
-    wanted, cpus = bootstrap.gpus_per_node, str(CpuSet(os.sched_getaffinity(0)))
-    return {"gpus": min(count, wanted or count), "devices": devices, "cpus": cpus, "trouble": trouble}
+    per_node, cpus = bootstrap.gpus_per_node, str(CpuSet(os.sched_getaffinity(0)))
+    return {"gpus": min(count, per_node or count), "devices": devices, "cpus": cpus, "trouble": trouble}
 
 
 def rank_record(record: Mapping[str, Any]) -> RankRecord:
@@ -53,7 +53,7 @@ def plan(
 ) -> NodePlan:
     """Return the workers of the leader ``rank``; raise LaunchError if GPUs of ``gpus_per_node`` are missing."""
     from hpcgpu.deploy import sites
-    from hpcgpu.deploy.processes.node import Machine, folder_notes, plan_node, room_of
+    from hpcgpu.deploy.processes.node import Machine, folder_notes, host_share, plan_node
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding.workers import node_warnings
 
@@ -65,14 +65,14 @@ def plan(
     allowed = CpuSet().union(*masks.values())
     os.sched_setaffinity(0, allowed)
     allocation = read_allocation(environ, host)
-    room = room_of(allocation, run, part=(home.worker_count, sum(n.worker_count for n in here)))
-    known = {
+    share = host_share(allocation, run, part=(home.worker_count, sum(n.worker_count for n in here)))
+    extra = {
         "allowed": CpuSet(allowed),
         "masks": masks if settings.respect_launcher else {},
         "before": [n for n in here if n.node < home.node],
         **_job(run, allocation),
     }
-    workers = plan_node(settings, machine, home, room, scratch=scratch, environ=environ, **known)
+    workers = plan_node(settings, machine, home, share, scratch=scratch, environ=environ, **extra)
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, [spec for _, spec in workers])
     if home is here[0]:

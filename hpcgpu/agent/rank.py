@@ -1,4 +1,4 @@
-"""One rank, from start to end: resources, rendezvous, layout, then leader or follower."""
+"""The life of a rank: resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
@@ -73,13 +73,20 @@ class Rank:
         with self._held as stack:
             resources = None
             try:
-                self._check_exit_file()
+                if self.exit_file:
+                    from hpcgpu.host import exit_file
+
+                    exit_file.check(self.exit_file, self._host)
                 self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
                     resources = stack.enter_context(self._make_resources())
-                    self._start_scheduler(resources)
+                    if rank == 0 and shape != "member":
+                        from hpcgpu.agent.rank0 import SchedulerProcess
+
+                        local = self._all_on_one_node()
+                        self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=local)
             except HpcGpuError as e:
-                self._failure = str(e)  # said in the rendezvous, or the others would wait for this rank
+                self._failure = str(e)  # reported in the rendezvous: the others would wait for this rank
             records = self._meet(resources)
             if shape == "head" and resources:
                 return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
@@ -92,22 +99,15 @@ class Rank:
 
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
                 end = follow(rank, home.ranks, records[home.leader]["leader_socket"])
-                return self._take_over(end, records, layout) if isinstance(end, FailoverState) else end
+                if not isinstance(end, FailoverState):
+                    return end
+                from hpcgpu.agent.fork_server import LeaderResources
+
+                with LeaderResources.inherit(end) as resources:
+                    return self._lead(resources, records, layout, end)
             if resources is None:
                 resources = stack.enter_context(self._make_resources(after_mpi=True))
             return self._lead(resources, records, layout)
-
-    def _take_over(self, failover: FailoverState, records: Records, layout: Layout) -> int:
-        from hpcgpu.agent.fork_server import LeaderResources
-
-        with LeaderResources.inherit(failover) as resources:
-            return self._lead(resources, records, layout, failover)
-
-    def _check_exit_file(self) -> None:
-        if self.exit_file:
-            from hpcgpu.host import exit_file
-
-            exit_file.check(self.exit_file, self._host)
 
     def _check_lease(self) -> None:
         """Raise LaunchError if this job's cluster no longer has a client."""
@@ -130,12 +130,6 @@ class Rank:
 
         return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
 
-    def _start_scheduler(self, resources: LeaderResources) -> None:
-        from hpcgpu.agent.rank0 import SchedulerProcess
-
-        if self._facts.rank == 0 and self._bootstrap.shape != "member":
-            self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=self._all_on_one_node())
-
     def _meet(self, resources: LeaderResources | None) -> Records:
         """Return the records of all ranks; raise WorldError if one of them has failed."""
         bootstrap = self._bootstrap
@@ -145,8 +139,8 @@ class Rank:
             self._folder = rendezvous.folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
                 rendezvous.clear_old(self._folder.parent)
-            own = self._record(resources)
-            records = rendezvous.meet_by_files(own, self._facts, self._folder, bootstrap.death_timeout_s)
+            record = self._record(resources)
+            records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
             launch = "" if self._isolated else read_launch(self._environ)
             limit = rendezvous.Deadline(bootstrap.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
@@ -171,7 +165,7 @@ class Rank:
     def _end_late(self) -> None:
         """End this process, whose first thread is in MPI, because a rank has missed the rendezvous."""
         try:
-            self._missing_ranks.tell()
+            self._missing_ranks.report()
             self._held.close()
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -241,8 +235,8 @@ class Rank:
 
         process.hide_gpus(protocol(self._run.settings))
         in_job = self._allocation.batch != "local"
-        given = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
-        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **given)
+        common = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
+        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **common)
 
     def _serve(
         self, context: LeaderContext, resources: LeaderResources, layout: Layout, failover: FailoverState | None = None

@@ -26,7 +26,7 @@ from hpcgpu.host.addresses import local_address, loopback, own_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes.control import Child, Control
@@ -69,8 +69,7 @@ class SchedulerChild:
                 line = lines.readline()
         except TimeoutError:
             raise LaunchError(
-                f"the scheduler process has not said within {deadline_s:g} s that it listens; where it hangs stands "
-                "above, in its traceback"
+                f"the scheduler process does not listen after {deadline_s:g} s; the traceback above shows where"
             ) from None
         if not line:
             raise LaunchError(f"the scheduler process {self._end()} before it listened")
@@ -110,8 +109,8 @@ class SchedulerProcess:
             raise LaunchError(f"protocol='ucx' {ucx_missing()}")
         self.certificate = Certificate.make() if self.protocol == "tls" else None
         self.secret = secret() if settings.dashboard else ""
-        if words := exposed(self.protocol):
-            log.say(words)
+        if warning := exposed(self.protocol):
+            log.say(warning)
         spec = SchedulerSpec(
             local_directory=str(resources.scratch.path),
             host=self._own_address or (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
@@ -134,10 +133,10 @@ class SchedulerProcess:
         """Wait until the scheduler listens; return its addresses and certificate."""
         started = self.child.wait_started()
         self.dashboard_port = started["dashboard_port"]
-        own = self._own_address
-        hosts = (own,) if own else own_addresses(started["hosts"], self._interface)
+        address = self._own_address
+        hosts = (address,) if address else own_addresses(started["hosts"], self._interface)
         return {
-            "addresses": [f"{self.protocol}://{_bracketed(h)}:{started['port']}" for h in hosts],
+            "addresses": [f"{self.protocol}://{f'[{h}]' if ':' in h else h}:{started['port']}" for h in hosts],
             "cert": self.certificate.cert_pem if self.certificate else "",
             "key": self.certificate.key_pem if self.certificate else "",
         }
@@ -146,10 +145,6 @@ class SchedulerProcess:
 def protocol(settings: Settings) -> str:
     """Return Dask's protocol: tls, unless the user turned encryption off."""
     return settings.protocol or ("tcp" if settings.security is False else "tls")
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 class Rank0Leader(Leader):
@@ -166,7 +161,7 @@ class Rank0Leader(Leader):
         super().__init__(context)
         self._allocation = allocation
         self._scheduler, self._folder = scheduler_process, folder
-        self._wanted, self._nodes = layout.worker_count, len(layout.nodes)
+        self._expected, self._nodes = layout.worker_count, len(layout.nodes)
         self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present, self._working, self._died = 0, 1, ""
         self._started = False
@@ -191,10 +186,10 @@ class Rank0Leader(Leader):
         )
         try:
             await self.start_workers()
-            if self._wanted:
+            if self._expected:
                 await self._wait_for_workers()
                 self._started = True
-                self._look_for_workers()
+                self._end_without_workers()
             if self.context.run.script:
                 return await self._run_script(self.watch.peer_address)
             await self._publish(self._control)
@@ -202,17 +197,17 @@ class Rank0Leader(Leader):
                 await self._child.exited  # its connections end a moment before it is known to be dead
                 await self.ended.wait()
         finally:
-            await self._have_summary_said(self._control)
+            await self._log_summary(self._control)
             listening.cancel()
         return 0
 
-    async def _have_summary_said(self, control: Control) -> None:
+    async def _log_summary(self, control: Control) -> None:
         """Have the scheduler log the run's summary, while its workers can be asked."""
         if self._child and not self._child.exited.done():
             control.send("summary")
-            said: asyncio.Future[Any] = asyncio.ensure_future(self._summarised.wait())
-            await asyncio.wait([said, self._child.exited], timeout=_SUMMARY_S, return_when=asyncio.FIRST_COMPLETED)
-            said.cancel()
+            done: asyncio.Future[Any] = asyncio.ensure_future(self._summarised.wait())
+            await asyncio.wait([done, self._child.exited], timeout=_SUMMARY_S, return_when=asyncio.FIRST_COMPLETED)
+            done.cancel()
 
     async def _publish(self, control: Control) -> None:
         """Write the scheduler file for the cluster object outside, which must show a sign of life from now on."""
@@ -232,15 +227,15 @@ class Rank0Leader(Leader):
         folder = Path(self.context.run.folder)
         try:
             control.send("lease", detached=await self._is_detached())
-            await tasks.in_thread(functools.partial(scheduler_file.publish, folder, facts))
+            await tasks.to_thread(functools.partial(scheduler_file.publish, folder, facts))
         except FileNotFoundError as e:
-            raise LaunchError(f"the client has given this cluster up, for its folder is gone: {e}") from e
+            raise LaunchError(f"the client has closed this cluster: its folder is gone: {e}") from e
 
     async def _is_detached(self) -> bool:
         """Return whether the client has detached: then its silence ends nothing."""
         from hpcgpu.deploy.network import lease
 
-        return await tasks.in_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
+        return await tasks.to_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
 
     async def _listen(self, control: Control) -> None:
         """Handle the scheduler process's messages."""
@@ -253,13 +248,14 @@ class Rank0Leader(Leader):
             elif message["op"] == "failed":
                 self.end(1, message["text"])
             elif message["op"] == "stalled":
-                self._hear_of_stall(message["why"], message["text"])
+                log.say(message["text"] or "tasks go on again")
+                if message["text"] and self.context.run.script:  # else the client decides, whose futures have failed
+                    self.end(1, message["why"])
             elif message["op"] == "leaders":
                 self._working, self._died = message["working"], message["died"]
-                self._look_for_workers()
+                self._end_without_workers()
             elif message["op"] == "leader_lost":
-                text = f"node {message['node']} lost its leader; its workers are gone"
-                log.say(text)
+                log.say(f"node {message['node']} lost its leader; its workers are gone")
             elif message["op"] == "silent" and await self._is_detached():
                 control.send("lease", detached=True)
             elif message["op"] in {"end", "silent"}:
@@ -267,21 +263,16 @@ class Rank0Leader(Leader):
                 self._client_gone = True
                 self.end(0)
 
-    def _hear_of_stall(self, why: str, text: str) -> None:
-        log.say(text or "tasks go on again")
-        if text and self.context.run.script:  # else the client decides, whose futures have failed
-            self.end(1, why)
-
-    def _look_for_workers(self) -> None:
+    def _end_without_workers(self) -> None:
         """End a run that has no workers and will get none, unless its script has let them go."""
         if self._working or not self._started:  # at the start not all leaders may be known
             return
         if self._died:
             self.end(1, f"no worker is left, and none comes: {self._died}")
         elif self.context.run.script:
-            log.say("all workers have been let go; the script goes on without")
+            log.say("all workers have been retired; the script goes on without workers")
         else:
-            log.say("the job ends: all its workers have been let go")
+            log.say("the job ends: all its workers have been retired")
             self.end(0)
 
     def drain(self, left_s: float | None) -> None:
@@ -295,22 +286,22 @@ class Rank0Leader(Leader):
         deadline_s = self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
-                while self._present < self._wanted:
+                while self._present < self._expected:
                     self._changed.clear()
                     await self._report_progress()
                     await self._changed.wait()
         except TimeoutError:
             if not self._present:
-                raise LaunchError(f"none of {self._wanted} workers has registered within {deadline_s:g} s") from None
+                raise LaunchError(f"none of {self._expected} workers has registered within {deadline_s:g} s") from None
             log.say(
-                f"only {self._present} of {self._wanted} workers have registered within {deadline_s:g} s; "
+                f"only {self._present} of {self._expected} workers have registered within {deadline_s:g} s; "
                 "the run goes on with them"
             )
             return
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
-        workers = f"{self._wanted} worker{'s' if self._wanted > 1 else ''}"
+        workers = f"{self._expected} worker{'s' if self._expected > 1 else ''}"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        log.say(f"{workers} on {nodes} ready{idle}{await tasks.in_thread(self._write_dashboard)}")
+        log.say(f"{workers} on {nodes} ready{idle}{await tasks.to_thread(self._write_dashboard)}")
 
     async def _report_progress(self) -> None:
         """Report the number of workers to the client outside, which waits for all."""
@@ -318,8 +309,8 @@ class Rank0Leader(Leader):
             from hpcgpu.deploy.network import scheduler_file
 
             with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                folder, there = Path(self.context.run.folder), self._present
-                await tasks.in_thread(functools.partial(scheduler_file.report_progress, folder, there))
+                folder, count = Path(self.context.run.folder), self._present
+                await tasks.to_thread(functools.partial(scheduler_file.report_progress, folder, count))
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""
@@ -331,7 +322,7 @@ class Rank0Leader(Leader):
         return f"; dashboard: cat {path}"
 
     async def _run_script(self, address: str) -> int:
-        found_by = await tasks.in_thread(functools.partial(self._client_env, address))
+        found_by = await tasks.to_thread(functools.partial(self._client_env, address))
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.context.run.script,
@@ -351,9 +342,9 @@ class Rank0Leader(Leader):
         if self._scheduler.secret:
             env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
         if not dask.config.get("temporary-directory", None):
-            env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # by default Dask takes names that can be guessed
+            env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # Dask's own names can be guessed
         if self._scheduler.protocol == "ucx":
-            preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_preload"]
+            preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_client"]
             env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
         if self.context.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
@@ -380,10 +371,10 @@ class Rank0Leader(Leader):
         if self.context.run.shape in ("gang", "head"):
             from hpcgpu.deploy.network import scheduler_file
 
-            # without a batch system the ranks die with their client, and nobody starts them again
+            # without a batch system the ranks die with their client, and are not restarted
             forever = self._client_gone or not self.context.in_job
             retract = functools.partial(scheduler_file.retract, Path(self.context.run.folder), forever=forever)
-            await tasks.in_thread(retract)
+            await tasks.to_thread(retract)
 
     async def _end_script(self) -> None:
         script = self._script

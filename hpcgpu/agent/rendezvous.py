@@ -75,26 +75,28 @@ class Deadline(NamedTuple):
 
 
 def meet_by_mpi(
-    own: Callable[[], Mapping[str, Any]],
-    facts: RankFacts,
-    limit: Deadline,
-    launch: str = "",
+    record: Callable[[], Mapping[str, Any]], facts: RankFacts, limit: Deadline, launch: str = ""
 ) -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order; raise LaunchError without MPI or with a world of another size.
 
-    ``own`` returns this rank's record, JSON of at most 8 KiB; it is called when MPI is up, so that rank 0's scheduler
-    starts meanwhile. ``launch`` is a word that only this launch's environment holds: other ranks of a node wait for
-    local rank 0; if "", they do not. The MPI world is checked against the launcher's ``facts``.
+    ``record`` returns this rank's record, JSON of at most 8 KiB; it is called when MPI is up, so that rank 0's
+    scheduler starts meanwhile. ``launch`` is a word that only this launch's environment holds, by which the other
+    ranks of a node wait for local rank 0; "": they do not. The MPI world is checked against the launcher's ``facts``.
     """
     with _limited(limit), _quick_settings():
         mpi = _load_mpi()  # before a rank waits for its leader
         with process.titled(missing.TITLE):
             if launch and facts.local_rank:
                 wait_for_leader(launch)
-            _init(mpi)
+            # MPI waits in C for all ranks without end; mpi4py's own call keeps the GIL (4.1.2)
+            provided = ctypes.c_int()
+            code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, mpi.THREAD_SINGLE, ctypes.byref(provided))
+            if code:
+                raise LaunchError(f"MPI_Init_thread returned {code}")
+            mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py's own call does: exceptions of errors
             try:
                 _check_world(mpi, facts)
-                return _gather(mpi, own())
+                return _gather(mpi, record())
             finally:
                 mpi.Finalize()
 
@@ -181,15 +183,6 @@ def _load_mpi() -> Any:  # mpi4py has no stubs we follow
     return MPI
 
 
-def _init(mpi: Any) -> None:
-    """Initialize MPI, which waits in C for all ranks without end; mpi4py's own call keeps the GIL (4.1.2)."""
-    provided = ctypes.c_int()
-    code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, mpi.THREAD_SINGLE, ctypes.byref(provided))
-    if code:
-        raise LaunchError(f"MPI_Init_thread returned {code}")
-    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py's own call does, which makes exceptions of errors
-
-
 def _check_world(mpi: Any, facts: RankFacts) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if size == facts.size:
@@ -204,10 +197,10 @@ def _check_world(mpi: Any, facts: RankFacts) -> None:
     )
 
 
-def _gather(mpi: Any, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    data = json.dumps(own).encode()
+def _gather(mpi: Any, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    data = json.dumps(record).encode()
     if len(data) > _RECORD_BYTES:
-        raise LaunchError(f"the record of rank {own.get('rank')} has {len(data)} bytes, over {_RECORD_BYTES}")
+        raise LaunchError(f"the record of rank {record.get('rank')} has {len(data)} bytes, over {_RECORD_BYTES}")
     world = mpi.COMM_WORLD
     received = bytearray(_RECORD_BYTES * world.Get_size())
     request = world.Iallgather(bytearray(data.ljust(_RECORD_BYTES)), received)
@@ -227,7 +220,7 @@ def clear_old(home: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
+def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
 
     Rank 0 gathers the others' files into one: three reads per rank, however many there are. ``folder`` is this
@@ -237,7 +230,7 @@ def meet_by_files(own: Mapping[str, Any], facts: RankFacts, folder: Path, deadli
 
     private.make_folder(folder)
     rendezvous = _FileRendezvous(folder, facts, time.monotonic() + deadline_s, deadline_s)
-    return rendezvous.gather(own) if facts.rank == 0 else rendezvous.answer(own)
+    return rendezvous.gather(record) if facts.rank == 0 else rendezvous.answer(record)
 
 
 class _FileRendezvous:
@@ -245,14 +238,14 @@ class _FileRendezvous:
         self._folder, self._facts, self._end, self._deadline_s = folder, facts, end, deadline_s
         self._call, self._world = _File(folder / "call"), _File(folder / "world")
 
-    def gather(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def gather(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Call the others, and write the world once each has answered."""
         from hpcgpu.host import private
 
         call = os.urandom(16).hex()
         private.write(self._call.path, json.dumps(call))
         files = {rank: _File(self._folder / f"rank-{rank}") for rank in range(1, self._facts.size)}
-        answers: dict[int, Mapping[str, Any]] = {0: {"record": own}}
+        answers: dict[int, Mapping[str, Any]] = {0: {"record": record}}
 
         def all_there() -> bool:
             for rank in files.keys() - answers.keys():
@@ -270,25 +263,25 @@ class _FileRendezvous:
         private.write(self._world.path, json.dumps(world))
         return [answer["record"] for answer in world]
 
-    def answer(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def answer(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Answer each call of rank 0 until a world holds this answer; return its records."""
         from hpcgpu.host import private
 
         rank, word = self._facts.rank, os.urandom(16).hex()
         answered = {"call": "", "word": word}
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
 
         def is_complete() -> bool:
             if call := self._call.read_new():
                 answered["call"] = call
-                private.write(self._folder / f"rank-{rank}", json.dumps({**answered, "record": own}))
+                private.write(self._folder / f"rank-{rank}", json.dumps({**answered, "record": record}))
             world = self._world.read_new()
             if world and rank < len(world) and answered.items() <= world[rank].items():
-                found.extend(answer["record"] for answer in world)
-            return bool(found)
+                records.extend(answer["record"] for answer in world)
+            return bool(records)
 
         self._wait(is_complete, lambda: "no answer of rank 0" if answered["call"] else "missing: rank 0")
-        return found
+        return records
 
     def _wait(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
         while True:

@@ -47,15 +47,15 @@ class StandaloneOptions:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def run(given: Mapping[str, object], given_from: str, options: StandaloneOptions) -> int:
+def run(typed: Mapping[str, object], typed_from: str, options: StandaloneOptions) -> int:
     """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
     from hpcgpu.agent.fork_server import LeaderResources
-    from hpcgpu.deploy import settings as wanted_settings
-    from hpcgpu.deploy.start import preload
+    from hpcgpu.deploy import settings as read_settings
+    from hpcgpu.deploy.start import ld_preload
 
-    settings = wanted_settings.read(given, given_from).settings
-    if process.rank_env(os.environ):  # some of it is read before main only: once more, from the beginning
-        added = process.rank_env(os.environ, preload(settings))
+    settings = read_settings.read(typed, typed_from).settings
+    if process.rank_env(os.environ):  # parts of it are read before main only: execute this program again
+        added = process.rank_env(os.environ, ld_preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
     with LeaderResources.make(settings) as resources:
         specs = plan(settings, options, str(resources.scratch.path))
@@ -74,7 +74,7 @@ def plan(settings: Settings, options: StandaloneOptions, scratch: str) -> tuple[
     if count > most or count % settings.workers_per_gpu:
         raise LaunchError(
             f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
-            f"{settings.workers_per_gpu} of the workers; leave it out, or ask for as many GPUs"
+            f"{settings.workers_per_gpu} of the workers; leave --nworkers out, or request more GPUs"
         )
     specs = node.plan_here(settings, machine, count, scratch=scratch, environ=dict(os.environ), kept_bytes=_OWN_BYTES)
     notes = (
@@ -90,13 +90,13 @@ def _protocol(address: str) -> str:
     return address.partition("://")[0] if "://" in address else "tcp"
 
 
-def names(given: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
+def names(name: str, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
     """Return the workers' names as ``dask worker`` makes them; raise ConfigError for a name that cannot be a file's."""
-    if "/" in given or "\0" in given:
-        raise ConfigError(f"--name {given!r}: a name with a slash; allowed: what can be the name of a file")
-    if not given:
+    if "/" in name or "\0" in name:
+        raise ConfigError(f"--name {name!r} has a slash; allowed: the name of a file")
+    if not name:
         return tuple(spec.name for spec in specs)
-    return (given,) if len(specs) == 1 else tuple(f"{given}-{i}" for i in range(len(specs)))
+    return (name,) if len(specs) == 1 else tuple(f"{name}-{i}" for i in range(len(specs)))
 
 
 class _StandaloneNode:
@@ -143,13 +143,13 @@ class _StandaloneNode:
         from hpcgpu.deploy.processes.nanny import make_nanny
 
         reached = await connect_first([self._options.scheduler], self._security, self._settings.death_timeout_s)
-        given: dict[str, Any] = {"spawner": self._spawner, "security": self._security, **self._options.options}
-        self._nannies = [make_nanny(reached, self._settings, spec, **given) for spec in self._specs]
+        common: dict[str, Any] = {"spawner": self._spawner, "security": self._security, **self._options.options}
+        self._nannies = [make_nanny(reached, self._settings, spec, **common) for spec in self._specs]
         done = await asyncio.gather(*(n.start() for n in self._nannies), return_exceptions=True)
         if failed := [e for e in done if isinstance(e, BaseException)]:
             raise LaunchError(f"{len(failed)} of {len(done)} workers could not be started: {failed[0]}")
-        there = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in self._specs)
-        log.say(f"{len(done)} workers at {self._options.scheduler}: {there}")
+        text = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in self._specs)
+        log.say(f"{len(done)} workers at {self._options.scheduler}: {text}")
 
     async def _hand_over(self) -> None:
         """Have the scheduler move the data that no other worker has. Where all workers end, none can take it."""

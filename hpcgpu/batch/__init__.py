@@ -11,7 +11,6 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from hpcgpu.batch.local import Local as Local
 from hpcgpu.batch.pbs import Pbs as Pbs
 from hpcgpu.batch.slurm import Slurm as Slurm
 from hpcgpu.errors import ConfigError
@@ -102,9 +101,7 @@ class BatchSystem(Protocol):
         """
 
 
-SYSTEMS: Mapping[str, type[Slurm] | type[Pbs] | type[Local]] = MappingProxyType(
-    {"slurm": Slurm, "pbs": Pbs, "local": Local}
-)
+SYSTEMS: Mapping[str, type[Slurm] | type[Pbs]] = MappingProxyType({"slurm": Slurm, "pbs": Pbs})
 
 
 def get(name: str, **dialect: Any) -> BatchSystem:  # fields of the system's own class

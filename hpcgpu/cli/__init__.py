@@ -17,37 +17,37 @@ from hpcgpu.host import log
 if TYPE_CHECKING:
     import click
 
-_OUTPUT = (errno.EPIPE, errno.EIO, errno.ENOSPC)  # nobody reads it any more, its terminal is gone, its disk is full
+_OUTPUT = (errno.EPIPE, errno.EIO, errno.ENOSPC)  # the reader of a pipe is gone, the terminal is gone, the disk is full
 
 
 def main() -> None:
     """Run the command ``hpcgpu``; errors are one message, a traceback only with ``--debug``.
 
-    Exit code 2 is for what was typed or set wrong, as click has it, 1 for what failed.
+    Exit code 2: a wrong option or setting, as in click; 1: a failure.
     """
     from hpcgpu.cli.commands import hpcgpu
 
     _run(hpcgpu, "hpcgpu")
 
 
-def join(name: str = "python -m hpcgpu.worker", words: Sequence[str] | None = None) -> None:
-    """Run the command ``hpcgpu worker`` under another name; ``words``: its arguments, else those of this program."""
+def join(name: str = "python -m hpcgpu.worker", argv: Sequence[str] | None = None) -> None:
+    """Run the command ``hpcgpu worker`` under another name, with this program's arguments if ``argv`` is None."""
     from hpcgpu.cli.worker import worker
 
-    _run(worker, name, words)
+    _run(worker, name, argv)
 
 
-def _run(command: click.Command, name: str, words: Sequence[str] | None = None) -> None:
-    """Run a command, and end with 0, 2 for what was typed, or 1 for what failed, whether or not it can be said."""
+def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code, also if no message can be written."""
     log.open_missing()
-    code = _exit_code(command, name, words)
+    code = _exit_code(command, name, argv)
     log.finish()
     sys.exit(code)
 
 
 def _as_typed(text: str) -> str:
     """Return a message with options as they are typed here: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
-    from hpcgpu.cli.options import flag
+    from hpcgpu.cli.command import flag
     from hpcgpu.config.layers import BY_NAME
 
     def option(match: re.Match[str]) -> str:
@@ -59,11 +59,11 @@ def _as_typed(text: str) -> str:
     return re.sub(r"(?<![\w.-])([a-z]\w*)=('[^']*'|\"[^\"]*\"|[\w.:*-]*)", option, text)
 
 
-def _exit_code(command: click.Command, name: str, words: Sequence[str] | None) -> int:
+def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
     import click
 
     try:
-        return int(command(words, prog_name=name, standalone_mode=False) or 0)
+        return int(command(argv, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as e:
         with contextlib.suppress(OSError):
             e.show()
@@ -78,8 +78,8 @@ def _exit_code(command: click.Command, name: str, words: Sequence[str] | None) -
     except (OSError, RuntimeError) as e:
         from hpcgpu.host import process
 
-        unwritten = f"what was to be written could not be: {e}" if getattr(e, "errno", None) in _OUTPUT else ""
-        if not (words := unwritten or process.refused(e)):
+        unwritten = f"the output could not be written: {e}" if getattr(e, "errno", None) in _OUTPUT else ""
+        if not (message := unwritten or process.refused(e)):
             raise
-        log.say(words)
+        log.say(message)
         return 1

@@ -1,28 +1,41 @@
-"""Commands whose help has the options in groups, with their defaults, and examples."""
+"""Commands with options made from the settings, which the model declares once, and help with groups and examples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field
+from types import MappingProxyType
 from typing import Any
 
 import click
 
-from hpcgpu.model.settings import GROUPS
+from hpcgpu.config.entry_points import unused
+from hpcgpu.config.layers import BY_NAME
+from hpcgpu.config.numpydoc import default_of
+from hpcgpu.model.settings import GROUPS, options, user_name
 
-_OWN = "Options"
+Function = Callable[..., Any]
+# Kinds of options that may be repeated, and how each value is written.
+MANY: Mapping[str, str] = MappingProxyType(
+    {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
+)
+_OPTION_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+# Where a setting of the command line comes from, in plans and errors.
+FROM = "option --{flag}"
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-_ORDER = (_OWN, *GROUPS)
 
 
 class _WithExamples(click.Command):
-    """A command with ``examples``: lines to type, each with what it does, or empty."""
+    """A command with ``examples``: lines to type, each with its effect, or ""."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples or {}
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Called by click."""
+        """Write the examples; called by click."""
         if self.examples:
             with formatter.section("Examples"):
                 for line in example_lines(self.examples):
@@ -34,13 +47,13 @@ class Command(_WithExamples):
     """A command with its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Called by click."""
-        shown = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]  # arguments stand in the usage line
-        rows = [(_GROUP_OF.get(p.name or "", _OWN), row) for p in shown if (row := p.get_help_record(ctx))]
-        for group in _ORDER:
-            if ours := [row for name, row in rows if name == group]:
+        """Write the options, the command's own first; called by click."""
+        params = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]  # arguments stand in the usage line
+        rows = [(_GROUP_OF.get(p.name or "", "Options"), row) for p in params if (row := p.get_help_record(ctx))]
+        for group in ("Options", *GROUPS):
+            if lines := [row for name, row in rows if name == group]:
                 with formatter.section(group):
-                    formatter.write_dl(ours)
+                    formatter.write_dl(lines)
 
 
 class Group(_WithExamples, click.Group):
@@ -53,19 +66,19 @@ class Group(_WithExamples, click.Group):
         self.headings = headings or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Called by click: those below headings first."""
-        known = [name for names in self.headings.values() for name in names if name in self.commands]
-        return [*known, *(name for name in super().list_commands(ctx) if name not in known)]
+        """Return the names below headings first; called by click."""
+        first = [name for names in self.headings.values() for name in names if name in self.commands]
+        return [*first, *(name for name in super().list_commands(ctx) if name not in first)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Called by click."""
+        """Write the commands; called by click."""
         names = self.list_commands(ctx)
-        below = {name: heading for heading, ours in self.headings.items() for name in ours}
+        below = {name: heading for heading, group in self.headings.items() for name in group}
         width = max(map(len, names), default=0)
-        room = formatter.width - width - 6
+        help_width = formatter.width - width - 6
         for heading in (*self.headings, "Commands"):
             rows = [
-                (f"{n:{width}}", self.commands[n].get_short_help_str(room))
+                (f"{n:{width}}", self.commands[n].get_short_help_str(help_width))
                 for n in names
                 if below.get(n, "Commands") == heading
             ]
@@ -75,7 +88,111 @@ class Group(_WithExamples, click.Group):
 
 
 def example_lines(examples: Mapping[str, str]) -> Iterator[str]:
-    """Return lines to type, each with what it does as a comment, in one column."""
+    """Yield lines to type, each with its effect as a comment, in one column."""
     width = max(map(len, examples), default=0)
     for line, about in examples.items():
         yield f"{line:{width}}  # {about}" if about else line
+
+
+def setting_options(entry_point: str) -> Callable[[Function], Function]:
+    """Give a command an option for each setting; its arguments go through :func:`typed_settings`.
+
+    Options without effect in the command are not in its help, and are refused where they are read.
+    """
+    return _add_options([user_name(field) for field in options()], hidden=unused(entry_point))
+
+
+def some_setting_options(*names: str) -> Callable[[Function], Function]:
+    """Give a command an option for each of these settings."""
+    return _add_options(names, hidden=())
+
+
+def _add_options(names: Sequence[str], hidden: Iterable[str]) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        for field in reversed([f for f in options() if user_name(f) in names]):
+            function = _option(field, hidden=user_name(field) in hidden)(function)
+        return function
+
+    return add
+
+
+def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function]:
+    name, kind, example = user_name(field), field.metadata["kind"], field.metadata["example"]
+    many = kind in MANY
+    text = _OPTION_NAME.sub(lambda match: flag(match[0]) if match[0] in BY_NAME else match[0], field.metadata["text"])
+    text += f"{f', such as {example}' if example else ''}{'; may be repeated' if many else ''}{_default(field)}"
+    names = [flag(n) for n in (name, *field.metadata["aliases"])]
+    if kind == "flag":
+        return click.option(*_switches(names), name, default=None, help=text, hidden=hidden)
+    choices = field.metadata["choices"]
+    metavar = "|".join(choices) or MANY.get(kind, "VALUE")
+
+    def complete(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
+        from hpcgpu.host.sites import known_sites
+
+        return [word for word in (sorted(known_sites()) if name == "site" else choices) if word.startswith(typed)]
+
+    return click.option(
+        *names, name, default=None, multiple=many, metavar=metavar, help=text, hidden=hidden, shell_complete=complete
+    )
+
+
+def _switches(names: Sequence[str]) -> Iterator[str]:
+    """Yield the forms of a flag for click; dask-cuda has --enable-X and --disable-X."""
+    yield f"{names[0]}/--no-{names[0][2:]}"
+    for name in names:
+        off = name.replace("--enable-", "--disable-", 1) if name.startswith("--enable-") else f"--no-{name[2:]}"
+        if name != names[0]:
+            yield f"{name}/{off}"
+        elif off != f"--no-{name[2:]}":
+            yield f" /{off}"
+
+
+def flag(name: str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _default(field: Field[Any]) -> str:
+    """Return an option's default for its help; "" if its text describes the default."""
+    default = default_of(field)
+    if default in (None, (), {}):
+        return ""
+    if field.metadata["kind"] == "flag":
+        default = "on" if default else "off"
+    return f"  [default: {f'{default:g}' if isinstance(default, float) else default}]"
+
+
+def typed_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were typed, for :func:`hpcgpu.deploy.settings.read`."""
+    typed = {name: value for name, value in arguments.items() if value is not None and value != ()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in typed.items()}
+
+
+def words_for(entry_point: str, typed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return typed options as the words of another command, without the options that have no effect in it."""
+    argv: list[str] = []
+    for name, value in typed.items():
+        if name in unused(entry_point):
+            continue
+        if isinstance(value, bool):
+            argv.append(flag(name) if value else flag(f"no_{name}"))
+        else:
+            argv += [word for each in (value if isinstance(value, list) else [value]) for word in (flag(name), each)]
+    return tuple(argv)
+
+
+def debug_option(function: Function) -> Function:
+    """Give a command ``--debug``."""
+
+    def switch_on(_: click.Context, __: click.Parameter, on: bool) -> None:
+        if on:
+            os.environ["HPCGPU_DEBUG"] = "1"
+
+    text = "Show tracebacks, and what Dask logs."
+    return click.option("--debug", is_flag=True, expose_value=False, callback=switch_on, help=text)(function)
+
+
+def json_option(facts: str) -> Callable[[Function], Function]:
+    """Give a command that prints facts ``--json``, as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {facts} as JSON.")

@@ -1,4 +1,4 @@
-"""The commands. What they do stands in the floors below; here they take words and print."""
+"""The commands: they read options, call the floors below, and print."""
 
 from __future__ import annotations
 
@@ -12,18 +12,9 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli import runs, sites
-from hpcgpu.cli.command import Group
+from hpcgpu.cli.command import FROM, Group, debug_option, json_option, setting_options, typed_settings, words_for
 from hpcgpu.cli.doctor import doctor
-from hpcgpu.cli.options import (
-    FROM,
-    debug_option,
-    given_settings,
-    json_option,
-    setting_options,
-    words_for,
-)
-from hpcgpu.cli.report import report, version
-from hpcgpu.cli.topo import topo
+from hpcgpu.cli.facts import report, topo, version
 from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
@@ -31,7 +22,7 @@ from hpcgpu.errors import ConfigError
 if TYPE_CHECKING:
     from hpcgpu.plan.views.preview import Preview
 
-# what comes after the script is the script's
+# Words after the script are the script's.
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
 _NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
 _SCRIPT_LAST = {"allow_interspersed_args": False}
@@ -71,9 +62,9 @@ for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo
 
 
 def _templates(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
-    from hpcgpu.deploy import templates
+    from hpcgpu.deploy.templates import names
 
-    return [name for name in templates.names() if name.startswith(typed)]
+    return [name for name in names() if name.startswith(typed)]
 
 
 @hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
@@ -83,8 +74,8 @@ def demo(memory_limit: str) -> None:
     from hpcgpu.deploy import demo as script
     from hpcgpu.deploy.start import launch
 
-    given = {"gpus": "sim:4x256MiB", "memory_limit": memory_limit, "launcher": "mpirun"}
-    launch(given, "hpcgpu demo", (str(script.__file__),))
+    options = {"gpus": "sim:4x256MiB", "memory_limit": memory_limit, "launcher": "mpirun"}
+    launch(options, "hpcgpu demo", (str(script.__file__),))
 
 
 @hpcgpu.command(
@@ -105,18 +96,18 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    given, script = given_settings(arguments), _checked(script, entry_points.RUN)
-    if str(given.get("gpus", "")).isdecimal():
-        given.setdefault("gpus_per_node", given.pop("gpus"))  # a rank has one node
+    options, script = typed_settings(arguments), _checked(script, entry_points.RUN)
+    if str(options.get("gpus", "")).isdecimal():
+        options.setdefault("gpus_per_node", options.pop("gpus"))  # a rank has one node
     _check_json(as_json, dry_run)
     if not dry_run:
-        start.run(given, FROM, script)
+        start.run(options, FROM, script)
         return
     from hpcgpu.deploy import dry_run as dry
     from hpcgpu.launch.environment import read_allocation
 
-    if not read_allocation(os.environ).rank.rank:  # of several ranks one says it
-        _show(dry.run(given, FROM, script), as_json)
+    if not read_allocation(os.environ).rank.rank:  # of several ranks the first prints it
+        _show(dry.run(options, FROM, script), as_json)
 
 
 @hpcgpu.command(
@@ -135,31 +126,26 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
 @debug_option
 @click.argument("script", **_SCRIPT)
 def launch(
-    script: tuple[str, ...],
-    only_print: bool,
-    dry_run: bool,
-    as_json: bool,
-    document: str | None,
-    **arguments: object,
+    script: tuple[str, ...], only_print: bool, dry_run: bool, as_json: bool, document: str | None, **arguments: object
 ) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
-    given = given_settings(arguments)
+    options = typed_settings(arguments)
     if document is not None:
-        if given or script or only_print or dry_run or as_json:
+        if options or script or only_print or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
     _check_json(as_json, dry_run)
-    words = (*words_for(entry_points.RUN, given), *_checked(script, entry_points.LAUNCH))
+    argv = (*words_for(entry_points.RUN, options), *_checked(script, entry_points.LAUNCH))
     if dry_run:
         from hpcgpu.deploy import dry_run as dry
 
-        _show(dry.launch(given, FROM, words), as_json)
+        _show(dry.launch(options, FROM, argv), as_json)
     elif only_print:
-        click.echo(start.launch_line(given, FROM, words)[1])
+        click.echo(start.launch_line(options, FROM, argv)[1])
     else:
-        start.launch(given, FROM, script)
+        start.launch(options, FROM, script)
 
 
 @hpcgpu.command(
@@ -180,7 +166,7 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 
     if script:
         _checked(script, "hpcgpu jobscript")
-    _, spec, system = read_job(given_settings(arguments), FROM, script, batch)
+    _, spec, system = read_job(typed_settings(arguments), FROM, script, batch)
     click.echo(system.script(spec), nl=False)
 
 
@@ -222,43 +208,38 @@ def plan(  # each is an option
     if script:
         _checked(script, "hpcgpu plan")
     machine = None if file is None else preview.Described(read_machine(file), named(file))
-    found = preview.plan(given_settings(arguments), FROM, script, batch, machine, ask=ask)
+    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask)
     if other is not None:
-        differing = preview.compare(other, found)
+        differing = preview.compare(other, planned)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
         return int(bool(differing))
-    _show(found, as_json)
+    _show(planned, as_json)
     return 0
 
 
 @hpcgpu.command(
     short_help="Print a job template, to be changed and submitted.",
-    examples={
-        "hpcgpu template": "what there is",
-        "hpcgpu template slurm.sbatch > job.sh": "",
-    },
+    examples={"hpcgpu template": "list all", "hpcgpu template slurm.sbatch > job.sh": ""},
 )
-@click.option("--folder", is_flag=True, help="Print the folder in which the templates lie.")
-@json_option("what templates there are")
+@click.option("--folder", "only_folder", is_flag=True, help="Print the folder in which the templates lie.")
+@json_option("the templates")
 @click.argument("name", required=False, shell_complete=_templates)
-def template(name: str | None, folder: bool, as_json: bool) -> None:
-    """Print the job template NAME, to be changed and submitted; without NAME, what templates there are."""
-    from hpcgpu.deploy import templates
+def template(name: str | None, only_folder: bool, as_json: bool) -> None:
+    """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
+    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, render_list, text_of
 
     if as_json:
-        rows = {name: templates.purpose_and_usage(name) for name in templates.names()}
-        click.echo(
-            json.dumps({name: {"about": about, "usage": usage} for name, (about, usage) in rows.items()}, indent=2)
-        )
-    elif folder:
-        click.echo(templates.folder())
+        rows = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
+        click.echo(json.dumps(rows, indent=2))
+    elif only_folder:
+        click.echo(folder())
     else:
-        click.echo(templates.text_of(name) if name else templates.listed(), nl=False)
+        click.echo(text_of(name) if name else render_list(), nl=False)
 
 
 def _check_json(as_json: bool, dry_run: bool) -> None:
     if as_json and not dry_run:
-        raise ConfigError("--json is for --dry-run: what runs prints the script's own output; give both, or neither")
+        raise ConfigError("--json needs --dry-run: a run prints the output of its script; give both, or neither")
 
 
 def _show(plan: Preview, as_json: bool) -> None:
@@ -272,7 +253,7 @@ def _show(plan: Preview, as_json: bool) -> None:
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:
     if not script:
-        raise ConfigError(f"no script was given: {command} [options] script.py [arguments]")
+        raise ConfigError(f"the script is missing: {command} [options] script.py [arguments]")
     if not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]!r} (in {Path.cwd()}); give the path of a Python file")
     return script

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.command import Command
-from hpcgpu.cli.options import FROM, debug_option, given_settings, json_option, setting_options
+from hpcgpu.cli.command import FROM, Command, debug_option, json_option, setting_options, typed_settings
 
 if TYPE_CHECKING:
     from hpcgpu.plan.doctor.finding import Verdict
@@ -25,11 +24,13 @@ if TYPE_CHECKING:
         "hpcgpu doctor --submit --gpus-per-node 4 --queue gpu": "and two nodes, in a job of a minute",
     },
 )
-@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's, or that which is here.")
-@click.option("--submit", is_flag=True, help="Submit a job of two nodes for a minute, and look at them, too.")
+@click.option(
+    "--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; by default the site's, or this machine's."
+)
+@click.option("--submit", is_flag=True, help="Submit a job of two nodes for a minute, and check them, too.")
 @json_option("the findings")
 @click.option("--on-nodes", "on_nodes", hidden=True, help="In the job: start the doctor on each node.")
-@click.option("--on-node", "on_node", hidden=True, help="In the job: look at this node.")
+@click.option("--on-node", "on_node", hidden=True, help="In the job: check this node.")
 @setting_options("hpcgpu doctor")
 @debug_option
 def doctor(
@@ -40,21 +41,22 @@ def doctor(
     The options are those of the job that does not do well. The exit code is 1 if something failed, else 0.
     """
     if on_nodes or on_node:
-        return _in_job(on_nodes, on_node)
-    from hpcgpu.deploy.doctor import leftovers, login
+        from hpcgpu.deploy.doctor import node
+
+        return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
+    from hpcgpu.deploy.doctor import job as doctor_job
+    from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
     from hpcgpu.plan.doctor.finding import Finding, described, examine, exit_code, render
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    asked = login.read(given_settings(arguments), FROM, batch, must=submit)
-    leftovers.clean_up(log.say)
-    facts, of_the_job = login.facts(asked), tuple[Finding, ...]()
-    if submit and asked.job:
-        from hpcgpu.deploy.doctor import trial
-
-        of_the_job, seen = trial.run(asked.job, log.say)
-        facts = confirmed(facts, seen) if seen else facts
-    findings = (*examine(LOGIN_CHECKS, facts), *of_the_job)
+    request = login.read(typed_settings(arguments), FROM, batch, must=submit)
+    doctor_job.clean_up(log.say)
+    facts, job_findings = login.facts(request), tuple[Finding, ...]()
+    if submit and request.job:
+        job_findings, job_facts = doctor_job.run(request.job, log.say)
+        facts = confirmed(facts, job_facts) if job_facts else facts
+    findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
     click.echo(json.dumps(described(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
     return exit_code(findings)
 
@@ -65,12 +67,3 @@ def _paint() -> Callable[[Verdict, str], str]:
 
     colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.NOT_LOOKED_AT: "cyan"}
     return lambda verdict, text: click.style(text, fg=colours[verdict]) if sys.stdout.isatty() else text
-
-
-def _in_job(on_nodes: str | None, on_node: str | None) -> int:
-    from hpcgpu.deploy.doctor import node
-
-    if on_nodes:
-        return node.on_nodes(Path(on_nodes))
-    node.on_node(Path(on_node or ""))
-    return 0

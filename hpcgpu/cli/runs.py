@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.command import Command
-from hpcgpu.cli.options import debug_option, json_option
+from hpcgpu.cli.command import Command, debug_option, json_option
 from hpcgpu.units import format_duration
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _WIDE = 1000
 @json_option("clusters")
 @debug_option
 def ps(as_json: bool) -> None:
-    """List your clusters on batch systems, also those of other processes and nodes; clean up what is over."""
+    """List your clusters on batch systems, also of other processes and nodes; remove the files of ended clusters."""
     import asyncio
 
     from rich.console import Console
@@ -42,16 +41,16 @@ def ps(as_json: bool) -> None:
     from hpcgpu.deploy.jobs import record, runs
 
     runs.sweep(record.home())
-    there = runs.clean_up(asyncio.run(runs.see(record.home())))
+    clusters = runs.clean_up(asyncio.run(runs.see(record.home())))
     if as_json:
-        click.echo(json.dumps([_described(one) for one in there], indent=2))
+        click.echo(json.dumps([_described(cluster) for cluster in clusters], indent=2))
         return
-    if not there:
+    if not clusters:
         click.echo("no clusters")
         return
     table = Table(*(Column(name, no_wrap=not wraps) for name, wraps in _COLUMNS), box=None, pad_edge=False)
-    for one in there:
-        table.add_row(*map(Text, _row(one)))
+    for cluster in clusters:
+        table.add_row(*map(Text, _row(cluster)))
     # in a pipe or a file each cluster is one line
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
@@ -66,7 +65,7 @@ def ps(as_json: bool) -> None:
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=30, show_default=True, help="How many.")
 @debug_option
 def logs(name: str, follow: bool, lines: int) -> None:
-    """Print the end of the log of cluster NAME: its name, its job's id, or that of one of its jobs."""
+    """Print the end of the log of cluster NAME: its name, its job's id, or the id of one of its jobs."""
     import asyncio
 
     from hpcgpu.deploy.jobs import logs as job_logs
@@ -80,9 +79,9 @@ def logs(name: str, follow: bool, lines: int) -> None:
     if follow:
         asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
-        (seen,) = asyncio.run(runs.look_at([run]))
-        said = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(seen))
-        click.echo(f"nothing in {log} yet; {said}", err=True)
+        (status,) = asyncio.run(runs.look_at([run]))
+        jobs = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(status))
+        click.echo(f"{log} is empty so far; {jobs}", err=True)
 
 
 @click.command(short_help="End a cluster, whoever holds it.", cls=Command, examples={"hpcgpu stop 4711": ""})
@@ -100,34 +99,36 @@ def stop(name: str) -> None:
     click.echo(f"{run.record.name} has ended (jobs {jobs})" if jobs else f"{run.record.name} had no job; removed")
 
 
-def _row(seen: RunStatus) -> tuple[str, ...]:
+def _row(status: RunStatus) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs import record
     from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.plan.jobs.phase import phases_line
 
-    run = seen.run.record
+    run = status.run.record
     age = record.now() - run.created
     return (
         run.name,
         run.shape,
         " ".join(job.id for job in run.jobs) or "-",
-        phases_line(jobs_of(seen)),
-        "-" if seen.workers is None else str(len(seen.workers)),
-        f"{run.client.host}:{run.client.pid}" if seen.client == "alive" else seen.client,
+        phases_line(jobs_of(status)),
+        "-" if status.workers is None else str(len(status.workers)),
+        f"{run.client.host}:{run.client.pid}" if status.client == "alive" else status.client,
         format_duration(int(age / timedelta(seconds=1))),
     )
 
 
-def _described(seen: RunStatus) -> dict[str, Any]:
+def _described(status: RunStatus) -> dict[str, Any]:
     """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
     from hpcgpu.deploy.jobs.rows import jobs_of
 
-    run = seen.run.record
+    run = status.run.record
     return {
         "name": run.name,
         "shape": run.shape,
         "created": run.created.isoformat(),
-        "client": {"state": seen.client, "host": run.client.host, "pid": run.client.pid},
-        "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(seen)],
-        "workers": None if seen.workers is None else list(seen.workers),
+        "client": {"state": status.client, "host": run.client.host, "pid": run.client.pid},
+        "jobs": [
+            {"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(status)
+        ],
+        "workers": None if status.workers is None else list(status.workers),
     }

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.command import Group
-from hpcgpu.cli.options import debug_option, json_option
+from hpcgpu.cli.command import Group, debug_option, json_option
 from hpcgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,65 +46,60 @@ def list_(as_json: bool) -> None:
     from hpcgpu.deploy import sites
     from hpcgpu.host.sites import known_sites
 
-    known = sorted(known_sites())
     facts: dict[str, dict[str, Any]] = {}
-    for name in known:
+    for name in sorted(known_sites()):
         try:
-            found = sites.read(name)
+            machine = sites.read(name)
         except ConfigError as error:
             facts[name] = {"error": str(error)}
             continue
-        gpus = dict.fromkeys(f"{node.gpus} {node.gpu}".strip() for node in found.nodes.values())
-        facts[name] = {"batch": found.batch, "title": found.title or found.name, "gpus_per_node": list(gpus)}
+        gpus = dict.fromkeys(f"{node.gpus} {node.gpu}".strip() for node in machine.nodes.values())
+        facts[name] = {"batch": machine.batch, "title": machine.title or machine.name, "gpus_per_node": list(gpus)}
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
-    width = max(map(len, known), default=0)
-    for name, one in facts.items():
-        if "error" in one:
-            click.echo(f"{name:{width}}  cannot be read: {one['error']}")
+    width = max(map(len, facts), default=0)
+    for name, row in facts.items():
+        if "error" in row:
+            click.echo(f"{name:{width}}  cannot be read: {row['error']}")
         else:
-            gpus_text = f": {' or '.join(one['gpus_per_node'])}" if one["gpus_per_node"] else ""
-            click.echo(f"{name:{width}}  {one['batch']:5}  {one['title']}{gpus_text}")
+            gpus_text = f": {' or '.join(row['gpus_per_node'])}" if row["gpus_per_node"] else ""
+            click.echo(f"{name:{width}}  {row['batch']:5}  {row['title']}{gpus_text}")
 
 
 @site.command(
     short_help="Print what is known of a machine, with sources.",
     examples={"hpcgpu site show polaris": "", "hpcgpu site show ./mine.yaml --json": "a file of yours"},
 )
-@json_option("what is known")
+@json_option("the facts")
 @click.argument("name")
 @debug_option
 def show(name: str, as_json: bool) -> None:
-    """Print what is known of machine NAME (or in a file), each fact with its source, its file and its line."""
+    """Print the facts of machine NAME (or of a file), each with its source, its file and its line."""
     from hpcgpu.deploy import sites
 
-    found = sites.read(name)
-    if as_json:
-        click.echo(json.dumps(sites.described(found), indent=2))
-        return
-    for line in _lines(found):
-        click.echo(line)
+    machine = sites.read(name)
+    click.echo(json.dumps(sites.described(machine), indent=2) if as_json else "\n".join(_lines(machine)))
 
 
 @site.command(
     short_help="Say what is wrong with a site file.",
     examples={"hpcgpu site check mine.yaml": "", "hpcgpu site check mine.yaml --json": "for a script"},
 )
-@json_option("what the file is")
+@json_option("name, batch system and queues of the file")
 @click.argument("file")
 @debug_option
 def check(file: str, as_json: bool) -> None:
-    """Say what is wrong with site file FILE: keys, values, rules that contradict each other; with its line."""
+    """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
     from hpcgpu.deploy import sites
 
-    found = sites.read(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
-    without = [where for where, tags in found.blocks() if not tags]
+    machine = sites.read(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
+    without = [where for where, tags in machine.blocks() if not tags]
     if as_json:
-        facts = {"name": found.name, "batch": found.batch, "queues": [queue.name for queue in found.queues]}
+        facts = {"name": machine.name, "batch": machine.batch, "queues": [queue.name for queue in machine.queues]}
         click.echo(json.dumps({**facts, "without_source": without}, indent=2))
         return
-    click.echo(f"{file} is a site file: {found.name}, {found.batch}, {len(found.queues)} queues")
+    click.echo(f"{file} is a site file: {machine.name}, {machine.batch}, {len(machine.queues)} queues")
     if without:
         click.echo(f"without a source, so that no error can name one: {', '.join(without)}")
 
@@ -114,44 +108,44 @@ def check(file: str, as_json: bool) -> None:
     short_help="Print a draft for this machine.",
     examples={"hpcgpu site new > mine.yaml": "", "hpcgpu site new --name mine --batch slurm > mine.yaml": ""},
 )
-@click.option("--name", default="", help="Name of the site; found if not given.")
-@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the one that is here if not given.")
+@click.option("--name", default="", help="Name of the site; by default from the environment or the host.")
+@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; this machine's by default.")
 @debug_option
 def new(name: str, batch: str | None) -> None:
-    """Print a draft for the machine that you are on: what it says of itself, and '# unknown:' where it does not."""
+    """Print a site file for this machine, with the facts that it reports, and '# unknown:' for others."""
     from hpcgpu.deploy import sites
 
     click.echo(sites.draft(name, batch, os.environ), nl=False)
 
 
-def _lines(found: Site) -> Iterator[str]:
+def _lines(machine: Site) -> Iterator[str]:
     from hpcgpu.config.sites.read import as_plain
 
-    yield f"{found.name}: {found.title or found.name} ({found.batch})"
+    def block(title: str, value: Any, *path: str | int) -> Iterator[str]:
+        plain = {key: item for key, item in as_plain(value).items() if key != "source"}
+        return _block(machine, title, plain, value.source, path) if plain else iter(())
+
+    yield f"{machine.name}: {machine.title or machine.name} ({machine.batch})"
     for name in ("match", "account", "network", "launcher", "scratch", "modules", "login", "dashboard", "charge"):
-        block = getattr(found, name)
-        if plain := {key: value for key, value in as_plain(block).items() if key != "source"}:
-            yield from _block(found, name, plain, block.source, (name,))
-    for name, plain in (("dialect", found.spoken), ("defaults", found.settings)):
+        yield from block(name, getattr(machine, name), name)
+    for name, plain in (("dialect", machine.spoken), ("defaults", machine.settings)):
         if plain:
-            yield from _block(found, name, plain, getattr(found, name).get("source", ()), (name,))
+            yield from _block(machine, name, plain, getattr(machine, name).get("source", ()), (name,))
     for name in ("rules", "queues", "notes"):
-        for i, block in enumerate(getattr(found, name)):
-            plain = {key: value for key, value in as_plain(block).items() if key != "source"}
-            yield from _block(found, name.removesuffix("s"), plain, block.source, (name, i))
-    for name, node in found.nodes.items():
-        plain = {key: value for key, value in as_plain(node).items() if key != "source"}
-        yield from _block(found, f"node {name}", plain, node.source, ("nodes", name))
+        for i, value in enumerate(getattr(machine, name)):
+            yield from block(name.removesuffix("s"), value, name, i)
+    for name, node in machine.nodes.items():
+        yield from block(f"node {name}", node, "nodes", name)
 
 
-def _block(found: Site, name: str, plain: dict[str, Any], tags: Tags, path: Path) -> Iterator[str]:
-    block = found.at(*path)
-    yield f"{name}:    {block}"
+def _block(machine: Site, title: str, plain: dict[str, Any], tags: Tags, path: Path) -> Iterator[str]:
+    line = machine.at(*path)
+    yield f"{title}:    {line}"
     for key, value in plain.items():
-        own = found.at(*path, key)
-        yield f"  {key}: {_text(value)}{f'    {own}' if own != block else ''}"
+        key_line = machine.at(*path, key)
+        yield f"  {key}: {_text(value)}{f'    {key_line}' if key_line != line else ''}"
     if tags:
-        yield f"  from: {found.cited(tags)}"
+        yield f"  from: {machine.cited(tags)}"
 
 
 def _text(value: object) -> str:

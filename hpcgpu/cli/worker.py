@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.command import Command
-from hpcgpu.cli.options import FROM, debug_option, given_settings, some_setting_options
+from hpcgpu.cli.command import FROM, Command, debug_option, some_setting_options, typed_settings
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
@@ -22,17 +21,17 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
 class _LikeDasks(Command):
-    """A command that says of an option of ``dask worker`` that it does not have what to write instead."""
+    """A command that names the replacement of each option of ``dask worker`` that it lacks."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Called by click."""
+        """Parse the command line; called by click."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
             name = f"enable_{name.removeprefix('disable_')}" if name.startswith("disable_") else name
-            if known := DASK_WORKER.get(name) or DASK_CUDA.get(name):
-                raise ConfigError(f"{error.option_name}: {known.instead}") from error
+            if option := DASK_WORKER.get(name) or DASK_CUDA.get(name):
+                raise ConfigError(f"{error.option_name}: {option.instead}") from error
             raise
 
 
@@ -52,17 +51,19 @@ class _LikeDasks(Command):
 @click.option("--nanny/--no-nanny", default=True, help="Workers are always watched.")
 @click.option("--tls-ca-file", type=_FILE, help="Certificates that are trusted.")
 @click.option("--tls-cert", "tls_worker_cert", type=_FILE, help="The workers' certificate.")
-@click.option("--tls-key", "tls_worker_key", type=_FILE, help="The key of it.")
+@click.option("--tls-key", "tls_worker_key", type=_FILE, help="Its key.")
 @click.option("--host", help="Address at which the workers listen.")
 @click.option("--lifetime", help="How long the workers live, such as '55m'.")
-@click.option("--lifetime-stagger", help="Random part of it.")
-@click.option("--lifetime-restart/--no-lifetime-restart", default=None, help="Start them anew after it.")
+@click.option("--lifetime-stagger", help="Random part of the lifetime.")
+@click.option(
+    "--lifetime-restart/--no-lifetime-restart", default=None, help="Restart the workers after their lifetime."
+)
 @click.option("--preload", multiple=True, help="Module that each worker loads.")
 @click.option("--preload-nanny", multiple=True, help="Module that each nanny loads.")
 @click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
 @some_setting_options(*settings.DASK_WORKER, *settings.WORKER, "allocator")
 @debug_option
-def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> int:
+def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) -> int:
     """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
 
     Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
@@ -70,44 +71,40 @@ def worker(scheduler: str | None, scheduler_file: str | None, **words: Any) -> i
     """
     from hpcgpu.agent.standalone_node import StandaloneOptions, run
 
-    if not words.pop("nanny"):
+    if not options.pop("nanny"):
         raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
-    words.pop("dashboard")
-    if words["protocol"]:
-        words["protocol"] = words["protocol"].removesuffix("://")  # dask-jobqueue 0.9 says --protocol tls://
-    tls = {n: words.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
-    options = {n: words.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
-    options |= {n: list(words.pop(n)) or None for n in ("preload", "preload_nanny")}
+    options.pop("dashboard")
+    if options["protocol"]:
+        options["protocol"] = options["protocol"].removesuffix("://")  # dask-jobqueue 0.9 says --protocol tls://
+    tls = {n: options.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
+    nanny = {n: options.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
+    nanny |= {n: list(options.pop(n)) or None for n in ("preload", "preload_nanny")}
     standalone = StandaloneOptions(
         scheduler=_address(scheduler, scheduler_file),
-        name=words.pop("name"),
-        workers=words.pop("nworkers"),
+        name=options.pop("name"),
+        workers=options.pop("nworkers"),
         tls={n: path for n, path in tls.items() if path},
-        options={n: value for n, value in options.items() if value is not None},
+        options={n: value for n, value in nanny.items() if value is not None},
     )
-    return run(given_settings(words), FROM, standalone)
+    return run(typed_settings(options), FROM, standalone)
 
 
-def _address(given: str | None, file: str | None) -> str:
-    if given and file:
-        raise ConfigError(f"{given} and --scheduler-file {file}: say one of them")
+def _address(address: str | None, file: str | None) -> str:
+    if address and file:
+        raise ConfigError(f"{address} and --scheduler-file {file}: give one of them")
     if file:
-        given = _address_in(Path(file))
+        try:
+            address = str(json.loads(Path(file).read_text())["address"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise ConfigError(
+                f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e}); give the file that "
+                "'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
+            ) from e
     from hpcgpu.deploy.settings import scheduler_address
 
-    if not (given := given or scheduler_address()):
-        raise ConfigError("no scheduler was given: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
-    protocol, known, _ = given.partition("://")
-    if known and protocol not in _PROTOCOLS:
-        raise ConfigError(f"{given!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
-    return given
-
-
-def _address_in(file: Path) -> str:
-    try:
-        return str(json.loads(file.read_text())["address"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ConfigError(
-            f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e}); give the file that "
-            "'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
-        ) from e
+    if not (address := address or scheduler_address()):
+        raise ConfigError("the scheduler is missing: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
+    protocol, separator, _ = address.partition("://")
+    if separator and protocol not in _PROTOCOLS:
+        raise ConfigError(f"{address!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
+    return address

@@ -38,16 +38,16 @@ _ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
 _SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of Slurm
 _SHOWN = 15  # qstat shows this many characters of a name
 _README = """\
-What `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, home and other own paths, addresses,
+The facts that `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, the user's paths, addresses,
 UUIDs and serial numbers are replaced by neutral words, the same in all files; keys and environments are not in it.
 Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
 
 - versions.json: hpcgpu, Python, packages, kernel, driver
 - topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it. topology.txt in its
-  place says why there is none.
-- plan.json, plan.txt: what `hpcgpu topo` says of it
+  place has the reason if it is missing.
+- plan.json, plan.txt: the output of `hpcgpu topo` for it
 - record.json, jobs.json, job-N.log: of the run that was named: all its settings, its jobs' states and logs' ends
-- batch.txt: what the batch system answered, from which jobs.json was read
+- batch.txt: the batch system's answers, from which jobs.json was read
 
 The folder is a test as it is: in tests/data/reports hpcgpu's own parsers read all of it, and the same must come out.
 """
@@ -70,7 +70,7 @@ def write(name: str | None, output: str | None) -> Path:
         files["batch.txt"] = _recorded(answers)
     nodes = {node for text in files.values() for node in _ABOUT_NODE.findall(text)}
     nodes |= {node for answer in answers for node in _SEVERAL_NODES.findall(answer.stdout)}
-    scrubber = Scrubber(_words(run, states, nodes))
+    scrubber = Scrubber(_private_words(run, states, nodes))
     for file, text in files.items():
         (folder / file).write_text(scrubber.scrub(text))
     (folder / "README.md").write_text(_README)
@@ -97,11 +97,8 @@ def _versions(hwloc: str) -> dict[str, Any]:
     del python["path"]
     kernel = f"{platform.system()} {platform.release()}"
     libc = " ".join(platform.libc_ver())
-    return {"hpcgpu": __version__, "python": python, "kernel": kernel, "libc": libc, "hwloc": hwloc, **_driver()}
-
-
-def _driver() -> dict[str, str]:
-    return {"nvidia_driver": nvml.driver()}
+    versions = {"hpcgpu": __version__, "python": python, "kernel": kernel, "libc": libc, "hwloc": hwloc}
+    return {**versions, "nvidia_driver": nvml.driver()}
 
 
 async def _answers(run: Run) -> tuple[Result, ...]:
@@ -112,8 +109,8 @@ async def _answers(run: Run) -> tuple[Result, ...]:
 
 
 def read_states(system: BatchSystem, ids: Sequence[str], answers: Iterable[Result]) -> dict[str, Any]:
-    """Return the jobs' states as plain data, by id; or why there are none."""
-    found: dict[str, Any] = {}
+    """Return the jobs' states as plain data, by id; or the reason for their absence."""
+    states: dict[str, Any] = {}
     troubles = []
     for answer in answers:
         try:
@@ -121,8 +118,8 @@ def read_states(system: BatchSystem, ids: Sequence[str], answers: Iterable[Resul
         except SubmitError as e:
             troubles.append(str(e))
             continue
-        found |= {job: _plain(status) for job, status in listed.items() if job in ids and job not in found}
-    return found or {"trouble": "; ".join(troubles) or "no job is known"}
+        states |= {job: _plain(status) for job, status in listed.items() if job in ids and job not in states}
+    return states or {"trouble": "; ".join(troubles) or "no job is known"}
 
 
 def _plain(status: JobStatus) -> dict[str, Any]:
@@ -144,21 +141,21 @@ def _whole_lines(text: str) -> str:
 
 
 def _of_run(run: Run, states: Mapping[str, Any]) -> dict[str, str]:
-    found = json.loads(private.read(run.folder / "record"))
-    found["document"] = json.loads(found["document"])
-    out = {"record.json": _json(found), "jobs.json": _json(states)}
+    record_ = json.loads(private.read(run.folder / "record"))
+    record_["document"] = json.loads(record_["document"])
+    out = {"record.json": _json(record_), "jobs.json": _json(states)}
     for number, job in enumerate(run.record.jobs[:_LOGS]):
         text, _ = logs.last(Path(job.log), _LINES)
         out[f"job-{number}.log"] = text
     return out
 
 
-def _words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> dict[str, list[str]]:
-    """Return what must not be in the report, by kind."""
+def _private_words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> dict[str, list[str]]:
+    """Return the private words that the report must not contain, by kind."""
     me = pwd.getpwuid(os.getuid())
     groups = [grp.getgrgid(gid).gr_name for gid in os.getgroups() if gid]
     hosts = {*nodes, socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
-    words = {
+    names = {
         "user": [me.pw_name, *_user(), *filter(None, me.pw_gecos.split(","))],
         "group": [name for name in groups if name != me.pw_name],
         "account": [value for name in _ACCOUNTS if (value := os.environ.get(name, ""))],
@@ -169,24 +166,20 @@ def _words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> 
     if run:
         # not by its parser: the report may be about a document that this hpcgpu cannot read
         account = json.loads(run.record.document)["settings"].get("account")
-        words["account"] += [account] if account else []
-        words["path"] += [str(run.folder.parent.parent)]
-        words["host"] += [run.record.client.host, *_hosts(states.values())]
-        words["host"] += [server for job in run.record.jobs if (server := job.id.partition(".")[2])]  # of PBS
-        words["user"] += [name[:_SHOWN] for name in words["user"] if len(name) > _SHOWN]
-        words["secret"] += list(_secrets(run.folder))
-    words["path"] = [path for path in words["path"] if path not in ("/", "/root", "/tmp", "/home")]
-    return words
+        names["account"] += [account] if account else []
+        names["path"] += [str(run.folder.parent.parent)]
+        names["host"] += [run.record.client.host]
+        names["host"] += [host for state in states.values() if isinstance(state, dict) for host in state["hosts"]]
+        names["host"] += [server for job in run.record.jobs if (server := job.id.partition(".")[2])]  # of PBS
+        names["user"] += [name[:_SHOWN] for name in names["user"] if len(name) > _SHOWN]
+        names["secret"] += list(_secrets(run.folder))
+    names["path"] = [path for path in names["path"] if path not in ("/", "/root", "/tmp", "/home")]
+    return names
 
 
 def _user() -> Iterator[str]:
     with suppress(OSError, KeyError):
         yield getpass.getuser()
-
-
-def _hosts(states: Iterable[Any]) -> Iterator[str]:
-    for state in states:
-        yield from state["hosts"] if isinstance(state, dict) else ()
 
 
 def _secrets(folder: Path) -> Iterator[str]:
@@ -198,5 +191,5 @@ def _secrets(folder: Path) -> Iterator[str]:
         yield from (str(facts[name]) for name in ("dashboard_secret", "nonce", "node") if facts.get(name))
 
 
-def _json(found: object) -> str:
-    return json.dumps(found, indent=2, default=str) + "\n"
+def _json(facts: object) -> str:
+    return json.dumps(facts, indent=2, default=str) + "\n"

@@ -25,9 +25,9 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.host import nvml
 from hpcgpu.model.backoff import Backoff
-from hpcgpu.supervise.rounds import Rounds
+from hpcgpu.supervise.failure_log import FailureLog
 
-_LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, which nobody changes
+_LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
 
 class Handshakes(Protocol):
@@ -171,7 +171,7 @@ class MemoryManager(NannyMemoryManager):
 
     def __init__(self, nanny: Nanny, *, memory_limit: int, simulated_bytes: Callable[[], int]) -> None:
         self._simulated_bytes = simulated_bytes
-        self._rounds = Rounds("the look at a worker's memory", Backoff(_LOOK_S, _LOOK_S))
+        self._failures = FailureLog("the look at a worker's memory", Backoff(_LOOK_S, _LOOK_S))
         super().__init__(nanny, memory_limit=memory_limit)
 
     def memory_monitor(self, nanny: Nanny) -> None:
@@ -182,9 +182,9 @@ class MemoryManager(NannyMemoryManager):
         try:
             self._look(nanny)
         except Exception as e:
-            self._rounds.failed(e)
+            self._failures.failed(e)
         else:
-            self._rounds.went_well()
+            self._failures.went_well()
 
     def _look(self, nanny: Nanny) -> None:
         process = nanny.process and nanny.process.process
@@ -220,8 +220,8 @@ def measure_device_shards() -> None:
         try:
             return measure(shards)
         except TypeError:
-            found = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
-            return sum(found) // len(found) if found else 0
+            sizes = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
+            return sum(sizes) // len(sizes) if sizes else 0
 
     shuffle._mean_shard_size = measure_any
 

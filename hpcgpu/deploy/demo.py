@@ -51,12 +51,12 @@ def _tall_and_skinny(client: Client) -> bool:
         u, s, v = da.linalg.svd(x)
         x, u, s, v = dask.persist(x, u, s, v)
         _follow(client, [x, u, s, v])
-        found = s.compute().get()
+        values = s.compute().get()
     with _step("its check on the host"):
         parts = [_gram(block) for block in x.to_delayed().ravel()]
         gram = dask.delayed(sum)(parts).compute()
         expected = np.sqrt(np.linalg.eigvalsh(gram)[::-1])
-    return _agrees("singular values against the Gram matrix", found, expected, 1e-8)
+    return _agrees("singular values against the Gram matrix", values, expected, 1e-8)
 
 
 @dask.delayed
@@ -78,8 +78,8 @@ def _low_rank(client: Client) -> bool:
         _follow(client, [a])
         seed = da.random.RandomState(3, RandomState=sim.RandomState)
         _, s, _ = da.linalg.svd_compressed(a, k=len(_KNOWN), n_power_iter=2, seed=seed)
-        found = s.compute().get()
-    return _agrees("singular values against the known ones", found, np.asarray(_KNOWN), 1e-4)
+        values = s.compute().get()
+    return _agrees("singular values against the known ones", values, np.asarray(_KNOWN), 1e-4)
 
 
 def _follow(client: Client, collections: list[Any], every_s: float = 3.0) -> None:
@@ -98,8 +98,8 @@ def _follow(client: Client, collections: list[Any], every_s: float = 3.0) -> Non
         print(f"  {len(futures) - len(waiting)} of {len(futures)} blocks; {held}", flush=True)
 
 
-def _agrees(what: str, found: np.ndarray, expected: np.ndarray, rtol: float) -> bool:
-    worst = float(np.max(np.abs(found - expected) / expected))
+def _agrees(what: str, values: np.ndarray, expected: np.ndarray, rtol: float) -> bool:
+    worst = float(np.max(np.abs(values - expected) / expected))
     good = worst <= rtol
     print(f"  {what}: largest relative difference {worst:.1e}, allowed {rtol:.0e}: {'agree' if good else 'DIFFER'}")
     return good

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hpcgpu.config import entry_points
-from hpcgpu.deploy import settings as wanted_settings
+from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start, topo
 from hpcgpu.deploy.jobs.preview import changed_settings
 from hpcgpu.deploy.processes.node import Machine
@@ -21,24 +21,24 @@ from hpcgpu.plan.views.preview import Preview, layout_of
 from hpcgpu.units import counted
 
 
-def launch(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> Preview:
+def launch(options: Mapping[str, object], options_from: str, typed: tuple[str, ...]) -> Preview:
     """Return the plan of ``hpcgpu launch`` with ``typed`` for each rank's ``hpcgpu run``; raises as the launch does."""
-    wanted, line = start.launch_line(given, given_from, typed)
-    nodes, gpus = start.nodes_and_gpus(wanted.settings)
-    return _preview(wanted, line, layout_of(wanted.settings, nodes, gpus))
+    read, line = start.launch_line(options, options_from, typed)
+    nodes, gpus = start.nodes_and_gpus(read.settings)
+    return _preview(read, line, layout_of(read.settings, nodes, gpus))
 
 
-def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> Preview:
+def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
     """Return the plan of ``hpcgpu run`` as one process, or as one of a launcher's ranks; raises as the run itself."""
-    wanted = wanted_settings.read(given, given_from, entry_point=entry_points.RUN)
+    read = all_settings.read(options, options_from, entry_point=entry_points.RUN)
     if read_allocation(os.environ).rank.size > 1:
-        return _preview(wanted, shlex.join(script), None)
-    one = replace(wanted.settings, ranks="node")
-    return _preview(wanted, shlex.join(script), layout_of(one, 1, start.nodes_and_gpus(wanted.settings)[1]))
+        return _preview(read, shlex.join(script), None)
+    alone = replace(read.settings, ranks="node")
+    return _preview(read, shlex.join(script), layout_of(alone, 1, start.nodes_and_gpus(read.settings)[1]))
 
 
-def _preview(wanted: Wanted, line: str, layout: Layout | None) -> Preview:
-    settings = wanted.settings
+def _preview(read: Wanted, line: str, layout: Layout | None) -> Preview:
+    settings = read.settings
     gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = topo.this_machine(settings)
     specs = plan_whole_node(settings, facts, gpus)
@@ -49,7 +49,7 @@ def _preview(wanted: Wanted, line: str, layout: Layout | None) -> Preview:
         spec=None,
         granted=tuple(_granted()),
         script=line,
-        site=wanted.site,
+        site=read.site,
         layout=layout,
         node=node,
         node_from=f"{facts.name}, as it is",
@@ -63,5 +63,5 @@ def _granted() -> tuple[str, ...]:
     if allocation.batch != "local":
         job = f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"
     rank = allocation.rank
-    ranks = f"{counted(rank.size, 'rank')} of {rank.launcher}: they agree who does what when they meet"
+    ranks = f"{counted(rank.size, 'rank')} of {rank.launcher}: they divide the work when they meet"
     return (job, *([ranks] if rank.size > 1 else []))

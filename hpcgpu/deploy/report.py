@@ -36,7 +36,7 @@ class WorkerFacts:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """The differences of the process from its plan, in words."""
+        """The differences of the process from its plan, as messages."""
         return explain.differences(self.spec, self.actual)
 
 
@@ -48,7 +48,7 @@ class Bindings:
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Differences from the plan, by the worker's name; {} if there are none."""
+        """Differences from the plan, by the worker's name."""
         return {w.spec.name: w.differences for w in self.workers if w.differences}
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def _binding_facts(dask_worker: Worker) -> WorkerFacts:
     store, spec = dask_worker.data, getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
     if spec is None:
         raise ConfigError(
-            f"worker {dask_worker.name} was not started by hpcgpu, so that nobody has planned its binding; "
+            f"worker {dask_worker.name} was not started by hpcgpu, which has planned no binding for it; "
             "bindings() asks workers of SLURMGPUCluster, PBSGPUCluster, LocalGPUCluster and 'hpcgpu launch'"
         )
     moved = {name: count.nbytes for name, count in store.counters.items()}
@@ -231,7 +231,7 @@ def _memory_facts(dask_worker: Worker) -> WorkerMemory:
     store = dask_worker.data
     if not isinstance(store, GpuSpillBuffer):
         raise ConfigError(
-            f"worker {dask_worker.name} has a {type(store).__name__} for its data, which does not say what lies where; "
+            f"worker {dask_worker.name} has a {type(store).__name__} for its data, which does not count bytes by tier; "
             "memory() asks workers of hpcgpu, or with data=(hpcgpu.spill.GpuSpillBuffer, {...})"
         )
     tiers, spilled = store.tiers, store.spilled_total.disk

@@ -1,4 +1,4 @@
-"""The user's settings, from all places on this machine where they may stand."""
+"""The user's settings, from all places on this machine."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
     **dict.fromkeys(("target", "spill", "pause", "terminate"), read_part),
     "max-spill": read_disk_limit,
 }
-_said: set[str] = set()  # notes, in this process
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The settings that the user wants, and the site that they are for."""
+    """The user's settings, and their site."""
 
     settings: Settings
     site: Site | None
@@ -47,31 +47,21 @@ class Wanted:
 
 
 def read(
-    given: Mapping[str, object], given_from: str, batch: str | None = None, entry_point: str = "", *, live: bool = False
+    options: Mapping[str, object],
+    options_from: str,
+    batch: str | None = None,
+    entry_point: str = "",
+    *,
+    live: bool = False,
 ) -> Wanted:
-    """Return settings and site from keywords or flags, environment, dask configuration and site file.
+    """Read settings and site from keywords or flags, environment, dask configuration and site file; or ConfigError.
 
-    Parameters
-    ----------
-    given : mapping
-        Keywords or flags, by the users' names.
-    given_from : str
-        How messages name the place of a given value: ``"option --{flag}"``.
-    batch : str, optional
-        The batch system to which a job is submitted; empty for the site's. dask-jobqueue's section for it counts, too.
-    entry_point : str
-        One of :data:`hpcgpu.config.entry_points.ENTRY_POINTS`, or any other that has a use for all options.
-    live : bool
-        Ask the batch system for its queues and nodes: where a site's file says otherwise, they count, and it is said.
-
-    Raises
-    ------
-    ConfigError
-        A name or a value is wrong, or the site file is.
-
+    ``options`` are by the users' names; ``options_from`` names their place in messages: ``"option --{flag}"``.
+    ``batch`` is the system to which a job is submitted, "" for the site's, with dask-jobqueue's section for it.
+    ``live``: the batch system's present queues and nodes count, and differences from the site's file are logged.
     """
     section = dask_section()
-    name = chosen_site(given, dask_config=section, environ=os.environ)
+    name = chosen_site(options, dask_config=section, environ=os.environ)
     site = in_file = sites.read(name) if name not in (None, sites.NONE) else None
     if site and live:
         site, differing = sites.as_it_is(site, os.environ)
@@ -79,48 +69,46 @@ def read(
         sites.say_hint(os.environ)
     system = batch or (site.batch if site and batch is not None else "")
     settings = read_settings(
-        given,
+        options,
         site=site,
         dask_config=section,
         environ=os.environ,
-        given_from=given_from,
+        given_from=options_from,
         jobqueue=jobqueue_section(system) if system else None,
         asks=batch is not None,
         dask_places=_dask_places(section),
     )
     if in_file and live and differing:
         sites.say_differences(differing, settings, in_file)
-    check_entry_point(entry_point, settings, given, in_job=read_allocation(os.environ).batch != "local")
+    check_entry_point(entry_point, settings, options, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
-    _say_unused(settings)
+    # a script for GPUs runs on simulated ones unchanged
+    if settings.gpus and (unused := [name for name in (*RMM, *CUDF) if getattr(settings, name)]):
+        say_once(
+            f"{settings.said('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
+        )
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()
-    return Wanted(_expanded(settings), site, system)
+    folder = settings.log_directory or ""
+    if folder.startswith("~"):  # no shell and no batch system replaces it
+        settings = replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
+    return Wanted(settings, site, system)
 
 
-def _say_unused(settings: Settings) -> None:
-    """Say once that simulated GPUs have neither RMM nor cuDF: a script for GPUs runs on them unchanged."""
-    names = [name for name in (*RMM, *CUDF) if getattr(settings, name)] if settings.gpus else []
-    text = f"{settings.said('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(names)}"
-    if names and text not in _said:
-        _said.add(text)
+def say_once(text: str) -> None:
+    """Log a text, once in this process."""
+    if text not in _logged:
+        _logged.add(text)
         log.say(text)
 
 
 def check_dask_memory() -> None:
-    """Read the options of Dask's configuration that the store and the memory monitors take.
-
-    Raises
-    ------
-    ConfigError
-        One of them is no limit.
-
-    """
+    """Check the memory limits of Dask's configuration; raise ConfigError for a wrong one."""
     import dask.config
 
-    said = dask.config.get(_MEMORY_SECTION, None) or {}
+    section = dask.config.get(_MEMORY_SECTION, None) or {}
     for name, read in _MEMORY_OPTIONS.items():
-        read_option(f"{_MEMORY_SECTION}.{name}", said.get(name), "Dask's configuration", read)
+        read_option(f"{_MEMORY_SECTION}.{name}", section.get(name), "Dask's configuration", read)
 
 
 def _check_ucx(settings: Settings) -> None:
@@ -132,27 +120,20 @@ def _check_ucx(settings: Settings) -> None:
 
     if not protocols.is_ucx_installed():
         raise ConfigError(f"{settings.said('protocol')} {protocols.ucx_missing()}")
-    if found := slingshot_interfaces():
+    if interfaces := slingshot_interfaces():
         raise ConfigError(
-            f"{settings.said('protocol')}, but this machine's network is Slingshot ({', '.join(found)}), for which UCX "
-            "has no transport: leave protocol out, which gives tls on the nearest interface"
+            f"{settings.said('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "
+            "which UCX has no transport: leave protocol out, which gives tls on the nearest interface"
         )
-
-
-def _expanded(settings: Settings) -> Settings:
-    """Return the settings with ``~`` replaced as on this machine: no shell and no batch system does it."""
-    if not (folder := settings.log_directory or "").startswith("~"):
-        return settings
-    return replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
 
 
 def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
     """Return the settings of a run in a job of ``batch``, with the site's own launcher if it has one."""
-    words = site.launcher.command if site and site.batch == batch else ()
-    if not site or not words or settings.launcher is not None:
+    argv = site.launcher.command if site and site.batch == batch else ()
+    if not site or not argv or settings.launcher is not None:
         return settings
     sources = MappingProxyType({**settings.sources, "launcher": site.said("launcher", "command")})
-    return replace(settings, launcher=shlex.join(words), sources=sources)
+    return replace(settings, launcher=shlex.join(argv), sources=sources)
 
 
 def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
@@ -170,9 +151,8 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
     for defaults in dask.config.defaults:
         section = jobqueue.without(section, dask.config.get(path, {}, config=defaults) or {})
     ignored = "; ".join(jobqueue.ignored(section))
-    if ignored and ignored not in _said:
-        _said.add(ignored)
-        log.say(f"dask config {path}: ignored are {ignored}")
+    if ignored:
+        say_once(f"dask config {path}: ignored are {ignored}")
     return path, section
 
 
@@ -192,19 +172,19 @@ def dask_section() -> Mapping[str, object]:
 
 
 def _dask_places(section: object) -> dict[str, str]:
-    """Return where the values of a section stand: a variable, or the last file that has them; in none, a script's."""
+    """Return the place of each value: a variable, or the last file that has it; no place for values of a script."""
     if not isinstance(section, dict) or not section:
         return {}
     import dask.config
 
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for path, config in dask.config.collect_yaml(dask.config.paths, return_paths=True):
-        own = config.get("hpcgpu") if isinstance(config, dict) else None
-        for name, value in own.items() if isinstance(own, dict) else ():
+        in_file = config.get("hpcgpu") if isinstance(config, dict) else None
+        for name, value in in_file.items() if isinstance(in_file, dict) else ():
             if name in section and section[name] == value:
-                found[name] = str(path)
+                places[name] = str(path)
     variables = {name: f"DASK_HPCGPU__{str(name).upper().replace('-', '_')}" for name in section}
-    return found | {name: variable for name, variable in variables.items() if variable in os.environ}
+    return places | {name: variable for name, variable in variables.items() if variable in os.environ}
 
 
 def scheduler_address() -> str:
@@ -238,22 +218,22 @@ def _as_json(section: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _is_mentioned(words: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:
-    variables = ("DASK_INTERNAL_INHERIT_CONFIG", *(f"DASK_{word.upper()}" for word in words))
+def _is_mentioned(names: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:
+    variables = ("DASK_INTERNAL_INHERIT_CONFIG", *(f"DASK_{name.upper()}" for name in names))
     if any(name.startswith(variables) for name in os.environ):
         return True
-    own = os.environ.get("DASK_CONFIG", "~/.config/dask")
-    homes = [os.environ.get("DASK_ROOT_CONFIG", "/etc/dask"), "~/.config/dask", own]
+    users = os.environ.get("DASK_CONFIG", "~/.config/dask")
+    homes = [os.environ.get("DASK_ROOT_CONFIG", "/etc/dask"), "~/.config/dask", users]
     homes += [f"{prefix}/etc/dask" for prefix in {sys.prefix, *python_site.PREFIXES}]
-    for home in [Path(os.path.expanduser(h)) for h in homes]:  # noqa: PTH111 - as dask: ~ stays where nobody has one
+    for home in [Path(os.path.expanduser(h)) for h in homes]:  # noqa: PTH111 - as dask: an unknown ~user stays
         files = [home] if home.is_file() else [*home.glob("*.y*ml"), *home.glob("*.json")]
-        if any(word in path.read_text(errors="replace") for path in files for word in words):
+        if any(name in path.read_text(errors="replace") for path in files for name in names):
             return True
     return False
 
 
 def explain(settings: Settings) -> str:
-    """Return every setting that is not a default, with where it was set."""
+    """Return each setting that is not a default, with the place where it was set."""
     lines = []
     for option in options():
         name = user_name(option)

@@ -25,15 +25,15 @@ _NAMED_BY = ("NERSC_HOST", "SYSTEMNAME", "LMOD_SYSTEM_NAME")  # variables that n
 _PROGRAMS = {"slurm": "sinfo", "pbs": "pbsnodes"}
 _OF_QUEUES_AND_NODES = 2  # of inventory.questions(): those before the one about the whole batch system
 _PATIENCE_S = 10.0  # then the file counts, and the batch system itself refuses wrong requests
-_said: set[str] = set()  # messages of this process
+_logged: set[str] = set()  # messages of this process
 
 
 def read(name: str) -> Site:
     """Return a site by its name, or by the path of its file; raise ConfigError if it is unknown or wrong."""
     from hpcgpu.config.sites.read import read_site  # YAML and its checker: 25 ms
 
-    found = find_site(name)
-    return read_site(found.text, found.name)
+    file = find_site(name)
+    return read_site(file.text, file.name)
 
 
 def described(site: Site) -> dict[str, Any]:
@@ -52,16 +52,16 @@ def say_hint(environ: Mapping[str, str]) -> None:
     for name, path in known_sites().items():
         with contextlib.suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
             texts[name] = path.read_text(encoding="utf-8")
-    found = looks_like(texts, environ, socket.gethostname())
-    if found and _is_first(found[0]):
-        log.say(hint(*found))
+    match = looks_like(texts, environ, socket.gethostname())
+    if match and _is_first(match[0]):
+        log.say(hint(*match))
 
 
 def _is_first(name: str) -> bool:
-    """Return whether a machine is named for the first time, and remember it."""
-    if name in _said:
+    """Return True if a machine is named for the first time, and remember it."""
+    if name in _logged:
         return False
-    _said.add(name)
+    _logged.add(name)
     try:
         mark = private.make_folder(own_folder("hints")) / name
         if mark.exists():
@@ -85,10 +85,10 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Differ
 
     if not shutil.which(_PROGRAMS[site.batch]) or not is_here(site.match, environ, socket.gethostname()):
         return site, ()
-    asked = [replace(command, timeout_s=_PATIENCE_S) for command in inventory.questions(site.batch)]
+    commands = [replace(command, timeout_s=_PATIENCE_S) for command in inventory.questions(site.batch)]
     with ThreadPoolExecutor() as threads:  # the caller may be in an event loop, as every cell of a notebook is
-        results = list(threads.map(run_sync, asked[:_OF_QUEUES_AND_NODES]))
-    results += [Result(command.argv, 0, "", "") for command in asked[_OF_QUEUES_AND_NODES:]]
+        results = list(threads.map(run_sync, commands[:_OF_QUEUES_AND_NODES]))
+    results += [Result(command.argv, 0, "", "") for command in commands[_OF_QUEUES_AND_NODES:]]
     return live(site, inventory.read(site.batch, results))
 
 
@@ -96,14 +96,14 @@ def say_differences(differing: tuple[Difference, ...], settings: Settings, site:
     """Log where a site's file differs from its machine, once in each process."""
     from hpcgpu.config.sites.live import to_say
 
-    for words in to_say(differing, settings, site):
-        if words not in _said:
-            _said.add(words)
-            log.say(words)
+    for text in to_say(differing, settings, site):
+        if text not in _logged:
+            _logged.add(text)
+            log.say(text)
 
 
 def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:
-    """Return messages on where this node differs from the site's file; none without a site, or for simulated GPUs."""
+    """Return messages about differences of this node from the site's file; () without a site, or for simulated GPUs."""
     # A file that cannot be read here is reported, too: the job's settings are complete without it.
     from hpcgpu.plan.binding import site_node
 
@@ -131,16 +131,16 @@ def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
     system = batch or next((system for system, program in _PROGRAMS.items() if shutil.which(program)), None)
     if system is None:
         raise ConfigError(
-            f"neither {' nor '.join(_PROGRAMS.values())} is on this machine: run it on a login node, or say --batch"
+            f"neither {' nor '.join(_PROGRAMS.values())} is on this machine: run it on a login node, or give --batch"
         )
-    found = inventory.read(system, [run_sync(command) for command in inventory.questions(system)])
+    facts = inventory.read(system, [run_sync(command) for command in inventory.questions(system)])
     match = {variable: environ[variable] for variable in _NAMED_BY if environ.get(variable)}
     plain = re.sub(r"[^a-z0-9._-]", "-", (name or next(iter(match.values()), "") or _host()).lower()).lstrip("._-")
     try:
         topology = discover.topology()
     except HpcGpuError as error:
-        found, topology = replace(found, silent=(*found.silent, f"this node: {error}")), None
-    text = render(found, plain or "mine", datetime.now(UTC).date().isoformat(), topology, match)
+        facts, topology = replace(facts, silent=(*facts.silent, f"this node: {error}")), None
+    text = render(facts, plain or "mine", datetime.now(UTC).date().isoformat(), topology, match)
     read_site(text, "the draft")
     return text
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.config import document, entry_points
-from hpcgpu.deploy import settings
+from hpcgpu.deploy import settings as all_settings
+from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import LaunchError, SubmitError
-from hpcgpu.host import exit_file, launched, log, pids, process
+from hpcgpu.host import exit_file, launcher_parent, log, pids, process
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation, render_memory
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
@@ -22,7 +23,14 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.model.world import World
 from hpcgpu.plan.binding.memory import is_memory_asked
-from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, check_allocation, is_mpirun, plan_launch, split_command
+from hpcgpu.plan.jobs.launcher import (
+    LauncherFacts,
+    RankCommand,
+    check_allocation,
+    is_mpirun,
+    plan_launch,
+    split_command,
+)
 
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -32,25 +40,24 @@ def agent_argv(run: RunDocument) -> tuple[str, ...]:
     return process.python_argv("hpcgpu.agent", document.render(run), python=run.settings.python or "", users=True)
 
 
-def run(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
+def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
     """Become one rank of a run; does not return. Raises ConfigError for a wrong setting."""
-    wanted = settings.read(given, given_from, entry_point=entry_points.RUN)
-    argv = agent_argv(RunDocument(settings=wanted.settings, script=script))
-    process.execute(argv, {**os.environ, **process.rank_env(os.environ, preload(wanted.settings))})
+    settings = all_settings.read(options, options_from, entry_point=entry_points.RUN).settings
+    argv = agent_argv(RunDocument(settings=settings, script=script))
+    process.execute(argv, {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})
 
 
-def launch(given: Mapping[str, object], given_from: str, script: tuple[str, ...]) -> None:
+def launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
     """Start the ranks of a run in this allocation; does not return.
 
     Raises ConfigError for a wrong setting, or without allocation and launcher; LaunchError if no launcher fits.
     """
-    wanted = _wanted(given, given_from)
-    _execute(RunDocument(settings=wanted.settings, script=script))
+    _execute(RunDocument(settings=_read(options, options_from).settings, script=script))
 
 
-def preload(wanted: Settings) -> str:
+def ld_preload(settings: Settings) -> str:
     """Return the library to preload for the allocator setting; the first rank reports a missing one."""
-    if wanted.allocator != "jemalloc":
+    if settings.allocator != "jemalloc":
         return ""
     from hpcgpu.host import allocator  # brings asyncio, 25 CPU ms, which each rank of srun hpcgpu run would pay
 
@@ -65,74 +72,72 @@ def launch_document(text: str) -> None:
     _execute(document.read(text))
 
 
-def launch_line(given: Mapping[str, object], given_from: str, typed: tuple[str, ...]) -> tuple[settings.Wanted, str]:
+def launch_line(options: Mapping[str, object], options_from: str, typed: tuple[str, ...]) -> tuple[Wanted, str]:
     """Return the settings, and :func:`launch`'s command line, with ``hpcgpu run`` and the typed words for each rank."""
-    wanted = _wanted(given, given_from)
-    own = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
-    planned = _plan((str(own), "run", *typed), wanted.settings)
-    return wanted, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
+    read = _read(options, options_from)
+    program = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
+    planned = _plan((str(program), "run", *typed), read.settings)
+    return read, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
 
 
-def nodes_and_gpus(wanted: Settings) -> tuple[int, int]:
+def nodes_and_gpus(settings: Settings) -> tuple[int, int]:
     """Return the number of this job's nodes, and the GPUs that each is to have."""
     allocation = read_allocation(os.environ)
-    hosts = _pbs_hosts(wanted, "") if allocation.batch == "pbs" else ()
-    return len(hosts) or allocation.node_count, _gpus_per_node(wanted, allocation)
+    hosts = _pbs_hosts(settings, "") if allocation.batch == "pbs" else ()
+    return len(hosts) or allocation.node_count, _gpus_per_node(settings, allocation)
 
 
-def _wanted(given: Mapping[str, object], given_from: str) -> settings.Wanted:
+def _read(options: Mapping[str, object], options_from: str) -> Wanted:
     """Read the settings of a run in this allocation."""
-    wanted, allocation = settings.read(given, given_from, entry_point=entry_points.LAUNCH), read_allocation(os.environ)
-    check_allocation(allocation, chosen="launcher" in given)
-    return replace(wanted, settings=settings.in_job(wanted.settings, wanted.site, allocation.batch))
+    read = all_settings.read(options, options_from, entry_point=entry_points.LAUNCH)
+    allocation = read_allocation(os.environ)
+    check_allocation(allocation, chosen="launcher" in options)
+    return replace(read, settings=all_settings.in_job(read.settings, read.site, allocation.batch))
 
 
-def local_launch(run: RunDocument) -> Launch:
+def local_launch(run: RunDocument) -> RankCommand:
     """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if chosen."""
     if run.shape == "head":  # a scheduler alone
-        return Launch(agent_argv(run))
+        return RankCommand(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
     return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
-def node_launch(argv: tuple[str, ...]) -> Launch:
+def node_launch(argv: tuple[str, ...]) -> RankCommand:
     """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
     return _plan(argv, Settings(ranks="node", rendezvous="file"))
 
 
-def ranks_launch(wanted: Settings) -> Launch:
-    """Return the launcher's command for a run's ranks in this job, with ``true`` in place of a rank.
-
-    Raises LaunchError if no launcher fits the MPI library.
-    """
-    return _plan(("true",), wanted)
+def ranks_launch(settings: Settings) -> RankCommand:
+    """Return the launcher's command for ranks that run ``true``; raise LaunchError if no launcher fits MPI."""
+    return _plan(("true",), settings)
 
 
 def _execute(run: RunDocument) -> None:
     if run.settings.rendezvous == "file":
         run = replace(run, launch=secrets.token_hex(8))
-    added = process.rank_env(os.environ, preload(run.settings))
+    added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
-    launcher = Launch(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
+    launcher = RankCommand(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
-    own = {pids.LAUNCHER: pids.mark(os.getpid())}  # the launcher's parent, which ends when it does
-    env = {**os.environ, **own, **added, **dict(launcher.env)}
+    parent = {pids.LAUNCHER: pids.mark(os.getpid())}  # the launcher's parent, which ends when it does
+    env = {**os.environ, **parent, **added, **dict(launcher.env)}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(exit_file.make())
-    told = document.render(replace(run, exit_file=path))  # the last word of a rank's command
+    document_ = document.render(replace(run, exit_file=path))  # the last argument of a rank's command
     if launcher.session:
         env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
-    launched.launch((program, *launcher.argv[1:-1], told), env, path)
+    launcher_parent.launch((program, *launcher.argv[1:-1], document_), env, path)
 
 
-def _session_folder(wanted: Settings, beside: Path) -> str:
+def _session_folder(settings: Settings, beside: Path) -> str:
     """Make a private folder for a launcher's files; it and ``beside`` are removed when both processes have ended."""
     from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
     from hpcgpu.spill.storage.scratch import Scratch
 
-    scratch = Scratch.make(wanted.local_directory, "launch", trusted=wanted.trust_local_directory)
+    scratch = Scratch.make(settings.local_directory, "launch", trusted=settings.trust_local_directory)
     os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has the lock, too
     remover.start(str(scratch.lock_path), str(beside))
     return str(scratch.path)
@@ -140,32 +145,33 @@ def _session_folder(wanted: Settings, beside: Path) -> str:
 
 def _plan(
     argv: tuple[str, ...],
-    wanted: Settings,
+    settings: Settings,
     variables: tuple[str, ...] = (),
     allocation: Allocation | None = None,
     shape: str = "",
-) -> Launch:
+) -> RankCommand:
     """Return the launcher's command; ``env`` sets each rank's variables, as mpirun forwards none to other nodes."""
     allocation = allocation or read_allocation(os.environ)
-    hosts = _pbs_hosts(wanted, shape) if allocation.batch == "pbs" else ()
+    hosts = _pbs_hosts(settings, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:
         variables = (*variables, f"{JOB_NODES}={len(hosts)}")
     world = World(
         nodes=len(hosts) or allocation.node_count,
         hosts=hosts,
         variables=brought(os.environ) if len(hosts) > 1 else (),
-        per_node=_ranks_per_node(wanted, allocation),
-        extra=wanted.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
+        per_node=1 if settings.ranks == "node" else _gpus_per_node(settings, allocation),
+        extra=settings.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
     )
-    told = (*(variables if world.nodes > 1 else ()), *(f"{k}={v}" for k, v in memory_env(wanted, allocation, shape)))
-    each = ("env", *told, *argv) if told else argv
-    return plan_launch(each, wanted, allocation, _find(wanted, allocation), world)
+    memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))
+    variables = (*(variables if world.nodes > 1 else ()), *memory)
+    rank_argv = ("env", *variables, *argv) if variables else argv
+    return plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 
-def memory_env(wanted: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
+def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
     """Query the granted memory if the batch system sets no variable for it; return a variable of ours, or ()."""
-    if not is_memory_asked(allocation, wanted, shape):
+    if not is_memory_asked(allocation, settings, shape):
         return ()
     from hpcgpu.batch import pbs_memory  # all are imported here: each rank of srun hpcgpu run would pay
     from hpcgpu.host import cgroup
@@ -174,60 +180,56 @@ def memory_env(wanted: Settings, allocation: Allocation, shape: str = "") -> tup
     try:
         granted = pbs_memory.read(programs.run_sync(pbs_memory.ask(allocation.job_id)))
     except SubmitError as error:
-        if not wanted.memory_bytes and cgroup.memory_limit().source == ALL_OF_THE_NODE:
-            log.say(f"the job's memory is not known, its workers share all of their node's: {error}")
+        if not settings.memory_bytes and cgroup.memory_limit().source == ALL_OF_THE_NODE:
+            log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
     return ((JOB_MEMORY, render_memory(granted)),) if granted else ()
 
 
-def _pbs_hosts(wanted: Settings, shape: str) -> tuple[str, ...]:
+def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:
     """Return the job's nodes, each once, in their order; PBS has no variable that counts them."""
     path = os.environ.get("PBS_NODEFILE")
     hosts = tuple(dict.fromkeys(Path(path).read_text().split())) if path else ()
-    if hosts and shape == "gang" and len(hosts) < wanted.nodes:
+    if hosts and shape == "gang" and len(hosts) < settings.nodes:
         raise LaunchError(
-            f"{wanted.nodes} nodes were asked for ({wanted.where('nodes')}), but PBS has put this job on "
-            f"{len(hosts)} ({', '.join(hosts)}): let each chunk have a node of its own, -l place=scatter"
+            f"the request was for {settings.nodes} nodes ({settings.where('nodes')}), but PBS has put this job on "
+            f"{len(hosts)} ({', '.join(hosts)}): place each chunk on another node, -l place=scatter"
         )
     return hosts
 
 
-def _ranks_per_node(wanted: Settings, allocation: Allocation) -> int:
-    return 1 if wanted.ranks == "node" else _gpus_per_node(wanted, allocation)
-
-
-def _gpus_per_node(wanted: Settings, allocation: Allocation) -> int:
-    simulated = parse_simulated(wanted.gpus).per_node if wanted.gpus else None
-    if promised := wanted.gpus_per_node or simulated or allocation.gpus_per_node:
+def _gpus_per_node(settings: Settings, allocation: Allocation) -> int:
+    simulated = parse_simulated(settings.gpus).per_node if settings.gpus else None
+    if promised := settings.gpus_per_node or simulated or allocation.gpus_per_node:
         return promised
     from hpcgpu.host import nvml
 
     return len(nvml.read().gpus) or 1
 
 
-def _find(wanted: Settings, allocation: Allocation) -> LauncherFacts:
+def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
     """Find the launchers that may be used."""
-    if wanted.launcher == "fork" or (wanted.launcher is None and allocation.batch == "local"):
+    if settings.launcher == "fork" or (settings.launcher is None and allocation.batch == "local"):
         return LauncherFacts()
     from hpcgpu.host import run as programs
 
     def says(*argv: str) -> str:
         return programs.run_sync(Command(argv, timeout_s=60)).stdout
 
-    beside, words = Path(sys.executable).parent / "mpirun", split_command(wanted)
+    beside, command = Path(sys.executable).parent / "mpirun", split_command(settings)
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
-    if words:
-        program = shutil.which(words[0]) or ""
-    found = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
+    if command:
+        program = shutil.which(command[0]) or ""
+    facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
         listed = programs.run_sync(srun.LIST)
-        return replace(found, mpi_types=srun.read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
+        return replace(facts, mpi_types=srun.read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
     if allocation.batch == "pbs":
         pals = shutil.which("mpiexec") or ""
-        if words or not pals or not mpirun.is_pals(says(pals, "--version")):
-            return replace(found, remote_shell=_remote_shell())
-        return replace(found, pals=pals, library=_library(says), remote_shell=_remote_shell())
-    return found
+        if command or not pals or not mpirun.is_pals(says(pals, "--version")):
+            return replace(facts, remote_shell=_remote_shell())
+        return replace(facts, pals=pals, library=_library(says), remote_shell=_remote_shell())
+    return facts
 
 
 def _library(says: Callable[..., str]) -> str:

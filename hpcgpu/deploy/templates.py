@@ -35,7 +35,7 @@ def purpose_and_usage(name: str) -> tuple[str, str]:
     return purpose, usage.removeprefix("usage: ")
 
 
-def listed() -> str:
+def render_list() -> str:
     """Return a line for each template, with its purpose."""
     width = max(map(len, names()))
     return "".join(f"{name:{width}}  {purpose_and_usage(name)[0]}\n" for name in names())

@@ -65,7 +65,7 @@ class Mux:
                 self._send(number, b"")
                 return
             pump = functools.partial(self._pump, number, reader)
-            self._pumps.start(pump, f"the relay's connection {number}", tasks.say_only)  # it ends in any case
+            self._pumps.start(pump, f"the relay's connection {number}", tasks.only_log)  # it ends in any case
         writer = self._open[number]
         if not data:
             writer.close()

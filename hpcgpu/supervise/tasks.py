@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from hpcgpu.model.backoff import Backoff
-from hpcgpu.supervise.rounds import Rounds, reason_of
+from hpcgpu.supervise.failure_log import FailureLog, reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
 Given = ParamSpec("Given")
@@ -22,19 +22,19 @@ GATHER_S = 0.1
 
 
 class Loop:
-    """Work that repeats until it is cancelled or returns True; made by :func:`keep`."""
+    """Work that repeats until it is cancelled or returns True; made by :func:`run_forever`."""
 
     def __init__(
-        self, work: Callable[[], Awaitable[bool | None]], what: str, backoff: Backoff, changed: Callable[[], object]
+        self, work: Callable[[], Awaitable[bool | None]], name: str, backoff: Backoff, changed: Callable[[], object]
     ) -> None:
         self._work, self._changed = work, changed
-        self._rounds = Rounds(what, backoff)
-        self._task = asyncio.create_task(self._run(), name=what)
+        self._failures = FailureLog(name, backoff)
+        self._task = asyncio.create_task(self._run(), name=name)
 
     @property
     def trouble(self) -> str:
         """The reason of the present failures, for waiting callers; "" if it works."""
-        return self._rounds.trouble
+        return self._failures.trouble
 
     def done(self) -> bool:
         """Return whether it has ended or was cancelled."""
@@ -55,37 +55,37 @@ class Loop:
             except (Exception, asyncio.CancelledError) as e:
                 if _is_cancelled(e):
                     raise
-                wait_s = self._rounds.failed(e)
+                wait_s = self._failures.failed(e)
                 self._changed()
                 await asyncio.sleep(wait_s)
             else:
-                if self._rounds.went_well():
+                if self._failures.went_well():
                     self._changed()
                 if over:
                     return
 
 
-def keep(
+def run_forever(
     work: Callable[[], Awaitable[bool | None]],
-    what: str,
+    name: str,
     *,
     backoff: Backoff = Backoff(),  # frozen
     changed: Callable[[], object] = lambda: None,
 ) -> Loop:
     """Repeat work until it returns True; log a round's exception once, with traceback, wait, and go on.
 
-    A round of ``work`` waits until there is something to do. ``what`` names it for people. ``backoff`` is the wait
+    A round of ``work`` waits until there is something to do. ``name`` is its name in messages. ``backoff`` is the wait
     after a failure; ``changed`` is called when a round fails, and when one succeeds again.
     """
-    return Loop(work, what, backoff, changed)
+    return Loop(work, name, backoff, changed)
 
 
 class Timer:
     """Calls a function at intervals until it is cancelled; made by :func:`repeat`."""
 
-    def __init__(self, call: Callable[[], object], every_s: float, what: str) -> None:
+    def __init__(self, call: Callable[[], object], every_s: float, name: str) -> None:
         self._call, self._every_s = call, every_s
-        self._rounds = Rounds(what, Backoff(every_s, every_s))
+        self._failures = FailureLog(name, Backoff(every_s, every_s))
         self._arm()
 
     def cancel(self) -> None:
@@ -100,19 +100,19 @@ class Timer:
         try:
             self._call()
         except Exception as e:
-            self._rounds.failed(e)
+            self._failures.failed(e)
         else:
-            self._rounds.went_well()
+            self._failures.went_well()
 
 
-def repeat(call: Callable[[], object], every_s: float, what: str) -> Timer:
+def repeat(call: Callable[[], object], every_s: float, name: str) -> Timer:
     """Call a function of microseconds at intervals, before tasks that are late; log each exception once."""
-    return Timer(call, every_s, what)
+    return Timer(call, every_s, name)
 
 
-def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> asyncio.Task[None]:
+def start(work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> asyncio.Task[None]:
     """Run work once; log its exception and call ``failed``, which ends everything that needs the work."""
-    # Cancelling the task is no failure; a CancelledError that nobody asked for is one.
+    # To cancel the task is no failure; any other CancelledError is a failure.
 
     async def run() -> None:
         try:
@@ -120,10 +120,10 @@ def start(work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> a
         except (Exception, asyncio.CancelledError) as e:
             if _is_cancelled(e):
                 raise
-            _say(what, e)
+            _say(name, e)
             failed(e)
 
-    return asyncio.create_task(run(), name=what)
+    return asyncio.create_task(run(), name=name)
 
 
 class Group:
@@ -132,9 +132,9 @@ class Group:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Callable[[], Awaitable[object]], what: str, failed: Failed) -> None:
+    def start(self, work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> None:
         """Start a task as :func:`start` does."""
-        task = start(work, what, failed)
+        task = start(work, name, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -144,7 +144,7 @@ class Group:
             task.cancel()
 
 
-async def in_thread(call: Callable[[], Answer]) -> Answer:
+async def to_thread(call: Callable[[], Answer]) -> Answer:
     """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
     # Otherwise the call's effects would come later, beside those of the next one.
     done = asyncio.create_task(asyncio.to_thread(call))
@@ -155,11 +155,11 @@ async def in_thread(call: Callable[[], Answer]) -> Answer:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([done])
         if not done.cancelled() and (error := done.exception()):
-            _say("what a thread did for a task that was cancelled", error)
+            _say("a thread of a cancelled task", error)
         raise
 
 
-class Alarm:
+class PollTimer:
     """Waits for the first of two times, or for a change; for one event loop."""
 
     def __init__(self) -> None:
@@ -199,14 +199,14 @@ async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, li
     """Call ``look`` every ``every_s`` seconds, once at least, until it is not None; TimeoutError after ``limit_s``."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limit_s
-    while (found := await look()) is None:
+    while (result := await look()) is None:
         await asyncio.sleep(every_s)
         if loop.time() > end_s:
             raise TimeoutError
-    return found
+    return result
 
 
-def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callable[Given, None]:
+def log_errors(call: Callable[Given, object], name: str, failed: Failed) -> Callable[Given, None]:
     """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``."""
     # The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
     # descriptor would stay readable and call again at once, for ever.
@@ -216,13 +216,13 @@ def guarded(call: Callable[Given, object], what: str, failed: Failed) -> Callabl
         try:
             call(*args, **kwargs)
         except Exception as e:
-            _say(what, e)
+            _say(name, e)
             failed(e)
 
     return guard
 
 
-def say_only(_: BaseException) -> None:
+def only_log(_: BaseException) -> None:
     """Do nothing more about an exception: it is in the log, and nothing depends on the work."""
 
 
@@ -231,5 +231,5 @@ def _is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _say(what: str, error: BaseException) -> None:
-    logger.error("%s failed: %s", what, reason_of(error), exc_info=error)
+def _say(name: str, error: BaseException) -> None:
+    logger.error("%s failed: %s", name, reason_of(error), exc_info=error)

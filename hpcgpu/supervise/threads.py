@@ -6,24 +6,24 @@ import threading
 from collections.abc import Callable
 
 from hpcgpu.model.backoff import Backoff
-from hpcgpu.supervise.rounds import Rounds
+from hpcgpu.supervise.failure_log import FailureLog
 
 
 class Loop:
-    """Work that a thread repeats until it returns True; made by :func:`keep`."""
+    """Work that a thread repeats until it returns True; made by :func:`run_forever`."""
 
     def __init__(
-        self, work: Callable[[], bool | None], what: str, pause: Callable[[float], object], backoff: Backoff
+        self, work: Callable[[], bool | None], title: str, pause: Callable[[float], object], backoff: Backoff
     ) -> None:
         self._work, self._pause = work, pause
-        self._rounds = Rounds(what, backoff)
-        self._thread = threading.Thread(target=self._run, name=what, daemon=True)
+        self._failures = FailureLog(title, backoff)
+        self._thread = threading.Thread(target=self._run, name=title, daemon=True)
         self._thread.start()
 
     @property
     def trouble(self) -> str:
         """The reason of the present failures, for waiting callers; "" if it works."""
-        return self._rounds.trouble
+        return self._failures.trouble
 
     def is_alive(self) -> bool:
         """Return whether the work goes on."""
@@ -38,24 +38,24 @@ class Loop:
         while True:
             try:
                 over = self._work()
-            except BaseException as e:  # also SystemExit: it would end the thread without a word
-                self._pause(self._rounds.failed(e))
+            except BaseException as e:  # also SystemExit: it would end the thread silently
+                self._pause(self._failures.failed(e))
             else:
-                self._rounds.went_well()
+                self._failures.went_well()
                 if over:
                     return
 
 
-def keep(
+def run_forever(
     work: Callable[[], bool | None],
-    what: str,
+    title: str,
     *,
     pause: Callable[[float], object],
     backoff: Backoff = Backoff(),  # frozen
 ) -> Loop:
-    """Repeat work in a thread named ``what`` until it returns True; log a round's exception once and go on.
+    """Repeat work in a thread named ``title`` until it returns True; log a round's exception once and go on.
 
     A round of ``work`` waits until there is something to do. ``pause`` waits ``backoff``'s seconds after a failure, or
     less when the owner wants an end.
     """
-    return Loop(work, what, pause, backoff)
+    return Loop(work, title, pause, backoff)

@@ -23,9 +23,9 @@ from distributed import Scheduler
 from distributed.core import ConnectionPool
 from machines import GIB, machine, pus
 
-from hpcgpu.deploy.dashboard import node_picture, pages
-from hpcgpu.deploy.dashboard.ledger import Ledger
-from hpcgpu.deploy.dashboard.worker_facts import KEY
+from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
+from hpcgpu.deploy.dashboard.worker_metrics import KEY, draw_node
+from hpcgpu.deploy.processes.dashboard import add_page
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
 from hpcgpu.plan.views import explain
@@ -117,24 +117,23 @@ class Answers(ConnectionPool):
             return pickle.dumps(BINDINGS[int(address[6:]) % len(BINDINGS)])
 
         async def picture(names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
-            return node_picture.drawn(NODE, names, [pickle.loads(found) for found in bindings])
+            return draw_node(NODE, names, [pickle.loads(found) for found in bindings])
 
         return SimpleNamespace(hpcgpu_binding=binding, hpcgpu_picture=picture)
 
 
 async def main(count: int) -> None:
     scheduler = Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0")
-    Ledger.attach(scheduler, None)
-    pages.add_metrics(scheduler)
-    pages.add_page(scheduler, dashboard)
+    UsagePlugin.attach(scheduler, None)
+    add_page(scheduler, dashboard)
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler)
-    ledger = scheduler.plugins[Ledger.name]
+    usage = scheduler.plugins[UsagePlugin.name]
     async with scheduler:
         scheduler.rpc = Answers()
         begin_s = time.monotonic()
         crowd: dict[str, Any] = {f"tcp://{i}": worker(i) for i in range(count)}
         for address, one in crowd.items():
-            ledger.add_worker(SimpleNamespace(workers={address: one}), address)
+            usage.add_worker(SimpleNamespace(workers={address: one}), address)
             heartbeat(one, int(address[6:]), 0.0)
         print(f"http://127.0.0.1:{scheduler.http_server.port}/gpus", flush=True)
         reader = asyncio.StreamReader()

@@ -14,7 +14,7 @@ from dask_jobqueue.pbs import PBSJob
 from dask_jobqueue.slurm import SLURMJob
 from dask_mpi import execute, initialize
 
-from hpcgpu.cli.options import MANY
+from hpcgpu.cli.command import MANY
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.migration import DASK_CUDA, JOBQUEUE
 from hpcgpu.config.numpydoc import default_of, type_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 
 from hpcgpu.deploy.doctor import ucx_link
@@ -11,10 +10,9 @@ from hpcgpu.host.knocking import Endpoint
 
 
 def test_who_knows_the_token_gets_the_time() -> None:
-    assert ucx_link.is_there()
     token = secrets.token_hex(16)
-    with contextlib.closing(ucx_link.Server(token)) as server:
-        there = Endpoint("lo", "127.0.0.1", server.port, "ucx")
+    with ucx_link.served(token) as port:
+        there = Endpoint("lo", "127.0.0.1", port, "ucx")
         (answer,) = ucx_link.knock_all([there], token)
         assert answer.error == ""
         assert answer.took_s > 0

@@ -24,9 +24,9 @@ CALLBACKS = {
 EXCEPTIONS = {
     ("agent/leader.py", "ForcedEnd.__init__", "Thread"): "it ends the process whatever is raised",
     ("agent/standalone_node.py", "_StandaloneNode.run", "add_signal_handler"): "it cancels the task that runs",
-    ("agent/leader.py", "Leader.run", "add_signal_handler"): "what _answer returns is guarded",
+    ("agent/leader.py", "Leader.run", "add_signal_handler"): "_answer returns a callback of log_errors",
     ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
-    ("agent/rank0.py", "Rank0Leader._have_summary_said", "ensure_future"): "awaited in the same function",
+    ("agent/rank0.py", "Rank0Leader._log_summary", "ensure_future"): "awaited in the same function",
     ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
     ("agent/rendezvous.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
     ("agent/member.py", "Member.stop", "call_later"): "it sets an event",
@@ -65,7 +65,7 @@ def name(call: ast.Call) -> str:
 
 
 def is_guard(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and name(node) == "guarded"
+    return isinstance(node, ast.Call) and name(node) == "log_errors"
 
 
 def guards(tree: ast.AST) -> set[str]:
@@ -100,8 +100,8 @@ def test_nothing_is_started_that_may_end_silently() -> None:
         ("def f():\n    threading.Thread(target=g).start()", [("f", "Thread")]),
         ("class A:\n    def f(self):\n        self.t = asyncio.create_task(g())", [("A.f", "create_task")]),
         ("async def f():\n    loop.add_reader(fd, g)", [("f", "add_reader")]),
-        ("async def f():\n    loop.add_reader(fd, tasks.guarded(g, 'it', end))", []),
-        ("async def f():\n    g = tasks.guarded(g, 'it', end)\n    loop.call_later(1, g, 2)", []),
+        ("async def f():\n    loop.add_reader(fd, tasks.log_errors(g, 'it', end))", []),
+        ("async def f():\n    g = tasks.log_errors(g, 'it', end)\n    loop.call_later(1, g, 2)", []),
         ("async def f():\n    def g():\n        asyncio.ensure_future(h())", [("f.g", "ensure_future")]),
     ],
 )

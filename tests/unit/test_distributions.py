@@ -81,28 +81,24 @@ def test_a_wheel_is_the_same_bytes_from_the_checkout_and_from_the_sdist(
 
 
 def test_metadata_are_true(wheel: Path) -> None:
-    found = metadata(wheel)
-    assert found["License-Expression"] == "BSD-3-Clause"
-    assert found["Author"] == "The hpcgpu developers"
-    versions = {c.rpartition(" ")[2] for c in found.get_all("Classifier", []) if "Python :: 3." in c}
+    facts = metadata(wheel)
+    assert facts["License-Expression"] == "BSD-3-Clause"
+    versions = {c.rpartition(" ")[2] for c in facts.get_all("Classifier", []) if "Python :: 3." in c}
     assert versions == {"3.11", "3.12", "3.13"}
     assert "Python 3.11 to 3.13." in (ROOT / "CHANGELOG.md").read_text()
-    assert found["Requires-Python"] == f">={min(versions)}"
+    assert facts["Requires-Python"] == f">={min(versions)}"
 
 
 @pytest.mark.parametrize("url", ["", URL])
 def test_the_readme_is_shown_on_an_index_and_no_link_in_it_is_dead(url: str, tmp_path: Path) -> None:
-    found = metadata(build("wheel", ROOT, tmp_path, HPCGPU_URL=url))
-    assert found["Description-Content-Type"] == "text/markdown"
-    text = str(found.get_payload())
-    html = markdown.render(text)
+    facts = metadata(build("wheel", ROOT, tmp_path, HPCGPU_URL=url))
+    html = markdown.render(str(facts.get_payload()))
     assert html
     assert "<h1" in html
-    assert 'class="highlight"' in html or "<pre" in html
     links = [part.partition('"')[0] for word in ('href="', 'src="') for part in html.split(word)[1:]]
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     assert any(link.startswith(URL) for link in links) == bool(url)
-    listed = [line.partition(", ")[2] for line in found.get_all("Project-URL", [])]
+    listed = [line.partition(", ")[2] for line in facts.get_all("Project-URL", [])]
     assert listed == (
         [URL, URL, f"{URL}/issues", *(f"{URL}/blob/HEAD/{f}" for f in ("CHANGELOG.md", "docs/index.md"))] if url else []
     )
@@ -113,45 +109,28 @@ def test_the_conda_recipe_asks_for_what_pip_asks_for() -> None:
     recipe = yaml.safe_load(jinja2.Template(text).render(PYTHON="python"))
     assert recipe["package"]["version"] == hpcgpu.__version__
     names = {"dask": "dask-core"}  # of conda-forge
-    wanted = {tuple(re.split("(?=>=)", word)) for word in PROJECT["dependencies"]}
+    bounds = {tuple(re.split("(?=>=)", word)) for word in PROJECT["dependencies"]}
     assert {tuple(word.split()) for word in recipe["requirements"]["run"] if ">=" in word} == {
         ("python", PROJECT["requires-python"]),
-        *((names.get(name, name), bound) for name, bound in wanted),
+        *((names.get(name, name), bound) for name, bound in bounds),
     }
     assert recipe["build"]["entry_points"] == [f"{n} = {to}" for n, to in PROJECT["scripts"].items()]
-    assert recipe["about"]["license"] == PROJECT["license"]
     for command in recipe["test"]["commands"]:
         commands.check(command)
 
 
-def test_the_apptainer_definition_installs_as_the_image_of_the_demo_does() -> None:
-    definition = (ROOT / "packaging/apptainer/hpcgpu.def").read_text()
-    image = (ROOT / "docker/demo.Dockerfile").read_text()
-    sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", definition, re.S | re.M))
-    assert sections.keys() == {"files", "post", "environment", "runscript", "test", "labels"}
-    for pattern in (r"FROM (\S+) AS|From: (\S+)", r"no-install-recommends (.+?)(?: \\)?$", r'(\[[a-z,-]+\]")'):
-        found = [{*map("".join, re.findall(pattern, text, re.M))} for text in (definition, image)]
-        assert found[0] <= found[1], pattern
-        assert found[0], pattern
-    done = subprocess.run(["bash", "-n"], input=sections["post"], text=True, capture_output=True, timeout=scaled(30))
-    assert done.returncode == 0, done.stderr
-    for line in sections["test"].split("\n"):
-        if line.strip():
-            commands.check(line)
-
-
-@pytest.mark.parametrize("wheels", [["0.1.0"], ["0.9.0", "0.10.0"]])
-def test_the_apptainer_definition_takes_the_newest_of_several_wheels(wheels: list[str], tmp_path: Path) -> None:
+def test_the_apptainer_definition_installs_the_newest_wheel(tmp_path: Path) -> None:
     """``pip wheel -w dist`` leaves the wheels of earlier versions where they are."""
     definition = (ROOT / "packaging/apptainer/hpcgpu.def").read_text()
-    [post] = re.findall(r"^%post\n(.*?)(?=^%)", definition, re.S | re.M)
-    install = [line for line in post.splitlines() if "whl" in line or "pip install" in line]
-    for version in wheels:
-        (tmp_path / f"hpcgpu-{version}-py3-none-any.whl").touch()
-    (tmp_path / "another-2.0-py3-none-any.whl").touch()
-    said = tmp_path / "said"
-    pip = f'pip() {{ printf "%s\\n" "$@" > {said}; }}\n'
+    sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", definition, re.S | re.M))
+    assert {"files", "post", "environment", "runscript", "test"} <= sections.keys()
+    for line in filter(str.strip, sections["test"].split("\n")):
+        commands.check(line)
+    install = [line for line in sections["post"].splitlines() if "whl" in line or "pip install" in line]
+    for name in ("hpcgpu-0.9.0", "hpcgpu-0.10.0", "another-2.0"):
+        (tmp_path / f"{name}-py3-none-any.whl").touch()
+    pip = f'pip() {{ printf "%s\\n" "$@" > {tmp_path}/typed; }}\n'
     script = pip + "\n".join(install).replace("/opt/venv/bin/pip", "pip").replace("/opt/dist", str(tmp_path))
     subprocess.run(["sh", "-eu"], input=script, text=True, check=True, timeout=scaled(30))
-    newest = tmp_path / f"hpcgpu-{wheels[-1]}-py3-none-any.whl"
-    assert said.read_text().splitlines()[-1] == f"{newest}[mpi-runtime,dashboard]"
+    newest = tmp_path / "hpcgpu-0.10.0-py3-none-any.whl"
+    assert (tmp_path / "typed").read_text().splitlines()[-1] == f"{newest}[mpi-runtime,dashboard]"

@@ -1,4 +1,4 @@
-"""Every block of code of the documentation is tried somewhere; those that cannot run here are read by a parser."""
+"""Every block of code and every command of the documentation is tried: run somewhere, or read by a parser."""
 
 from __future__ import annotations
 
@@ -7,79 +7,91 @@ from pathlib import Path
 
 import doc_blocks
 import pytest
+from click.testing import CliRunner
 from doc_blocks import PAGES, Block
+from pages import LINES, line
 from paths import ROOT
 
-# What is read, and not typed: output, pictures, files of a site or a configuration; what Sphinx replaces.
+from hpcgpu.cli.commands import hpcgpu
+
+# Blocks to read, not to type: output, pictures, files of a site or a configuration; Sphinx replaces two.
 SHOWN = {"", "text", "yaml", "json", "{toctree}", "{eval-rst}"}
 # All pages with commands, those of the folders too that have tests of their own; pytest leaves one in .pytest_cache.
 TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
 TEXTS += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-SHELL_OR_PYTHON = [(page, b) for page in PAGES for b in doc_blocks.blocks(page) if b.kind in ("bash", "python")]
 
 
-def name(value: object) -> str:
-    return value.stem if isinstance(value, Path) else str(getattr(value, "text", value)).partition("\n")[0][:40]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_of_a_page_may_be_typed(page: Path) -> None:
+    blocks = doc_blocks.blocks(page)
+    assert len(re.findall("^```", page.read_text(), re.M)) == 2 * len(blocks)
+    assert {b.kind for b in blocks} <= {"bash", "python", *SHOWN}, "give the block a language that a test knows"
+    for block in blocks:
+        assert not block.file or f"`{block.file}`:" in block.before, "people do not see the comment with the file"
+        if block.kind in ("bash", "python"):
+            doc_blocks.check(block)
 
 
-@pytest.mark.parametrize(("page", "block"), SHELL_OR_PYTHON, ids=name)
-def test_what_is_shown_may_be_typed(page: Path, block: Block) -> None:
-    doc_blocks.check(block)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_fence_is_a_block_that_was_read(page: Path) -> None:
-    found = doc_blocks.blocks(page)
-    assert len(re.findall("^```", page.read_text(), re.M)) == 2 * len(found)
-    assert {b.kind for b in found} <= {"bash", "python", *SHOWN}, "give the block a language that a test knows"
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_are_commands(page: Path) -> None:
+    assert [text for block in doc_blocks.blocks(page) for text in doc_blocks.typed(block)] == []
+    for text in doc_blocks.mentions(page.read_text()):
+        doc_blocks.check_mention(text)
 
 
 @pytest.mark.parametrize(
-    "block",
+    ("kind", "text"),
     [
-        Block("checked", "", "bash", "hpcgpu plan --sit perlmutter\n"),
-        Block("checked", "", "bash", "rm -rf /\n"),
-        Block("checked", "", "python", "from hpcgpu import SLURMGPUCluster\nSLURMGPUCluster(node=2)\n"),
+        ("bash", "hpcgpu plan --sit perlmutter\n"),
+        ("bash", "rm -rf /\n"),
+        ("python", "from hpcgpu import SLURMGPUCluster\nSLURMGPUCluster(node=2)\n"),
     ],
-    ids=name,
 )
-def test_what_may_not_be_typed_is_found(block: Block) -> None:
+def test_check_refuses_a_wrong_block(kind: str, text: str) -> None:
     with pytest.raises(Exception, match=r"nothing tries|takes no|[Nn]o such option"):
-        doc_blocks.check(block)
+        doc_blocks.check(Block("checked", "", kind, text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_the_file_of_a_block_is_named_where_people_see_it(page: Path) -> None:
-    files = [block for block in doc_blocks.blocks(page) if block.file]
-    assert [block.file for block in files if f"`{block.file}`:" not in block.before] == []
-
-
-def test_pages_have_such_files() -> None:
-    files = {block.file for page in PAGES for block in doc_blocks.blocks(page)} - {""}
-    assert files == {"hello.py", "two_nodes.py", "life.py", "pipeline_test.py", "prometheus.yml"}
-
-
-@pytest.mark.parametrize("page", TEXTS, ids=name)
-def test_no_command_is_in_a_block_without_a_language(page: Path) -> None:
-    assert [line for block in doc_blocks.blocks(page) for line in doc_blocks.typed(block)] == []
-
-
-@pytest.mark.parametrize("page", TEXTS, ids=name)
-def test_commands_in_a_sentence_are_commands(page: Path) -> None:
-    for line in doc_blocks.mentions(page.read_text()):
-        doc_blocks.check_mention(line)
-
-
-def test_a_command_in_the_wrong_place_or_without_such_an_option_is_found() -> None:
-    output = Block("run", "", "", "hpcgpu: READY 8 workers\nmakes 3\n")
-    assert doc_blocks.typed(output) == []
+def test_mentions_with_wrong_commands_are_refused() -> None:
     assert doc_blocks.typed(Block("run", "", "", "# so:\n$ hpcgpu ps\n")) == ["$ hpcgpu ps"]
-    assert doc_blocks.typed(Block("run", "", "bash", "hpcgpu ps\n")) == []
     text = "Type `hpcgpu topo\n--from`.\n```bash\n`hpcgpu x`\n```\n`hpcgpu.worker`"
-    text += ", `hpcgpu run --gpu sim:2 a.py`, `hpcgpu dance`"
-    line, option, command = doc_blocks.mentions(text)
-    assert (line, option, command) == ("hpcgpu topo --from", "hpcgpu run --gpu sim:2 a.py", "hpcgpu dance")
-    doc_blocks.check_mention(line)
+    text += ", `hpcgpu run --gpu a.py`, `hpcgpu dance`"
+    right, option, command = doc_blocks.mentions(text)
+    assert (right, option, command) == ("hpcgpu topo --from", "hpcgpu run --gpu a.py", "hpcgpu dance")
+    doc_blocks.check_mention(right)
     for wrong in (option, command):
         with pytest.raises(Exception, match=r"[Nn]o such option|no command"):
             doc_blocks.check_mention(wrong)
+
+
+def test_readme_is_short_and_its_lines_are_tried() -> None:
+    tried = ("make ", ". .venv/bin/activate", "sbatch ", "hpcgpu launch ", "mpirun ", "hpcgpu run ", "pip install ")
+    tried += ("hpcgpu site list", "hpcgpu plan ", "hpcgpu doctor", "python first.py")
+    assert [text for text in LINES if text and not text.startswith(tried)] == []
+    for text in LINES:
+        if text.startswith("hpcgpu"):
+            doc_blocks.check_mention(text)
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 120
+    first = "\n".join(text.splitlines()[:60])
+    assert all(word in first for word in ("hpcgpu site list", 'site="delta", gpus=8', "hpcgpu plan", "hpcgpu doctor"))
+    typed = ("make demo", "make slurm-up", "make slurm-shell", "`cat > first.py`", "SLURMGPUCluster(nodes=2")
+    places = [text.index(words) for words in (*typed, "python first.py")]
+    assert places == sorted(places)
+
+
+def test_readme_plans_known_machines_as_shown() -> None:
+    def run(*argv: str) -> str:
+        # no site is taken for this machine's, and tables are not folded
+        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(hpcgpu, argv, catch_exceptions=False)
+        assert done.exit_code == 0
+        return str(done.output)
+
+    sites = run(*line("hpcgpu site list")[1:])
+    assert len(sites.splitlines()) == len(list((ROOT / "site_configs").glob("*.yaml")))
+    plan = run(*line("hpcgpu plan ")[1:])
+    assert "  9 ranks and 8 workers; rank 0 has the scheduler" in plan.splitlines()
+    assert re.search(r"^  worker-3 .* NUMA 0, ", plan, re.M), "the page says that this site's nodes are documented"
+    assert "(Vista does)" in (ROOT / "README.md").read_text()
+    cost = run("plan", "--site", "vista", "--gpus", "8", "--account", "m0000", "--walltime", "01:00:00", "--no-ask")
+    assert re.search(r"^  cost: about 8 SU ", cost, re.M)

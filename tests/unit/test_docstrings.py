@@ -26,10 +26,6 @@ BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 UNDONE = (
     "config/migration.py",
     "config/values.py",
-    "deploy/network/dashboard.py",
-    "deploy/settings.py",
-    "deploy/topo.py",
-    "deploy/topo_diff.py",
     "host/discover.py",
     "host/libhwloc.py",
     "pictures",

@@ -40,10 +40,10 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings", "live"},
+    "processes": {"network", "dashboard", "compat", "settings", "status_line"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "live"},
+    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "status_line"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")

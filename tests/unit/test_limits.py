@@ -51,30 +51,25 @@ def of_cluster(name: str, value: object) -> Settings:
 
 
 @pytest.mark.parametrize("value", WORDS, ids=repr)
-@pytest.mark.parametrize("memory_bytes", [80 * GIB, GIB, 0])
-def test_a_device_limit_means_the_same(value: object, memory_bytes: int) -> None:
-    planned = outcome(lambda: of_cluster("device_memory_limit", value).device_memory_limit.of_device(memory_bytes))
-    assert outcome(lambda: read_limits(value, None, 0.6, None)[0].of_device(memory_bytes)) == planned
-
-
-@pytest.mark.parametrize("value", WORDS, ids=repr)
-def test_a_host_limit_means_the_same_where_nobody_knows_the_nodes_memory(value: object) -> None:
+def test_a_limit_means_the_same_to_cluster_and_store(value: object, tmp_path: Path) -> None:
     """A store alone knows neither what its process may use of the node nor with how many it shares that."""
+    for memory_bytes in (80 * GIB, GIB, 0):
+        planned = outcome(
+            lambda m=memory_bytes: of_cluster("device_memory_limit", value).device_memory_limit.of_device(m)
+        )
+        assert outcome(lambda m=memory_bytes: read_limits(value, None, 0.6, None)[0].of_device(m)) == planned
     nothing = HostMemory(0, NOT_TOLD)
     planned = outcome(lambda: plan_memory_limit_bytes(of_cluster("memory_limit", value).memory_limit, nothing, 1) or 0)
     assert outcome(lambda: read_limits(None, value, 1.0, None)[1]) == planned
 
+    for name, limits in {"device_memory_limit": (value, None), "memory_limit": (None, value)}.items():
 
-@pytest.mark.parametrize("value", WORDS, ids=repr)
-@pytest.mark.parametrize("name", ["device_memory_limit", "memory_limit"])
-def test_the_store_takes_what_is_read_and_nothing_else(name: str, value: object, tmp_path: Path) -> None:
-    def stored() -> int:
-        GpuSpillBuffer(**{name: value}, local_directory=str(tmp_path)).close()
-        return 0
+        def stored(name: str = name) -> int:
+            GpuSpillBuffer(**{name: value}, local_directory=str(tmp_path)).close()
+            return 0
 
-    given = (value, None) if name == "device_memory_limit" else (None, value)
-    read = outcome(lambda: read_limits(*given, 0.6, None)[1])
-    assert outcome(stored) == (read if isinstance(read, str) else 0)
+        read = outcome(lambda limits=limits: read_limits(*limits, 0.6, None)[1])
+        assert outcome(stored) == (read if isinstance(read, str) else 0)
 
 
 PARTS = (0, 0.0, False, None, "off", "0", 0.6, "0.6", 1, 1.0, np.float32(0.5), True, -1, 1.5, "1.5", NAN, "60%", [0.6])

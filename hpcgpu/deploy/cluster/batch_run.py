@@ -192,7 +192,7 @@ class BatchRun(Run):
         Raises JobError if it cannot be known which object controls the jobs that come and go.
         """
         if self.takes_over and self._written:
-            await tasks.in_thread(self._written.take_over)
+            await tasks.to_thread(self._written.take_over)
         if self.scales and self._view and self._loop:
             run = RunDocument(settings=self.settings, shape="member", folder=str(self.folder))
             spec, _ = plan_job(run, self.site, self._batch)

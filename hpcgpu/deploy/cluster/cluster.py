@@ -29,7 +29,7 @@ from hpcgpu.plan.jobs.phase import End, summary_line
 from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.plan.views.notebook import Explanation
 from hpcgpu.spill.store.dask import register
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 Kind = TypeVar("Kind", bound="GPUCluster")
 

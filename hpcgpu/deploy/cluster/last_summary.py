@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcgpu.errors import JobError
 from hpcgpu.plan.views.summary import Summary
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 # The scheduler waits 1 s at most for the workers' last heartbeats.
 _ANSWER_S = 3.0

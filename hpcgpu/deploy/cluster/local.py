@@ -15,7 +15,7 @@ from hpcgpu.deploy.cluster.run import Run, SchedulerView
 from hpcgpu.deploy.jobs.local import LocalRanks
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.deploy.start import local_launch, preload
+from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import remover
 from hpcgpu.model import RunDocument
@@ -56,7 +56,7 @@ class LocalRun(Run):
         settings = self.settings
         run = RunDocument(settings=settings, shape="gang", folder=str(folder))
         environ = {**wanted_settings.dask_environ(), **self._environ}
-        return LocalRanks(local_launch(run), environ, folder, settings.log_directory, preload(settings))
+        return LocalRanks(local_launch(run), environ, folder, settings.log_directory, ld_preload(settings))
 
     def check_detachable(self) -> None:
         """Raise ConfigError: the processes die with this one."""
@@ -65,7 +65,7 @@ class LocalRun(Run):
     async def ended(self) -> None:
         """Remove the folder."""
         if self._scratch:
-            await tasks.in_thread(self._scratch.remove)
+            await tasks.to_thread(self._scratch.remove)
             self._scratch = None
 
 

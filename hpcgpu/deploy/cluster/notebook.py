@@ -31,7 +31,7 @@ class NotebookCluster(ComposedCluster):
         )
         if view.link:  # a line has shown it before
             drop = self.parts.progress.drop
-            drop = tasks.guarded(drop, "removing the line with the dashboard's link", tasks.say_only)
+            drop = tasks.log_errors(drop, "removing the line with the dashboard's link", tasks.only_log)
             self.loop.add_callback(drop, f"dashboard: {view.link}")
         return self.parts.page.html(view, self.scheduler_info["workers"]) + (cluster_status or "")
 

@@ -65,7 +65,7 @@ class Page:
                 if self.is_due(workers()):
                     await self.ask(scheduler())
 
-            self._asking = tasks.keep(ask, "the questions to the workers for a notebook")
+            self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
 
     def shown(self, show_end: Callable[[], None]) -> None:
         """Record that a widget shows the page; ``show_end`` updates it when the cluster has ended."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from hpcgpu.deploy.live import surface
+from hpcgpu.deploy.status_line import surface
 from hpcgpu.plan.jobs.phase import note_lines
 from hpcgpu.supervise import tasks
 
@@ -17,7 +17,7 @@ SHORT_S = 2.0
 
 
 class Progress:
-    """One line about the event that the cluster waits for, with the elapsed time; see :mod:`hpcgpu.deploy.live`."""
+    """One line about the event that the cluster waits for, with the elapsed time (:mod:`hpcgpu.deploy.status_line`)."""
 
     def __init__(self, lines: list[tuple[datetime, str]], quiet: bool = False, after_s: float = 0.0) -> None:
         """Take a list for all lines with their times (the cluster's logs), and the delay before a line is shown."""
@@ -58,7 +58,7 @@ class Progress:
     def waiting(self, text: str) -> Iterator[None]:
         """Show a text, if the block takes longer than :data:`SHORT_S`; called on the event loop."""
         self._began_s = self._began_s or time.monotonic()
-        call = tasks.guarded(self.show, "the line about a long operation", tasks.say_only)
+        call = tasks.log_errors(self.show, "the line about a long operation", tasks.only_log)
         later = asyncio.get_running_loop().call_later(SHORT_S, call, text)
         try:
             yield

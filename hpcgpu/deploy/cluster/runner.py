@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hpcgpu.config import entry_points, numpydoc
 from hpcgpu.deploy.settings import read
-from hpcgpu.deploy.start import agent_argv, preload
+from hpcgpu.deploy.start import agent_argv, ld_preload
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.model import RunDocument
@@ -98,4 +98,4 @@ def _become_rank(given: dict[str, Any]) -> None:
             "twice: import it below GPURunner, or start the script by 'hpcgpu run'"
         )
     run = RunDocument(settings=settings, script=script)
-    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, preload(settings))})
+    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})

@@ -20,7 +20,7 @@ from hpcgpu.model import Settings
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.plan.jobs.request import workers_for
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import Rounds
+from hpcgpu.supervise.failure_log import FailureLog
 from hpcgpu.units import parse_bytes
 
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
@@ -47,7 +47,7 @@ class Scaler:
         self._news = asyncio.Event()
         self._answers = tasks.Group()
         name = "the connection that tells which object controls this cluster's jobs"
-        self._holding = tasks.keep(self._hold, name, changed=self._lose)
+        self._holding = tasks.run_forever(self._hold, name, changed=self._lose)
 
     @property
     def expected(self) -> int:
@@ -161,7 +161,7 @@ class HeartbeatMonitor:
     def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
         self.silent = frozenset[str]()  # addresses
         self._scheduler, self._changed, self._every_s = scheduler, changed, every_s
-        self._listening = tasks.keep(self._listen, "the search for workers that have fallen silent")
+        self._listening = tasks.run_forever(self._listen, "the search for workers that have fallen silent")
 
     async def _listen(self) -> None:
         await asyncio.sleep(self._every_s)
@@ -239,16 +239,16 @@ class JobAdaptive(Adaptive):
         super().__init__(cluster, interval=interval, wait_count=wait_count, **kwargs)
         self._fewer = 0
         every_s = self.interval or 0.0
-        self._rounds = Rounds("the count of workers that have work", Backoff(every_s, every_s))
+        self._failures = FailureLog("the count of workers that have work", Backoff(every_s, every_s))
 
     async def adapt(self) -> None:
         """Adapt once; distributed calls this at intervals, and would log each error."""
         try:
             await self._adapt()
         except Exception as e:
-            self._rounds.failed(e)
+            self._failures.failed(e)
         else:
-            self._rounds.went_well()
+            self._failures.went_well()
 
     async def _adapt(self) -> None:
         target, wanted = await self.safe_target(), self.cluster.wanted_workers

@@ -74,7 +74,7 @@ class Session:
             lease.touch(self.folder)
             return self.folder
 
-        return self.join(await tasks.in_thread(begin))
+        return self.join(await tasks.to_thread(begin))
 
     def join(self, folder: Path) -> Path:
         """Give signs of life in the folder of an existing run."""
@@ -115,7 +115,7 @@ class Session:
             assert self._connector
             assert self.scheduler_file
             return_ = functools.partial(self._return, self._connector, reason, self.scheduler_file)
-            self._returning = tasks.keep(
+            self._returning = tasks.run_forever(
                 return_, "the search for this cluster's scheduler", changed=self._hooks.changed
             )
 
@@ -153,12 +153,12 @@ class Session:
     async def detach(self, job_id: str) -> None:
         """Give the lease up: the job goes on. Raise LaunchError, without a change, if the scheduler is silent."""
         assert self.folder
-        await tasks.in_thread(functools.partial(lease.detach, self.folder))
+        await tasks.to_thread(functools.partial(lease.detach, self.folder))
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            await tasks.in_thread(functools.partial(lease.take_up, self.folder))
+            await tasks.to_thread(functools.partial(lease.take_up, self.folder))
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -182,4 +182,4 @@ class Session:
     async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
         if self.folder:
-            await tasks.in_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
+            await tasks.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))

@@ -54,21 +54,21 @@ _ACROSS, _DOWN = 16, 12  # names per axis
 
 
 def _figure(title: str, **more: Any) -> Any:  # bokeh has no types
-    found = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
+    plot = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
     if more.get("x_axis_type") == "datetime":
-        found.xaxis.formatter = CustomJSTickFormatter(code=_CLOCK)
-    found.xgrid.visible = False
-    found.xaxis.minor_tick_line_color = found.yaxis.minor_tick_line_color = None
-    return found
+        plot.xaxis.formatter = CustomJSTickFormatter(code=_CLOCK)
+    plot.xgrid.visible = False
+    plot.xaxis.minor_tick_line_color = plot.yaxis.minor_tick_line_color = None
+    return plot
 
 
-def _in_bytes(found: Any, unit: str = "") -> None:
+def _in_bytes(plot: Any, unit: str = "") -> None:
     """Count a figure's y axis in bytes, from 0, and put its legend beside it."""
-    found.yaxis.ticker = BasicTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
-    found.yaxis.formatter = CustomJSTickFormatter(args={"unit": unit}, code=_BYTES)
-    found.y_range.start = 0
-    legend = found.legend[0]
-    found.add_layout(legend, "right")
+    plot.yaxis.ticker = BasicTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"unit": unit}, code=_BYTES)
+    plot.y_range.start = 0
+    legend = plot.legend[0]
+    plot.add_layout(legend, "right")
     legend.border_line_color, legend.background_fill_alpha = None, 0
     legend.label_text_font_size, legend.padding, legend.spacing = "9pt", 2, 0
 
@@ -126,19 +126,18 @@ class Bars:
             "mark": np.where(wrong, over + (tops[:, -1] if len(gpus) <= _FEW else tops.max(initial=0)), np.nan),
             "name": [g.name for g in gpus],
             "gpu": [f"{g.model} {g.pci}" for g in gpus],
-            "said": [_said(g) for g in gpus],
+            "said": [_describe_tiers(g) for g in gpus],
             "wrong": ["; ".join(g.differences) for g in gpus],
         }
 
 
-def _said(g: GpuFacts) -> str:
-    """Describe the tiers of one worker."""
-    said = [f"{tier} {format_bytes(g.tier_bytes.get(tier, 0))}" for tier in TIERS]
+def _describe_tiers(g: GpuFacts) -> str:
+    parts = [f"{tier} {format_bytes(g.tier_bytes.get(tier, 0))}" for tier in TIERS]
     if limit := g.limit_bytes.get("device"):
-        said[0] += f" of {format_bytes(limit)}"
+        parts[0] += f" of {format_bytes(limit)}"
     if g.utilisation_percent is not None:
-        said.append(f"utilisation {g.utilisation_percent} %")
-    return ", ".join(said)
+        parts.append(f"utilisation {g.utilisation_percent} %")
+    return ", ".join(parts)
 
 
 class Strip:
@@ -187,16 +186,16 @@ class Lines:
         )
         self.traffic = _figure("", x_axis_type="datetime")
         for way, colour in _WAYS.items():
-            words = way.replace("_", " ")
-            self.traffic.line("time", way, color=colour, line_width=2, legend_label=words, source=self.source)
-        for one, unit in ((self.memory, ""), (self.traffic, "/s")):
-            _in_bytes(one, unit)
-            one.x_range.range_padding = 0
+            label = way.replace("_", " ")
+            self.traffic.line("time", way, color=colour, line_width=2, legend_label=label, source=self.source)
+        for plot, unit in ((self.memory, ""), (self.traffic, "/s")):
+            _in_bytes(plot, unit)
+            plot.x_range.range_padding = 0
 
-    def show(self, series: Mapping[str, Sequence[float]], what: str) -> None:
-        """Show a series; ``what`` is its title."""
-        self.memory.title.text = f"Dask's data by tier over time: {what}"
-        self.traffic.title.text = f"Spilled and unspilled, bytes per second: {what}"
+    def show(self, series: Mapping[str, Sequence[float]], title: str) -> None:
+        """Show a series."""
+        self.memory.title.text = f"Dask's data by tier over time: {title}"
+        self.traffic.title.text = f"Spilled and unspilled, bytes per second: {title}"
         self.source.data = {name: np.asarray(values) for name, values in series.items()}
 
 

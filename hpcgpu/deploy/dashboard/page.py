@@ -1,6 +1,6 @@
 """The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of all GPUs, 4 or 400.
 
-All of it is one Bokeh document of one browser tab. It reads the ledger while it is open; a closed page costs nothing.
+All of it is one Bokeh document of one browser tab. It reads the usage while it is open; a closed page costs nothing.
 """
 
 from __future__ import annotations
@@ -9,32 +9,106 @@ import base64
 import functools
 import html
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from bokeh.layouts import column, row
 from bokeh.models import Column, Div
 from distributed import Scheduler
 from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-from hpcgpu.deploy.dashboard import figures, node_picture
-from hpcgpu.deploy.dashboard.history import SHARE, UTILISATION, History, Sample
-from hpcgpu.deploy.dashboard.history import column as strip_column
-from hpcgpu.deploy.dashboard.ledger import Ledger
+from hpcgpu.deploy.dashboard import figures
+from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
+from hpcgpu.deploy.dashboard.worker_metrics import ask_for_picture
+from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
 from hpcgpu.plan.views.gpus import GpuFacts, headline
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 # Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
 _FEW, _OFTEN_MS, _SELDOM_MS = 64, 1000, 3000
 _SAMPLES = 200
 _ALL = "all GPUs"
+# Rows of a sample: bytes by tier, bytes moved by direction, part of the device's limit, utilisation in percent.
+SHARE, UTILISATION = len(TIERS) + len(DIRECTIONS), len(TIERS) + len(DIRECTIONS) + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """All GPUs at one moment."""
+
+    time_s: float  # since the epoch
+    names: tuple[str, ...]  # of the workers
+    values: np.ndarray  # float64, shape (rows, GPUs); NaN: unknown
+
+    @classmethod
+    def of(cls, time_s: float, gpus: Sequence[GpuFacts]) -> Sample:
+        """Return a sample of these facts."""
+        values = np.array([_row(g) for g in gpus], np.float64).reshape(len(gpus), UTILISATION + 1).T
+        return cls(time_s, tuple(g.name for g in gpus), values)
+
+
+def _row(g: GpuFacts) -> tuple[float | None, ...]:
+    tiers, moved = g.tier_bytes, g.moved_bytes
+    share = g.device_share
+    return (
+        *(tiers.get(tier, 0) for tier in TIERS),
+        *(moved.get(way, 0) for way in DIRECTIONS),
+        None if share is None else 100 * share,
+        g.utilisation_percent,
+    )
+
+
+class History:
+    """The last ``length`` samples."""
+
+    def __init__(self, length: int) -> None:
+        self.samples: deque[Sample] = deque(maxlen=length)
+
+    def add(self, sample: Sample) -> bool:
+        """Add a sample; return True if it has the workers of the sample before."""
+        same = bool(self.samples) and self.samples[-1].names == sample.names
+        self.samples.append(sample)
+        return same
+
+    def series(self, worker: str) -> dict[str, list[float]]:
+        """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all."""
+        # A worker that is restarted begins to count anew: negative rates are 0.
+        out: dict[str, list[float]] = {name: [] for name in ("time", *TIERS, *DIRECTIONS)}
+        before: tuple[float, np.ndarray] | None = None
+        for sample in self.samples:
+            chosen = [i for i, name in enumerate(sample.names) if name == worker] if worker else slice(None)
+            sums = sample.values[: len(TIERS) + len(DIRECTIONS), chosen].sum(axis=1)
+            moved = sums[len(TIERS) :]
+            past_s, past = before or (sample.time_s, moved)
+            rates = np.maximum(moved - past, 0) / max(sample.time_s - past_s, 1e-3)
+            before = sample.time_s, moved
+            for name, value in zip(out, (1e3 * sample.time_s, *sums[: len(TIERS)], *rates), strict=True):
+                out[name].append(float(value))
+        return out
+
+    def strip(self, row: int) -> list[np.ndarray]:
+        """Return each sample's row as an image, one pixel wide, float32 of shape (GPUs of now, 1)."""
+        names = self.samples[-1].names
+        return [strip_column(sample, row, names) for sample in self.samples]
+
+
+def strip_column(sample: Sample, row: int, names: tuple[str, ...]) -> np.ndarray:
+    """Return one row of a sample as an image, its GPUs in the order of ``names``, the first on top."""
+    values = sample.values[row]
+    if sample.names != names:
+        by_name = dict(zip(sample.names, values, strict=True))
+        values = np.array([by_name.get(name, np.nan) for name in names])
+    return values[::-1, None].astype(np.float32)
 
 
 def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
-    ledger = scheduler.plugins[Ledger.name]
-    page = GpuPage(scheduler, ledger, doc)
+    usage = scheduler.plugins[UsagePlugin.name]
+    page = GpuPage(scheduler, usage, doc)
     page.update()
     add_periodic_callback(doc, page, page.every_ms)
     doc.title = "Dask: GPUs"
@@ -45,10 +119,10 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 
 class GpuPage:
-    """One tab's page; the ledger has the facts, the scheduler is asked only for a node's picture."""
+    """The page of a tab: facts of the usage plugin, and a node's picture from one of its workers."""
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger, doc: Any) -> None:
-        self._scheduler, self._ledger, self._doc = scheduler, ledger, doc
+    def __init__(self, scheduler: Scheduler, usage: UsagePlugin, doc: Any) -> None:
+        self._scheduler, self._usage, self._doc = scheduler, usage, doc
         self._history, self._gpus = History(_SAMPLES), list[GpuFacts]()
         self._chosen, self._drawn = "", ""
         self._fixed: tuple[object, ...] = ()
@@ -79,7 +153,7 @@ class GpuPage:
 
     def update(self) -> None:
         """Show the present state; Bokeh calls this at intervals while the page is open."""
-        self._gpus = self._ledger.gpus()
+        self._gpus = self._usage.gpus()
         self._head.text = _head(self._gpus)
         if not self._gpus:
             return
@@ -117,16 +191,16 @@ class GpuPage:
 
     async def _draw(self) -> None:
         node = self._drawn
-        here = [(self._ledger.address(g.name), g.name) for g in self._gpus if g.node == node]
+        here = [(self._usage.address(g.name), g.name) for g in self._gpus if g.node == node]
         try:
-            found = await node_picture.ask(self._scheduler, here)
+            picture = await ask_for_picture(self._scheduler, here)
         except Exception as e:  # the worker's, from reading its machine
             text = f"the picture of node {html.escape(node)} could not be drawn: {html.escape(reason_of(e))}"
         else:
             dead = "".join(
-                f"<br><span style='color:{figures.RED}'>{html.escape(p)}</span>" for p in found["dead_ports"]
+                f"<br><span style='color:{figures.RED}'>{html.escape(p)}</span>" for p in picture["dead_ports"]
             )
-            image = base64.b64encode(found["svg"].encode()).decode()
+            image = base64.b64encode(picture["svg"].encode()).decode()
             text = (
                 f"<b>{html.escape(node)}</b>{dead}"
                 f"<br><img style='max-width:1000px;width:100%' src='data:image/svg+xml;base64,{image}'>"
@@ -138,11 +212,11 @@ class GpuPage:
 def _head(gpus: Sequence[GpuFacts]) -> str:
     """Return the headline, with differences from the plan in red; names are not broken at their hyphens."""
     if not gpus:
-        return "no worker with a GPU is there; those of hpcgpu say what they have in their heartbeats"
+        return "no worker with a GPU is registered; workers of hpcgpu report their GPUs in heartbeats"
     wrong = [g for g in gpus if g.differences]
-    said = f"<span style='font-size:14px'>{html.escape(headline(gpus))}"
+    text = f"<span style='font-size:14px'>{html.escape(headline(gpus))}"
     if wrong:
         names = [f"<span style='white-space:nowrap'>{html.escape(g.name)}</span>" for g in wrong[:5]]
         listed = ", ".join([*names, "…"] if len(wrong) > 5 else names)
-        said += f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers not as planned: {listed}</b>"
-    return f"{said}</span>"
+        text += f"; <b style='color:{figures.RED}'>{len(wrong)} of {len(gpus)} workers not as planned: {listed}</b>"
+    return f"{text}</span>"

@@ -20,22 +20,22 @@ _TIMES = 4
 
 
 def measure(memory_nodes: list[int]) -> dict[str, float]:
-    """Return seconds until there is a context, the driver's CUDA, and bytes/s of copies from these NUMA nodes.
+    """Measure the seconds until CUDA has a context, its version, and bytes/s of copies from these NUMA nodes.
 
     Raises HpcGpuError if the driver fails, ImportError or RuntimeError without cuda.bindings or a driver, MemoryError
     if the GPU has no room.
     """
     began_s = time.perf_counter()
     copies = DriverCopies(0)
-    found = {"init_s": time.perf_counter() - began_s, "cuda": copies.call("cuDriverGetVersion")}
+    results = {"init_s": time.perf_counter() - began_s, "cuda": copies.call("cuDriverGetVersion")}
     for name, node in zip(("near_bytes_per_s", "far_bytes_per_s"), memory_nodes, strict=False):
         bind.bind(Binding(granted_cpus(), (), memory_policy="bind", memory_nodes=CpuSet([node])))
-        found[name] = _to_device(copies)
-    return found
+        results[name] = _to_device(copies)
+    return results
 
 
 def _to_device(copies: DriverCopies) -> float:
-    """Return bytes/s of the fastest of a few copies, which wait for nothing else."""
+    """Measure bytes/s of the fastest of a few copies to the device."""
     with copies.context():
         host = int(copies.call("cuMemHostAlloc", _BYTES, copies.driver.CU_MEMHOSTALLOC_PORTABLE))
         device = copies.call("cuMemAlloc", _BYTES)
@@ -52,6 +52,6 @@ def _to_device(copies: DriverCopies) -> float:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(measure([int(word) for word in sys.argv[1:]])))
+        print(json.dumps(measure([int(node) for node in sys.argv[1:]])))
     except (HpcGpuError, ImportError, MemoryError, RuntimeError) as error:
         sys.exit(str(error))

@@ -29,49 +29,49 @@ _NO_SYSTEM = "no batch system here (neither sbatch nor qsub): this is no login n
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The job that the doctor checks, or why there is none."""
+class JobRequest:
+    """The job that the doctor checks; None with a reason if there is no job."""
 
     job: PlannedJob | None
     why_not: str = ""
 
 
-def read(given: Mapping[str, object], given_from: str, batch: str | None, *, must: bool) -> Asked:
-    """Return the job of these settings, for the named batch system, the site's, or the one that is here.
+def read(options: Mapping[str, object], options_from: str, batch: str | None, *, must: bool) -> JobRequest:
+    """Read the job of these options, for the named batch system, the site's, or this machine's.
 
-    ``given_from`` names in messages where a value was set. With ``must`` the job will be submitted: ConfigError if too
-    little was given for one; else only for wrong values.
+    With ``must`` the job will be submitted, and ConfigError is raised for too few options, too; else only for wrong
+    values. ``options_from`` names the place of an option in messages.
     """
     here = batch or next((name for name, program in _SYSTEMS if shutil.which(program)), "")
     try:
-        return Asked(read_job(given, given_from, (), batch if "site" in given else here or None))
+        return JobRequest(read_job(options, options_from, (), batch if "site" in options else here or None))
     except ConfigError as error:
-        if must or (given and here):
+        if must or (options and here):
             raise
-        settings.read(given, given_from)  # a wrong value is an error without a batch system, too
-        return Asked(None, str(error) if here else _NO_SYSTEM)
+        settings.read(options, options_from)  # a wrong value is an error without a batch system, too
+        return JobRequest(None, str(error) if here else _NO_SYSTEM)
 
 
-def facts(asked: Asked) -> LoginFacts:
+def facts(request: JobRequest) -> LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
-    job = asked.job
-    home = Path.home()
+    job = request.job
     scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
-    looks: dict[str, Callable[[], Any]] = {
+    checks: dict[str, Callable[[], Any]] = {
         "python": python,
-        "environment": partial(_mounted, Path(sys.prefix)),
-        "home": partial(folder, home),
+        "environment": lambda: Folder(path=sys.prefix, **_kind(Path(sys.prefix))),
+        "home": partial(folder, Path.home()),
         "limits": lambda: Limits(**probes.limits()),
         "names": lambda: Names(**probes.names()),
     }
     if job:
-        looks["request"] = partial(_request, job)
+        checks["request"] = partial(_request, job)
     if scratch and Path(scratch).is_dir():
-        looks["scratch"] = partial(folder, Path(scratch))
-    seen, why = probes.gather(looks, _LIMIT_S)
-    none = "no --local-directory and no $SCRATCH; --submit looks at the nodes' own"
-    unknown = {"request": asked.why_not, "scratch": f"{scratch} is not here; --submit looks at it" if scratch else none}
-    return LoginFacts(**seen, unknown={**unknown, **why})
+        checks["scratch"] = partial(folder, Path(scratch))
+    results, unknown = probes.gather(checks, _LIMIT_S)
+    no_scratch = "no --local-directory and no $SCRATCH; --submit checks the nodes' own"
+    if scratch:
+        no_scratch = f"{scratch} is not here; --submit checks it on the nodes"
+    return LoginFacts(**results, unknown={"request": request.why_not, "scratch": no_scratch, **unknown})
 
 
 def python() -> Python:
@@ -84,10 +84,6 @@ def folder(path: Path, write_bytes: int = _WRITE_BYTES) -> Folder:
     return replace(Folder(**probes.folder(path, write_bytes)), **_kind(path))
 
 
-def _mounted(path: Path) -> Folder:
-    return Folder(path=str(path), **_kind(path))
-
-
 def _kind(path: Path) -> dict[str, Any]:
     text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     mount = mounts.mount_of(os.fspath(path.resolve()), text)
@@ -97,34 +93,34 @@ def _kind(path: Path) -> dict[str, Any]:
 def _request(job: PlannedJob) -> Request:
     """Ask the batch system whether it would accept the job; nothing is submitted."""
     user, spec, system = job
-    name = user.batch
-    asked = system.test(system.script(spec))
-    if asked is None:
+    command = system.test(system.script(spec))
+    if command is None:
         return _queue(job)
-    if not shutil.which(asked.argv[0]):
-        return Request(batch=name, unasked=f"there is no {asked.argv[0]} on this machine")
+    program = command.argv[0]
+    if not shutil.which(program):
+        return Request(batch=user.batch, unasked=f"there is no {program} on this machine")
     try:
-        starts = system.read_test(programs.run_sync(replace(asked, timeout_s=_LIMIT_S - 0.5)))
+        starts = system.read_test(programs.run_sync(replace(command, timeout_s=_LIMIT_S - 0.5)))
     except SubmitError as error:
         if error.transient:
-            return Request(batch=name, unasked=f"{asked.argv[0]} does not answer now: {error}")
-        return Request(batch=name, refused=str(error))
-    return Request(batch=name, starts=starts)
+            return Request(batch=user.batch, unasked=f"{program} does not answer now: {error}")
+        return Request(batch=user.batch, refused=str(error))
+    return Request(batch=user.batch, starts=starts)
 
 
 def _queue(job: PlannedJob) -> Request:
-    """Check that the queue is open, for a batch system that says no more without a submission."""
+    """Check that the queue is open, for a batch system that tests a request by a submission only."""
     user, spec, _ = job
 
     async def ask() -> list[Result]:
-        asked = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(user.batch))
-        return await asyncio.gather(*map(programs.run, asked))
+        commands = (replace(command, timeout_s=_LIMIT_S - 0.5) for command in inventory.questions(user.batch))
+        return await asyncio.gather(*map(programs.run, commands))
 
-    known = inventory.read(user.batch, asyncio.run(ask()))
-    queue, open_ = spec.queue or known.default, [queue.name for queue in known.queues]
+    queues = inventory.read(user.batch, asyncio.run(ask()))
+    queue, open_ = spec.queue or queues.default, [queue.name for queue in queues.queues]
     if queue and open_ and queue not in open_:
-        return Request(batch=user.batch, refused=f"queue {queue} takes no jobs; those that do: {', '.join(open_)}")
-    said = f"; its queue {queue} takes jobs" if queue and open_ else ""
+        return Request(batch=user.batch, refused=f"queue {queue} takes no jobs; open queues: {', '.join(open_)}")
+    about_queue = f"; its queue {queue} takes jobs" if queue and open_ else ""
     return Request(
-        batch=user.batch, unasked=f"{user.batch} cannot be asked without a submission, which --submit makes{said}"
+        batch=user.batch, unasked=f"{user.batch} tests a request by a submission only, as --submit does{about_queue}"
     )

@@ -16,7 +16,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpcgpu.host import process
@@ -24,40 +24,31 @@ from hpcgpu.host import run as programs
 from hpcgpu.host.knocking import CONNECT_S, TRIES, Answer, Endpoint, best_of, read_answer
 from hpcgpu.model import Command
 
-NOT_THERE = "ucxx is not installed: --protocol ucx needs pip install 'hpcgpu[ucx]'"
 _TOO_LATE = 124
 _START_S, _TIME = 15.0, 17  # bytes of a time: 1795000000.123456
 
 
-def is_there() -> bool:
-    """Return whether this Python has ucxx."""
-    return importlib.util.find_spec("ucxx") is not None
-
-
-class Server:
-    """Serves in a process until :meth:`close`; raises RuntimeError if UCX does not work here."""
-
-    def __init__(self, token: str) -> None:
-        argv = process.python_argv("hpcgpu.deploy.doctor.ucx_link", "serve")
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=_environment())
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{token}\n")
-        self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], _START_S)[0]:
-            self.close()
+@contextlib.contextmanager
+def served(token: str) -> Iterator[int]:
+    """Serve in a process while the context lasts; yield the port, or raise RuntimeError if UCX does not work here."""
+    if importlib.util.find_spec("ucxx") is None:
+        raise RuntimeError("ucxx is not installed: --protocol ucx needs pip install 'hpcgpu[ucx]'")
+    argv, pipe = process.python_argv("hpcgpu.deploy.doctor.ucx_link", "serve"), subprocess.PIPE
+    server = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=_environment())
+    assert server.stdin
+    assert server.stdout
+    try:
+        server.stdin.write(f"{token}\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], _START_S)[0]:
             raise RuntimeError(f"UCX has not started in {_START_S:g} s")
-        said = self._process.stdout.readline()
-        if not said:
-            _, why = self._process.communicate()
-            raise RuntimeError(last_line(why) or f"UCX ended with {self._process.returncode}")
-        self.port = int(said)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        if not (port := server.stdout.readline()):
+            error = server.communicate()[1]
+            raise RuntimeError(_last_line(error) or f"UCX ended with {server.returncode}")
+        yield int(port)
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def knock_all(places: Sequence[Endpoint], token: str) -> tuple[Answer, ...]:
@@ -69,7 +60,7 @@ def knock_all(places: Sequence[Endpoint], token: str) -> tuple[Answer, ...]:
     answers = tuple(Answer(*json.loads(line)) for line in done.stdout.splitlines())
     if len(answers) < len(places):
         late = f"no answer in {limit_s:g} s" if done.returncode == _TOO_LATE else f"UCX ended with {done.returncode}"
-        raise RuntimeError(last_line(done.stderr) or late)
+        raise RuntimeError(_last_line(done.stderr) or late)
     return answers
 
 
@@ -77,8 +68,7 @@ def _environment() -> dict[str, str]:
     return {"UCX_LOG_FILE": "stderr", **os.environ}  # else UCX's warnings stand among the answers
 
 
-def last_line(text: str) -> str:
-    """Return the last line of a program's output."""
+def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
@@ -86,11 +76,11 @@ async def _serve(token: bytes) -> None:
     import ucxx
 
     async def answer(endpoint: Any) -> None:  # UCXEndpoint
-        said = bytearray(len(token))
+        message = bytearray(len(token))
         with contextlib.suppress(ucxx.exceptions.UCXError):
-            await endpoint.recv(said)
-            known = hmac.compare_digest(bytes(said), token)
-            await endpoint.send(bytearray(f"{time.time():.6f}".encode() if known else bytes(_TIME)))
+            await endpoint.recv(message)
+            is_ours = hmac.compare_digest(bytes(message), token)
+            await endpoint.send(bytearray(f"{time.time():.6f}".encode() if is_ours else bytes(_TIME)))
             await endpoint.close()
 
     listener = ucxx.create_listener(answer)
@@ -101,18 +91,18 @@ async def _serve(token: bytes) -> None:
 async def _knock(address: str, port: int, token: bytes) -> Answer:
     import ucxx
 
-    said = bytearray(_TIME)
+    message = bytearray(_TIME)
     try:
         async with asyncio.timeout(CONNECT_S):
             endpoint = await ucxx.create_endpoint(address, port)
             began_s, before_s = time.perf_counter(), time.time()  # to connect takes UCX longer, whatever the network is
             await endpoint.send(bytearray(token))
-            await endpoint.recv(said)
+            await endpoint.recv(message)
     except TimeoutError:
         return Answer(error="timed out")
     except ucxx.exceptions.UCXError as error:
         return Answer(error=str(error) or type(error).__name__)
-    answer = read_answer(said.decode(errors="replace").strip("\0"), time.perf_counter() - began_s, before_s)
+    answer = read_answer(message.decode(errors="replace").strip("\0"), time.perf_counter() - began_s, before_s)
     with contextlib.suppress(TimeoutError, ucxx.exceptions.UCXError):
         async with asyncio.timeout(CONNECT_S):
             await endpoint.close()

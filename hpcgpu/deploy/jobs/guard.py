@@ -47,11 +47,11 @@ async def _abandon(folder: Path) -> None:
         try:
             await abandon(folder)
         except FileNotFoundError:
-            if await tasks.in_thread(folder.exists):
+            if await tasks.to_thread(folder.exists):
                 raise
         return True  # also if another process has stopped the run, and removed its folder
 
-    await tasks.keep(once, f"the end of the run in {folder}").finished()
+    await tasks.run_forever(once, f"the end of the run in {folder}").finished()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class ClusterHooks:
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""
         async with self._writing:
-            await tasks.in_thread(self.write_down)
+            await tasks.to_thread(self.write_down)
 
 
 class Actor(Protocol):
@@ -65,7 +65,7 @@ class JobLoop:
 
     def __init__(self, system: BatchSystem, policy: Policy, hooks: ClusterHooks) -> None:
         self.system, self.policy, self.hooks = system, policy, hooks
-        self.table, self.alarm = JobTable(0), tasks.Alarm()
+        self.table, self.alarm = JobTable(0), tasks.PollTimer()
         self.actor: Actor | None = None  # for jobs that come and go, if any
         self.asked_s: float | None = None  # of the last poll
         self.answered_s: float | None = None  # of the last answer
@@ -94,7 +94,7 @@ class JobLoop:
     def start(self) -> None:
         """Poll now, and from now on whenever due."""
         if self._looking is None:
-            self._looking = tasks.keep(
+            self._looking = tasks.run_forever(
                 self._look, "the loop that looks after this cluster's jobs", changed=self.hooks.changed
             )
         self.alarm.ring()

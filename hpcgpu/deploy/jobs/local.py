@@ -18,7 +18,7 @@ from hpcgpu.host import private, process
 from hpcgpu.launch.environment import SEEN_OF_A_JOB
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job import HEAD, Job
-from hpcgpu.plan.jobs.launcher import Launch
+from hpcgpu.plan.jobs.launcher import RankCommand
 from hpcgpu.spill.storage import parents
 from hpcgpu.supervise import tasks
 
@@ -35,7 +35,7 @@ class LocalRanks:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: RankCommand,
         environ: Mapping[str, str],
         folder: Path,
         log_directory: str | None = None,
@@ -70,7 +70,7 @@ class LocalRanks:
 
     async def _start(self) -> asyncio.subprocess.Process:
         environ, parent = self._env(), os.getpid()
-        with await tasks.in_thread(self._open_log) as log:
+        with await tasks.to_thread(self._open_log) as log:
             return await asyncio.create_subprocess_exec(
                 *self._launch.argv,
                 stdin=asyncio.subprocess.DEVNULL,

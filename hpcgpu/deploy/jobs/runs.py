@@ -119,7 +119,7 @@ async def look_at(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
 async def _with_workers(run: RunStatus) -> RunStatus:
     if not any(status.state is JobState.RUNNING for status in run.states.values()):
         return run
-    from hpcgpu.deploy.network.rpc import worker_names
+    from hpcgpu.deploy.network.scheduler_file import worker_names
 
     return replace(run, workers=await worker_names(run.run.folder))
 
@@ -208,7 +208,9 @@ async def stop(run: Run) -> None:
 
     Raises JobError if its jobs still exist after a minute.
     """
-    from hpcgpu.deploy.network.rpc import say_goodbye  # imports distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.scheduler_file import (
+        say_goodbye,
+    )  # imports distributed: 0.3 s, which no guard should pay
 
     record = run.record
     if await say_goodbye(run.folder):

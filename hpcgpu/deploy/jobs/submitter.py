@@ -26,11 +26,11 @@ async def submit_guarded(
     ``write_down`` updates the record, in a thread, before the submission and after it; ``start_guard`` runs in a
     thread, as soon as there is a record. Raises SubmitError in the batch system's words.
     """
-    await tasks.in_thread(write_down)
-    await tasks.in_thread(lambda: make_log_folder(log_directory))
-    await tasks.in_thread(start_guard)
+    await tasks.to_thread(write_down)
+    await tasks.to_thread(lambda: make_log_folder(log_directory))
+    await tasks.to_thread(start_guard)
     await submit_job()
-    await tasks.in_thread(write_down)
+    await tasks.to_thread(write_down)
 
 
 class Submitter:

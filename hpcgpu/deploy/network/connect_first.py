@@ -73,10 +73,10 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
         for task in pending:
             task.cancel()
     reasons = [f"{a}: {failures[a].why if a in failures else 'no answer'}" for a in addresses]
-    said = "; ".join(reasons) or "it has published no address"
+    text = "; ".join(reasons) or "it has published no address"
     waited_s = time.monotonic() - began
     kind = TrustError if any(f.other_cluster for f in failures.values()) else LaunchError
-    raise kind(f"the scheduler could not be reached ({said}); tried for {waited_s:.1f} s")
+    raise kind(f"the scheduler could not be reached ({text}); tried for {waited_s:.1f} s")
 
 
 async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Route | _Failure:

@@ -45,16 +45,7 @@ _NO_WAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: 
 
 
 class Forwarder:
-    """A port of this machine's loopback that leads to the dashboard.
-
-    Parameters
-    ----------
-    server : asyncio.Server
-        Listens here.
-    carrying : set of asyncio.Task
-        The connections that are open.
-
-    """
+    """A port of this machine's loopback that leads to the dashboard; ``carrying`` are its open connections."""
 
     def __init__(self, server: asyncio.Server, carrying: set[asyncio.Task[Any]]) -> None:
         self._server, self._carrying = server, carrying
@@ -84,7 +75,7 @@ class Forwarder:
                 if first:
                     await _answer(first, reader, writer, connect, secret())
             except (OSError, asyncio.CancelledError):
-                pass  # the browser has gone, or this end closes: nobody is left to be told
+                pass  # the browser has gone, or this end closes: no reader is left
             finally:
                 writer.close()
                 carrying.discard(task)
@@ -99,7 +90,7 @@ class Forwarder:
 
 
 async def _listen(serve: Callable[..., Awaitable[None]], port: int) -> asyncio.Server:
-    """Return a server on a port of loopback; if the port is taken, on the next free one, which is said."""
+    """Listen on a port of loopback; if it is taken, on the next free port, which is logged."""
     for number in (*range(port, min(port + _NEXT_PORTS, 1 << 16)), 0) if port else (0,):
         with contextlib.suppress(OSError):
             server = await asyncio.start_server(serve, _HOST, number)
@@ -111,7 +102,7 @@ async def _listen(serve: Callable[..., Awaitable[None]], port: int) -> asyncio.S
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:
-    """Return the request line; empty when none comes."""
+    """Read the request line; b"" if it does not come."""
     try:
         async with asyncio.timeout(_FIRST_LINE_S):
             return await reader.readuntil(b"\n")
@@ -126,10 +117,10 @@ async def _answer(
     connect: Callable[[], Awaitable[Any]],
     secret: str,
 ) -> None:
-    """Carry a browser's connection if its first request knows the secret; the scheduler looks at those that follow."""
-    words = first.split()
-    given = words[1].lstrip(b"/").partition(b"/")[0].partition(b"?")[0] if len(words) > 1 else b""
-    if not hmac.compare_digest(given, secret.encode()):
+    """Carry a browser's connection if its first request has the secret; the scheduler checks later requests."""
+    parts = first.split()
+    prefix = parts[1].lstrip(b"/").partition(b"/")[0].partition(b"?")[0] if len(parts) > 1 else b""
+    if not hmac.compare_digest(prefix, secret.encode()):
         writer.write(_NOT_FOUND)
         await writer.drain()
         return
@@ -144,10 +135,7 @@ async def _answer(
 
 
 async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry bytes both ways until one end closes; an empty message says that the other end of the comm has.
-
-    Both are closed on return.
-    """
+    """Carry bytes both ways until one end closes, then close both; an empty message is the end of the comm."""
 
     async def send() -> None:
         with contextlib.suppress(OSError):
@@ -156,7 +144,7 @@ async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamW
         with contextlib.suppress(OSError):
             await comm.write(b"")
 
-    sending = tasks.start(send, "a browser's connection", tasks.say_only)
+    sending = tasks.start(send, "a browser's connection", tasks.only_log)
     try:
         with contextlib.suppress(CommClosedError):
             while data := await comm.read():
@@ -169,20 +157,10 @@ async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 def link(port: int, secret: str, environ: Mapping[str, str]) -> str:
-    """Return the dashboard's address for the user's browser.
+    """Return the dashboard's address for the user's browser, at a port of this machine's loopback.
 
     Dask's template ``distributed.dashboard.link`` is taken if the user has set it. In a notebook whose server is
     reached by a path, as behind JupyterHub or Open OnDemand, it is a path of jupyter-server-proxy on that server.
-
-    Parameters
-    ----------
-    port : int
-        Of this machine's loopback.
-    secret : str
-        First part of the dashboard's paths.
-    environ : mapping of str to str
-        Of this process.
-
     """
     if dask.config.get("distributed.dashboard.link") != _DASKS_TEMPLATE:
         # "{port}/status" of any template becomes PORT/SECRET/status
@@ -193,14 +171,14 @@ def link(port: int, secret: str, environ: Mapping[str, str]) -> str:
 
 
 def far_hint(port: int, environ: Mapping[str, str], host: str) -> str:
-    """Return what to run on a machine from which the user has logged in by ssh; empty in a notebook or at home."""
+    """Return the ssh command for the user's own machine; "" in a notebook, or without an ssh login."""
     if "SSH_CONNECTION" not in environ or "JPY_PARENT_PID" in environ or "VSCODE_IPC_HOOK_CLI" in environ:
         return ""
     return f" (if your browser is on another machine, there: ssh -N -L {port}:127.0.0.1:{port} {host})"
 
 
 def _jupyter_path(environ: Mapping[str, str]) -> str:
-    """Return the path below which this kernel's Jupyter server is; empty without one.
+    """Return the path of this kernel's Jupyter server; "" without a server.
 
     The server writes it into a file (jupyter_server 2.21: jpserver-PID.json); a kernel knows the server's pid. Open
     OnDemand has servers at /node/HOST/PORT/.

@@ -1,23 +1,30 @@
-"""The scheduler file, by which a cluster object outside finds the scheduler.
+"""The scheduler file, by which a cluster object outside finds the scheduler, and single requests to that scheduler.
 
 It is in a private folder of the run, on the shared file system.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from hpcgpu.deploy.network.tls import Certificate, secret
-from hpcgpu.errors import HpcGpuError, TrustError
+from distributed.core import rpc
+
+from hpcgpu.deploy.network.connect_first import connect_first
+from hpcgpu.deploy.network.tls import Certificate, secret, security
+from hpcgpu.errors import HpcGpuError, LaunchError, TrustError
 from hpcgpu.host import private
 
 _NONCE = "nonce"
 _FILE = "scheduler"
 _PROGRESS = "progress"
 _LIFE = "life"
+_ANSWER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +103,12 @@ def read(folder: Path) -> SchedulerFile | None:
     if _FILE not in {p.name for p in folder.iterdir()}:
         return None
     try:
-        found = _parse(private.read(folder / _FILE))
+        content = _parse(private.read(folder / _FILE))
     except ValueError as e:
         raise TrustError(f"{folder / _FILE} is damaged, or of another version of hpcgpu: {e}") from e
-    if found.nonce != private.read(folder / _NONCE):
+    if content.nonce != private.read(folder / _NONCE):
         raise TrustError(f"{folder / _FILE} was not written by the scheduler of this run: its nonce is another one")
-    return found
+    return content
 
 
 def _parse(text: str) -> SchedulerFile:
@@ -109,9 +116,34 @@ def _parse(text: str) -> SchedulerFile:
 
     facts = json.loads(text)
     try:
-        found = msgspec.convert(facts, SchedulerFile)
+        content = msgspec.convert(facts, SchedulerFile)
     except msgspec.MsgspecError as e:  # a ValueError from msgspec 0.22 on
         raise ValueError(str(e)) from e
     if more := facts.keys() - {field.name for field in fields(SchedulerFile)}:
         raise ValueError(f"holds more than this hpcgpu reads - at `$.{min(more)}`")
-    return found
+    return content
+
+
+async def say_goodbye(folder: Path) -> bool:
+    """Have the scheduler end its run; return False if it cannot be reached from here."""
+    return await _call(folder, lambda scheduler: scheduler.hpcgpu_lease(goodbye=True)) is not None
+
+
+async def worker_names(folder: Path) -> tuple[str, ...] | None:
+    """Return the names of the registered workers; None if the scheduler cannot be reached from here."""
+    facts = await _call(folder, lambda scheduler: scheduler.identity())
+    return None if facts is None else tuple(str(worker["name"]) for worker in facts["workers"].values())
+
+
+async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Return the scheduler's answer; None without a scheduler or an answer."""
+    content = await asyncio.to_thread(read, folder)
+    if content is None:
+        return None
+    trust = security(content.certificate)
+    try:
+        address = (await connect_first(content.addresses, trust, _ANSWER_S, "client")).address
+        async with rpc(address, connection_args=trust.get_connection_args("client")) as scheduler:
+            return await asyncio.wait_for(question(scheduler), _ANSWER_S)
+    except (OSError, TimeoutError, LaunchError):
+        return None

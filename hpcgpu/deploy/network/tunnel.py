@@ -35,7 +35,7 @@ class Tunnel:
         mux = Mux(process.stdout, process.stdin)
         server = await asyncio.start_server(mux.carry, _HOST, 0)
         # however it ends, it closes all connections: their users look for the scheduler again
-        return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.say_only))
+        return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.only_log))
 
     async def failure(self) -> str:
         """Return the relay's error once it has ended; "" while it runs."""
@@ -44,8 +44,8 @@ class Tunnel:
                 await asyncio.wait_for(self._process.wait(), _ENDING_S)
         if self._process.returncode is None or self._process.stderr is None:
             return ""
-        said = (await self._process.stderr.read()).decode(errors="replace").strip()
-        return said or f"it ended with exit code {self._process.returncode}"
+        error = (await self._process.stderr.read()).decode(errors="replace").strip()
+        return error or f"it ended with exit code {self._process.returncode}"
 
     async def close(self) -> None:
         """End the relay and stop listening."""

@@ -45,7 +45,7 @@ class Progress:
         self._awaited: dict[asyncio.Future[None], Any] = {}
         self._turning = False
         self._look: asyncio.TimerHandle | None = None
-        self._work = tasks.guarded(self._turn, "UCX's work on an event loop", self._fail)
+        self._work = tasks.log_errors(self._turn, "UCX's work on an event loop", self._fail)
         worker.init_blocking_progress_mode()
         loop.add_reader(worker.epoll_file_descriptor, self._work)
         self.soon()

@@ -16,7 +16,7 @@ from distributed import Scheduler
 
 from hpcgpu.errors import JobError
 
-_NOBODY = "no process controls this cluster's jobs: the last one has ended, or has lost its connection; try again"
+_NO_OBJECT = "no process controls this cluster's jobs: the last one has ended, or has lost its connection; try again"
 _LOOK_S = 0.1
 
 
@@ -29,7 +29,7 @@ class ControllerElection:
 
     def __init__(self) -> None:
         self._comms: list[Any] = []  # the controller's first
-        self._wanted: int | None = None
+        self._jobs: int | None = None
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[Any, asyncio.Future[bytes | None]]] = {}
 
@@ -59,13 +59,13 @@ class ControllerElection:
                 if error:
                     raise pickle.loads(error)
                 return
-        raise JobError(_NOBODY)
+        raise JobError(_NO_OBJECT)
 
     async def _hear(self, comm: Any, message: dict[str, Any]) -> None:
         if message["op"] == "scaled":
             self._asked.pop(message["number"])[1].set_result(message["error"])
         elif comm is self._comms[0]:
-            self._wanted = message["jobs"]
+            self._jobs = message["jobs"]
             for other in self._comms[1:]:
                 with contextlib.suppress(OSError):
                     await self._tell(other)
@@ -76,13 +76,13 @@ class ControllerElection:
         if was_controller and self._comms:
             with contextlib.suppress(OSError):
                 await self._tell(self._comms[0])
-        for number, (asked, answer) in list(self._asked.items()):  # the next controller knows that it is one
-            if asked is comm:
+        for number, (comm_asked, answer) in list(self._asked.items()):  # the next controller knows that it is one
+            if comm_asked is comm:
                 del self._asked[number]
                 answer.set_result(None)
 
     async def _tell(self, comm: Any) -> None:
-        await comm.write({"op": "control" if comm is self._comms[0] else "observe", "wanted": self._wanted})
+        await comm.write({"op": "control" if comm is self._comms[0] else "observe", "wanted": self._jobs})
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:

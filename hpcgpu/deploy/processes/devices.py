@@ -70,19 +70,19 @@ def set_up_rmm(rapids: Rapids) -> None:
     cuDF reads its part from the environment when user code imports it. ConfigError: a library is not installed.
     LaunchError: the GPU has too little memory left, or the driver lacks a feature.
     """
-    for module, asked in rapids.needs:
-        _check_installed(module, asked)
-    asked = next((asked for module, asked in rapids.needs if module == "rmm"), "")
+    for module, option in rapids.needs:
+        _check_installed(module, option)
+    option = next((option for module, option in rapids.needs if module == "rmm"), "")
     try:
-        if asked:
+        if option:
             _allocate_by(rapids)
         else:
             _evict_once_imported()
         for library in rapids.libraries:
             _SETTERS[library]()
     except (MemoryError, RuntimeError, ValueError, ImportError) as e:
-        what = " on ".join(name for name, _ in reversed(rapids.resources)) or ", ".join(rapids.libraries)
-        raise LaunchError(f"{asked}: RMM does not set up {what} on this GPU: {e}") from e
+        names = " on ".join(name for name, _ in reversed(rapids.resources)) or ", ".join(rapids.libraries)
+        raise LaunchError(f"{option}: RMM does not set up {names} on this GPU: {e}") from e
 
 
 def _evict_once_imported() -> None:
@@ -101,12 +101,12 @@ def _evict_by(rmm: Any) -> None:
         logger.warning("RMM is installed but fails on this GPU, and evicts nothing for what is allocated by it: %s", e)
 
 
-def _check_installed(module: str, asked: str) -> None:
+def _check_installed(module: str, option: str) -> None:
     if importlib.util.find_spec(module) is not None:
         return
     how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
     raise ConfigError(
-        f"{asked} needs {module}, which is not installed for the workers' Python: {how}, or leave the option out"
+        f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option out"
     )
 
 
@@ -123,10 +123,10 @@ def _allocate_by(rapids: Rapids) -> None:
     for name, arguments in rapids.resources:
         if name not in _OBSERVERS:
             continue
-        given = dict(arguments)
-        if "log_file_name" in given:
-            parents.make(Path(str(given["log_file_name"])).parent)
-        resource = getattr(rmm.mr, name)(resource, **given)
+        options = dict(arguments)
+        if "log_file_name" in options:
+            parents.make(Path(str(options["log_file_name"])).parent)
+        resource = getattr(rmm.mr, name)(resource, **options)
     rmm.mr.set_current_device_resource(resource)
 
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy import settings as wanted_settings
-from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
+from hpcgpu.deploy import settings as all_settings
+from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes, node
-from hpcgpu.deploy.processes.silent_worker import SilentWorker
-from hpcgpu.deploy.processes.worker import check_room, store_of
+from hpcgpu.deploy.processes.worker import SilentWorker, check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import bind, log, remover, secret
@@ -53,9 +52,9 @@ class GPUWorker(SilentWorker):
     Raises
     ------
     LaunchError
-        Every GPU of the node has its worker already, or there is none.
+        Every GPU of the node has its worker already, or the node has no GPU.
     ConfigError, BindingError
-        An option is wrong, or cores that cannot be had.
+        An option is wrong, or the cores are not available.
 
     Examples
     --------
@@ -69,7 +68,7 @@ class GPUWorker(SilentWorker):
                 "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "
                 "local_directory and jit_unspill"
             )
-        settings = _settings(kwargs)
+        settings = _read_settings(kwargs)
         scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
         remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
@@ -85,7 +84,7 @@ class GPUWorker(SilentWorker):
             "memory_limit": spec.memory_limit_bytes or 0,
             "local_directory": spec.local_directory,
             "data": store_of(spec),
-            "plugins": (*plugins, SpillPlugin(spec), WorkerFacts(spec)),
+            "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
             "dashboard": False,
         }
         if settings.interface and not kwargs.get("host"):
@@ -98,13 +97,13 @@ class GPUWorker(SilentWorker):
             log.say_of(socket.gethostname(), (protocols.exposed(self.scheduler.address.partition("://")[0]),))
 
 
-def _settings(kwargs: dict[str, Any]) -> Settings:
+def _read_settings(kwargs: dict[str, Any]) -> Settings:
     """Return the settings; options that distributed's Worker does not know are taken out of its arguments."""
-    given = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
+    options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
     # the Worker itself takes protocol, resources and death_timeout
     shared = ("nthreads", "memory_limit", "local_directory", "interface")
-    given |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
-    return wanted_settings.read(given, "keyword {name} of GPUWorker").settings
+    options |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
+    return all_settings.read(options, "keyword {name} of GPUWorker").settings
 
 
 def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
@@ -118,7 +117,9 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     together += -together % each
     number = _take_share(shares[:together], each, environ)
     common: dict[str, Any] = {"scratch": scratch, "environ": environ, "kept_bytes": _OTHERS_BYTES}
-    if is_isolated(environ) or _is_tied(settings, environ):
+    # a rank's own share of the node, and no other rank's
+    tied = settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
+    if is_isolated(environ) or tied:
         alone = replace(machine, gpus=(shares[number],) * each)
         spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
@@ -152,13 +153,8 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
     )
 
 
-def _is_tied(settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Tell whether this rank's mask is its own share of the node, and no other rank's."""
-    return settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
-
-
 def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
-    """Return about how many ranks this node has; None: no launcher says it."""
+    """Return the number of this node's ranks, about; None without a launcher."""
     if rank.local_size or rank.launcher == "none":
         return rank.local_size
     nodes = environ.get("SLURM_STEP_NUM_NODES", "1")  # srun does not tell a rank how many its node has
@@ -170,11 +166,11 @@ def _widen(rank: RankFacts, host: str) -> None:
 
     srun's binding stays: its daemon is root's, and may use the whole node.
     """
-    own, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
+    mask, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
     if rank.launcher in ("none", "srun") or Path(f"/proc/{parent}").stat().st_uid != os.getuid():
         return
-    together = CpuSet(own | os.sched_getaffinity(parent))
-    if together != own:
+    together = CpuSet(mask | os.sched_getaffinity(parent))
+    if together != mask:
         os.sched_setaffinity(0, together)
-        words = f"{rank.launcher} tied rank {rank.rank} to PUs {own}, but its worker has a share of all, PUs {together}"
-        log.say_of(host, (f"{words} (respect_launcher keeps it to its own)",))
+        text = f"{rank.launcher} tied rank {rank.rank} to PUs {mask}, but its worker has a share of all, PUs {together}"
+        log.say_of(host, (f"{text} (respect_launcher keeps it on its own PUs)",))

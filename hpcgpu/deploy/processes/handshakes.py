@@ -107,5 +107,5 @@ class HandshakeLimiter:
         if self._quiet:
             logger.warning("connections without a handshake: %d; the last one from %s", self._failed, self._last)
             self._failed = 0
-            say = tasks.guarded(self._say, "what is said of handshakes", tasks.say_only)
+            say = tasks.log_errors(self._say, "what is said of handshakes", tasks.only_log)
             asyncio.get_running_loop().call_later(_SAY_S, say)

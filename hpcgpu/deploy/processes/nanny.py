@@ -89,18 +89,18 @@ def make_nanny(
     ``options`` are distributed's Nanny's, and win over the settings.
     """
     compat.spare_nvml()
-    told = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
-    listens = _listens_on(route.own_host, spec.binding.interface, asked=settings.interface is not None)
-    return ForkNanny(route.address, spawner=spawner, spec=spec, rank=rank, **{**told, **listens, **options})
+    common = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
+    listens = _listens_on(route.own_host, spec.binding.interface, chosen=settings.interface is not None)
+    return ForkNanny(route.address, spawner=spawner, spec=spec, rank=rank, **{**common, **listens, **options})
 
 
-def _listens_on(own_host: str, interface: str, *, asked: bool) -> dict[str, str]:
+def _listens_on(own_host: str, interface: str, *, chosen: bool) -> dict[str, str]:
     """Return where a worker listens: on its interface, else at this host's address on the way to the scheduler.
 
     A planned interface is not used where that address is loopback: the worker must not be reachable from outside.
     """
     local = own_host.startswith("127.") or own_host == "[::1]"
-    return {"interface": interface} if interface and (asked or not local) else {"host": own_host}
+    return {"interface": interface} if interface and (chosen or not local) else {"host": own_host}
 
 
 class ForkedWorker:
@@ -127,9 +127,9 @@ class ForkedWorker:
         child = self._fork()
         self.status = Status.starting
         self.process = ProcessHandle(child.pid)
-        what = f"the nanny's look at the end of worker {self.nanny.name}"
+        text = f"the nanny's look at the end of worker {self.nanny.name}"
         child.exited.add_done_callback(
-            tasks.guarded(lambda done: self._on_exit(child, done.result()), what, self._give_up)
+            tasks.log_errors(lambda done: self._on_exit(child, done.result()), text, self._give_up)
         )
         self._control = await Control.open(child.control)
         try:
@@ -160,7 +160,7 @@ class ForkedWorker:
         reason = f"worker {self.nanny.name} cannot be started again: {error!r}"
         logger.error(reason)
         close = functools.partial(self.nanny.close, reason=reason)
-        self._closing = tasks.start(close, f"the end of the nanny of {self.nanny.name}", tasks.say_only)
+        self._closing = tasks.start(close, f"the end of the nanny of {self.nanny.name}", tasks.only_log)
 
     def _take_report(self, message: dict[str, Any]) -> None:
         if message["op"] == "error":
@@ -241,8 +241,8 @@ class ForkedWorker:
         if self.process is None or self.process.pid != child.pid:
             return
         if code:
-            what = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
-            logger.info("Worker process %d was %s", child.pid, what)
+            text = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+            logger.info("Worker process %d was %s", child.pid, text)
         self.status = Status.stopped
         self.process = None
         self._running.set()
@@ -251,8 +251,8 @@ class ForkedWorker:
             self._control.close()
         if self.worker_dir:
             remove = functools.partial(shutil.rmtree, self.worker_dir, ignore_errors=True)
-            what = f"the removal of {self.worker_dir}"
-            self._removing = tasks.start(functools.partial(tasks.in_thread, remove), what, tasks.say_only)
+            text = f"the removal of {self.worker_dir}"
+            self._removing = tasks.start(functools.partial(tasks.to_thread, remove), text, tasks.only_log)
         self.worker_dir = None
         compat.on_worker_exit(self.nanny, code)
 

@@ -45,23 +45,23 @@ class Machine:
         host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
         if settings.gpus is None:
             log.say_of(host, topology.warnings)
-        found = gpus_of(settings, topology, environ, host)
-        if not found:
+        gpus = gpus_of(settings, topology, environ, host)
+        if not gpus:
             devices = environ.get("CUDA_VISIBLE_DEVICES")
             shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
-            why = (shown, format_other_gpus(topology), nvml.read().trouble)
-            given = f" ({'; '.join(filter(None, why))})" if any(why) else ""
+            reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
+            why = f" ({reasons})" if reasons else ""
             raise LaunchError(
-                f"no GPU can be opened on {host}{given}: ask the batch system for some, or simulate them: {SIMULATE}"
+                f"no GPU can be opened on {host}{why}: request GPUs from the batch system, or simulate them: {SIMULATE}"
             )
-        return cls(host, topology, found)
+        return cls(host, topology, gpus)
 
 
 def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a node that this process may use: real ones, or simulated ones if the settings say so."""
     if settings.gpus is not None:
-        wanted = parse_simulated(settings.gpus)
-        return simulated_gpus(topology, wanted.per_node, wanted.memory_bytes, host)
+        simulated = parse_simulated(settings.gpus)
+        return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
     mine = {g.uuid for g in cards.openable(environ)}
     return tuple(g for g in topology.gpus if g.uuid in mine)
 
@@ -84,52 +84,54 @@ def plan_here(
     memory for other processes, ``sharers`` the processes like this one that share the job's memory on this node. Raises
     LaunchError, ConfigError, BindingError: more workers than GPUs, or impossible limits and cores.
     """
-    asked = settings.memory_limit.nbytes
-    planned = replace(settings, memory_limit=SHARE) if asked else settings
+    limit_bytes = settings.memory_limit.nbytes
+    planned = replace(settings, memory_limit=SHARE) if limit_bytes else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
-    room = room_of(read_allocation(environ, machine.name), kept_bytes=kept_bytes, part=(1, sharers))
-    specs = tuple(spec for _, spec in plan_node(planned, machine, layout, room, scratch=scratch, environ=environ))
-    return tuple(_limited(spec, asked) for spec in specs) if asked else specs
+    share = host_share(read_allocation(environ, machine.name), kept_bytes=kept_bytes, part=(1, sharers))
+    specs = tuple(spec for _, spec in plan_node(planned, machine, layout, share, scratch=scratch, environ=environ))
+    if not limit_bytes:
+        return specs
+    return tuple(replace(s, memory_limit_bytes=min(limit_bytes, s.memory_limit_bytes or limit_bytes)) for s in specs)
 
 
-class Room(NamedTuple):
+class HostShare(NamedTuple):
     """The host memory of one planner's workers."""
 
     memory: HostMemory
     in_job: bool  # granted by a batch system
 
 
-def room_of(
+def host_share(
     allocation: Allocation, run: RunDocument | None = None, *, kept_bytes: int = 0, part: tuple[int, int] = (1, 1)
-) -> Room:
+) -> HostShare:
     """Return the host memory of this job on this node, less ``kept_bytes`` for other processes, or a part of it.
 
     ``part`` is this planner's share, and the sum of all planners' shares.
     """
     memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
     left = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part)
-    return Room(left, allocation.batch != "local")
+    return HostShare(left, allocation.batch != "local")
 
 
 def plan_node(
     settings: Settings,
     machine: Machine,
     layout: NodeLayout,
-    room: Room,
+    share: HostShare,
     *,
     scratch: str,
     environ: Mapping[str, str],
     before: Sequence[NodeLayout] = (),
-    **known: Any,
+    **more: Any,
 ) -> tuple[tuple[int, WorkerSpec], ...]:
     """Plan the workers of one process on this node, each with its rank: of a leader, or of a process without ranks.
 
-    ``scratch`` is a private folder for their files; ``known`` are further fields of NodeFacts. The others are as of
+    ``scratch`` is a private folder for their files; ``more`` are further fields of NodeFacts. The others are as of
     :func:`hpcgpu.plan.binding.workers.plan_workers`.
     """
     gpus, topology = machine.gpus, machine.topology
-    facts = facts_of(machine.name, topology, room.memory, environ, gpus=gpus, scratch=scratch, in_job=room.in_job)
-    return plan_workers(settings, replace(facts, **known), layout, before)
+    facts = facts_of(machine.name, topology, share.memory, environ, gpus=gpus, scratch=scratch, in_job=share.in_job)
+    return plan_workers(settings, replace(facts, **more), layout, before)
 
 
 def facts_of(
@@ -173,17 +175,12 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
 def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:
     """Return messages about memory limits that had to be lowered."""
     on_device = device_limits_lowered(settings, specs)
-    asked, limit = settings.memory_limit.nbytes, specs[0].memory_limit_bytes
-    if not asked or limit is None or limit >= asked:
+    limit_bytes, limit = settings.memory_limit.nbytes, specs[0].memory_limit_bytes
+    if not limit_bytes or limit is None or limit >= limit_bytes:
         return on_device
     return (
         *on_device,
-        f"memory_limit={format_bytes(asked)} (set by {settings.where('memory_limit')}) is lowered to "
+        f"memory_limit={format_bytes(limit_bytes)} (set by {settings.where('memory_limit')}) is lowered to "
         f"{format_bytes(limit)}, a worker's share of what this job may use on the node: above it the kernel would "
         "end the job before a worker spills",
     )
-
-
-def _limited(spec: WorkerSpec, asked: int) -> WorkerSpec:
-    share = spec.memory_limit_bytes
-    return replace(spec, memory_limit_bytes=asked if share is None else min(asked, share))

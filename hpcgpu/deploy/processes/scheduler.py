@@ -19,7 +19,7 @@ from distributed.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard.ledger import Ledger, say_summary
+from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes import dashboard, handshakes
@@ -31,7 +31,7 @@ from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, process
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0
@@ -137,7 +137,7 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
         dashboard=False,
         dashboard_address="127.0.0.1:0",
     )
-    Ledger.attach(scheduler, spec.walltime_s)
+    UsagePlugin.attach(scheduler, spec.walltime_s)
     dashboard.serve(scheduler, spec.dashboard_secret)
     if spec.progress:
         scheduler.add_plugin(TaskProgress(scheduler), name="hpcgpu-progress")
@@ -200,12 +200,12 @@ class LeaderConnections:
 
     @property
     def none_come(self) -> bool:
-        """Whether there were workers, and none will come again."""
+        """True if there were workers, and no more will come."""
         return self._had_workers and not self._grows and not self._working and not self._awaited
 
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
-        return [(node, text) for node, said in self._notes.values() for text in said]
+        return [(node, text) for node, texts in self._notes.values() for text in texts]
 
     async def serve(
         self,
@@ -225,8 +225,8 @@ class LeaderConnections:
         try:
             with contextlib.suppress(CommClosedError):
                 await comm.write("watching")
-                while (said := await comm.read()) != "bye":
-                    self._end_of_workers(comm, said["died"])
+                while (message := await comm.read()) != "bye":
+                    self._end_of_workers(comm, message["died"])
                 lost = False
         finally:
             del self._comms[comm], self._notes[comm]
@@ -244,7 +244,7 @@ class LeaderConnections:
 
     def _await_successor(self, node: str, succession: str, *, had_workers: bool) -> None:
         self._awaited += had_workers
-        report = tasks.guarded(self._report, "the report of a lost leader", tasks.say_only)
+        report = tasks.log_errors(self._report, "the report of a lost leader", tasks.only_log)
         asyncio.get_running_loop().call_later(self._successor_s, report, node, succession, had_workers)
 
     def _report(self, node: str, succession: str, had_workers: bool) -> None:

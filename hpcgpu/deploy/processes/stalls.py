@@ -45,7 +45,7 @@ class StallDetector:
         self._none_come = none_come
         self._stall: Stall | None = None
         self.reason = ""  # as last reported
-        self._loop = tasks.keep(self._look, "the look for tasks that wait in vain")
+        self._loop = tasks.run_forever(self._look, "the look for tasks that wait in vain")
 
     def close(self) -> None:
         """Stop checking."""
@@ -72,21 +72,21 @@ class StallDetector:
 
     def _tell(self) -> None:
         if self._scheduler.workers:
-            what = "all workers have paused"
+            short = "all workers have paused"
             reason = (
-                f"{what} for {self._patience_s:g} s, for their memory is full: {_shown(self._scheduler)}. Release what "
-                "is not needed, or take more workers, memory (memory_limit), or room in local_directory"
+                f"{short} for {self._patience_s:g} s, because their memory is full: {_shown(self._scheduler)}"
+                ". Release unused data, or take more workers, memory (memory_limit), or room in local_directory"
             )
         else:
-            what = "no worker is left, and none comes"
+            short = "no worker is left, and none comes"
             reason = (
-                f"{what}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or keep workers "
-                "that are needed from being retired"
+                f"{short}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or do not "
+                "retire workers that are needed"
             )
         self._scheduler.log_event("hpcgpu", {"action": "stalled", "reason": reason})
         compat.fail_futures(self._scheduler, JobError(reason), waiting=True)
         self.reason = reason
-        self._report(what, reason)
+        self._report(short, reason)
 
 
 def _shown(scheduler: Scheduler) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import signal
@@ -17,13 +16,13 @@ from typing import Any
 import dask
 import psutil
 from distributed import Worker
+from distributed.http.routing import RoutingApplication
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard.worker_facts import WorkerFacts
+from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control, encode
-from hpcgpu.deploy.processes.silent_worker import SilentWorker
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, log, process
@@ -37,6 +36,49 @@ from hpcgpu.units import format_bytes
 _SPILL_LOGGER = logging.getLogger("distributed.worker.memory")
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
+
+
+class SilentWorker(Worker):
+    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat.
+
+    distributed (2026.8.0, ``Worker.close``) closes its connections while a heartbeat waits for the scheduler's answer,
+    and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
+    """
+
+    _beat: asyncio.Task[Any] | None = None
+
+    def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
+        """Make the application (Worker.start_unsafe needs one), but open no socket."""
+        self.http_application = RoutingApplication(routes)
+        self.http_server = _NoServer()
+
+    async def heartbeat(self) -> None:
+        """Send a heartbeat; it ends without a log line when the worker closes."""
+        self._beat = asyncio.current_task()  # of tornado's PeriodicCallback, which is stopped before it is cancelled
+        try:
+            await super().heartbeat()
+        finally:
+            self._beat = None
+
+    async def close(self, *args: Any, **kwargs: Any) -> str | None:
+        """Close as distributed does, after cancelling a heartbeat under way, unless it is the caller."""
+        self.periodic_callbacks["heartbeat"].stop()
+        # The heartbeat task itself may close the worker. Later callers must not cancel it.
+        beat, self._beat = self._beat, None
+        if beat not in (None, asyncio.current_task()):
+            beat.cancel()
+            await asyncio.wait([beat])
+        return await super().close(*args, **kwargs)
+
+
+class _NoServer:
+    """The members of an HTTP server that Worker uses."""
+
+    port = 0
+    address = ""
+
+    def stop(self) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +130,7 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
             return 1
         raise
     control.send("started", address=worker.address, dir=worker.local_directory)
-    stopping = stop_when_told(worker, control)
+    stopping = stop_on_request(worker, control)
     await worker.finished()
     stopping.cancel()
     # non-daemonic threads of user code must not keep a closed worker alive
@@ -97,11 +139,11 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
 
 
 def _failure(error: Exception) -> tuple[dict[str, str], bool]:
-    """Return the report to the nanny about a worker that cannot start, and whether its reason is complete."""
+    """Return the report to the nanny about a worker that cannot start, and True if its reason is complete."""
     cause = cause_of(error)
-    words = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
-    reason = words or "".join(traceback.format_exception_only(cause)).strip()
-    return {"text": "".join(traceback.format_exception(error)), "reason": reason}, bool(words)
+    message = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
+    reason = message or "".join(traceback.format_exception_only(cause)).strip()
+    return {"text": "".join(traceback.format_exception(error)), "reason": reason}, bool(message)
 
 
 async def make_worker(start: WorkerStart) -> Worker:
@@ -111,7 +153,7 @@ async def make_worker(start: WorkerStart) -> Worker:
         **start.kwargs,
         data=store_of(spec),
         dashboard=False,
-        plugins=(SpillPlugin(spec), WorkerFacts(spec)),
+        plugins=(SpillPlugin(spec), WorkerMetrics(spec)),
     )
     compat.exclude_simulated(worker, devices.usage_reader(spec))
     if _SPILL_LOGGER.getEffectiveLevel() == logging.WARNING:
@@ -153,20 +195,14 @@ def store_of(spec: WorkerSpec) -> tuple[type[GpuSpillBuffer], dict[str, Any]]:
     )
 
 
-def stop_when_told(worker: Worker, control: Control) -> asyncio.Task[None]:
+def stop_on_request(worker: Worker, control: Control) -> asyncio.Task[None]:
     """Close the worker when the nanny asks for it; end it at once if it cannot close, or if the nanny is gone."""
-    told = functools.partial(_stop_when_told, worker, control)
-    return tasks.start(told, "the end of the worker", lambda _: os._exit(1))
 
+    async def stop() -> None:
+        async for message in control.messages():
+            if message.pop("op") == "stop":
+                await worker.close(nanny=False, **message)  # timeout, executor_wait, reason
+                return
+        os._exit(1)  # the nanny's process is gone
 
-async def _stop_when_told(worker: Worker, control: Control) -> None:
-    async for message in control.messages():
-        if message["op"] == "stop":
-            await worker.close(
-                nanny=False,
-                timeout=message["timeout"],
-                executor_wait=message["executor_wait"],
-                reason=message["reason"],
-            )
-            return
-    os._exit(1)  # the nanny's process is gone
+    return tasks.start(stop, "the end of the worker", lambda _: os._exit(1))

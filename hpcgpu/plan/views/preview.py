@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
+from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.plan.views.describe import describe
 from hpcgpu.plan.views.explain import format_ports
 from hpcgpu.plan.views.overview import Plan, poor, render_workers
@@ -55,7 +56,7 @@ def warnings(plan: Preview) -> Iterator[str]:
 def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
     cores = (spec.cpus_per_task or 1) * spec.tasks_per_node
     whole = plan.site is not None and plan.site.dialect.get("cpus") is False
-    gpus = spec.gpus_per_node or (len(plan.layout.nodes[0].workers) if plan.layout else 0)
+    gpus = spec.gpus_per_node or gpus_per_node(plan.settings)
     if not whole and "--exclusive" not in spec.extra_directives and cores <= gpus:
         yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: request more by cores_per_gpu="
     no_memory = plan.site is not None and plan.site.dialect.get("memory") in (False, "none")

@@ -34,8 +34,8 @@ from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
-    "values are brought up on the event loop, and the worker answers no message meanwhile; start it with "
-    "--preload hpcgpu.deploy.preload, which makes moves asynchronous"
+    "values are brought up on the event loop, and the worker does not answer meanwhile: "
+    "--preload hpcgpu.deploy.dask_preload makes moves asynchronous"
 )
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
 _WHERE = "keyword {} of GpuSpillBuffer"

@@ -49,7 +49,7 @@ class SpillThread:
         self._above_target: Callable[[], int] | None = None
         self._excess_s: float | None = None  # the beginning of an excess
         self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
-        self._loop = threads.keep(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
+        self._loop = threads.run_forever(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
     def wake(self) -> None:
         """Wake the thread, if there is a next round."""

@@ -48,7 +48,7 @@ def test_a_script_that_lets_its_workers_go_goes_on_but_no_task_of_it_waits_for_e
     options = ("--gpus", "sim:1", "--death-timeout", "4")
     done = ranks.run(ranks.script(tmp_path, LEAVE), options=options)
     assert (done.returncode, done.stdout) == (1, "without workers\n")
-    assert "all workers have been let go; the script goes on without" in done.stderr
+    assert "all workers have been retired; the script goes on without workers" in done.stderr
     assert "the run ends: no worker is left, and none comes" in done.stderr
 
 
@@ -57,7 +57,7 @@ def test_a_cluster_without_workers_is_lost_and_says_why(tmp_path: Path, monkeypa
     with LocalGPUCluster(gpus="sim:1", log_directory=str(tmp_path)) as cluster, Client(cluster) as client:
         client.retire_workers(list(client.scheduler_info()["workers"]))
         until(lambda: "is lost" in repr(cluster) or "lost" in repr(cluster), "the end is known")
-        with pytest.raises(JobError, match=r"the job ends: all its workers have been let go"):
+        with pytest.raises(JobError, match=r"the job ends: all its workers have been retired"):
             cluster.wait_for_workers(1)
 
 
@@ -72,6 +72,6 @@ def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> N
     argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, FILL), options=options)]
     done = ranks.run_command(argv, timeout=scaled(120))
     assert done.returncode == 1, done.stderr
-    assert "all workers have paused for 12 s, for their memory is full" in done.stderr
+    assert "all workers have paused for 12 s, because their memory is full" in done.stderr
     assert "No space left on device" in done.stderr
     assert "hpcgpu: the run ends: all workers have paused\n" in done.stderr

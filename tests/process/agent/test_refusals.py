@@ -84,7 +84,7 @@ def test_what_anybody_may_have_put_there_is_not_imported(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
     assert "worker found: False" in done.stdout
-    assert f"modules in {shared} are not found: everybody may write there" in done.stderr
+    assert f"modules in {shared} are not imported: all users may write there" in done.stderr
 
 
 def test_the_users_own_are_found_by_the_workers(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
         (["--worker-port", "3000"], "--worker-port: ports are free ones"),
         (["--worker-class", "a.B"], "--worker-class: each worker is watched by hpcgpu's own nanny"),
         (["--no-nanny"], "--no-nanny: each worker is watched"),
-        (["--name", "a/b", "--gpus", "sim:1"], "a name with a slash"),
+        (["--name", "a/b", "--gpus", "sim:1"], "has a slash"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
     ],
 )

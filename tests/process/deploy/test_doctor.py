@@ -11,14 +11,17 @@ from pathlib import Path
 
 import fake_cuda
 import fake_nvml
+import local_system
 import msgspec
 import psutil
 import pytest
 import ranks
 from waiting import scaled, until
 
+from hpcgpu import batch
 from hpcgpu.config import document
-from hpcgpu.deploy.doctor import exchange, leftovers, login, node, trial
+from hpcgpu.deploy.doctor import job as doctor_job
+from hpcgpu.deploy.doctor import login, node, shared_files
 from hpcgpu.deploy.network.tls import Certificate
 from hpcgpu.host import pids, private
 from hpcgpu.model import RunDocument, Settings
@@ -34,6 +37,12 @@ def on_node(name: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, env=ranks.environment(), stderr=subprocess.PIPE, text=True)
 
 
+@pytest.fixture(autouse=True)
+def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
+    local_system.register()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     if subprocess.run([*NAMED, "x", "true"], capture_output=True).returncode:
@@ -42,21 +51,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
-    order = exchange.Order(token=secrets.token_hex(16), nodes=2, run=document.render(RunDocument(settings=Settings())))
-    exchange.write(folder, exchange.ORDER, order)
+    order = shared_files.Order(
+        token=secrets.token_hex(16), nodes=2, run=document.render(RunDocument(settings=Settings()))
+    )
+    shared_files.write(folder, shared_files.ORDER, order)
     made = Certificate.make()
-    private.write(folder / exchange.CERTIFICATE, made.cert_pem + made.key_pem)
+    private.write(folder / shared_files.CERTIFICATE, made.cert_pem + made.key_pem)
     there = [on_node(name, folder) for name in ("n1", "n2")]
     try:
-        until(lambda: len(exchange.read_listening(folder)) == 2, "two nodes listen")
-        listening = exchange.read_listening(folder)
+        until(lambda: len(shared_files.read_listening(folder)) == 2, "two nodes listen")
+        listening = shared_files.read_listening(folder)
         links = [link for to in listening for link in node.knock("login1", to, order, folder)]
-        exchange.write(folder, exchange.KNOCKED, True)
+        shared_files.write(folder, shared_files.KNOCKED, True)
         assert [(p.communicate(timeout=scaled(60))[1], p.returncode) for p in there] == [("", 0)] * 2
     finally:
         for process in there:
             process.kill()
-    seen = exchange.read_nodes(folder)
+    seen = shared_files.read_nodes(folder)
     assert [facts.host for facts in seen] == ["n1", "n2"]
     assert {link.target for link in links} == {"n1", "n2"}
     for facts, other in zip(seen, ("n2", "n1"), strict=True):
@@ -75,8 +86,8 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
 def test_a_whole_job(tmp_path: Path) -> None:
     """On this machine, which is its own batch system: the way from the submission to the findings."""
     said: list[str] = []
-    asked = login.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
-    findings = {finding.name: finding for finding in trial.run(asked.job, said.append).findings}
+    request = login.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
+    findings = {finding.name: finding for finding in doctor_job.run(request.job, said.append)[0]}
     host = os.uname().nodename
     assert findings["job"].verdict is Verdict.OK
     assert findings["job"].seen.endswith(f" ran on {host}")
@@ -90,9 +101,10 @@ def test_a_whole_job(tmp_path: Path) -> None:
 
 
 WAITING = """
-from hpcgpu.deploy.doctor import login, trial
+from hpcgpu.deploy.doctor import job as doctor_job
+from hpcgpu.deploy.doctor import login
 given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-trial.run(login.read(given, "keyword {name}", "local", must=True).job, lambda text: print(text, flush=True))
+doctor_job.run(login.read(given, "keyword {name}", "local", must=True).job, lambda text: print(text, flush=True))
 """
 
 
@@ -100,7 +112,9 @@ def waiting(home: Path) -> tuple[subprocess.Popen[str], int]:
     """Start a doctor whose job runs and does not answer; return it with the job's process."""
     home.mkdir(exist_ok=True)
     argv = [sys.executable, "-c", WAITING]
-    client = subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen(
+        argv, env=ranks.environment(HOME=str(home), **local_system.ENVIRONMENT), stdout=subprocess.PIPE, text=True
+    )
     job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
     assert phase == "RUNNING"
     return client, int(job.partition(".")[0])
@@ -125,14 +139,14 @@ def test_the_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Pat
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
     said: list[str] = []
-    leftovers.clean_up(said.append)
+    doctor_job.clean_up(said.append)
     assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
     guards = {str(left), "hpcgpu.deploy.jobs.guard"}
     next(p for p in psutil.process_iter(["cmdline"]) if guards <= set(p.info["cmdline"] or [])).kill()
     client.kill()
     client.communicate(timeout=scaled(60))
     os.utime(left / "lease", (0, 0))
-    leftovers.clean_up(said.append)
+    doctor_job.clean_up(said.append)
     assert trials(tmp_path) == []
     assert pids.start_time(job) is None
     assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
@@ -140,8 +154,8 @@ def test_the_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Pat
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
     """Killed with its guard, while the job was pending."""
-    order = exchange.Order(token="x", nodes=2, run=document.render(RunDocument(settings=Settings())))
-    exchange.write(folder, exchange.ORDER, order)
+    order = shared_files.Order(token="x", nodes=2, run=document.render(RunDocument(settings=Settings())))
+    shared_files.write(folder, shared_files.ORDER, order)
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))
     done = ranks.run_command([sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)])
@@ -149,15 +163,17 @@ def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None
     assert "has given no sign of life for 30 s" in done.stderr
 
 
-LOOK = "import sys, msgspec; from hpcgpu.deploy.doctor.looks import look; from hpcgpu.model import Settings"
+CHECKS = (
+    "import sys, msgspec; from hpcgpu.deploy.doctor.node_checks import gather_facts; "
+    "from hpcgpu.model import Settings; sys.stdout.buffer.write(msgspec.json.encode(gather_facts(Settings())))"
+)
 
 
 def test_a_node_with_a_gpu(tmp_path: Path) -> None:
     """NVML and the driver are stand-ins, which know one GPU; what asks them is real."""
     env = fake_nvml.compiled(tmp_path).environment([fake_nvml.FakeGpu("0000:06:00.0", "GPU-0", name="H100")])
     fake_cuda.compiled(tmp_path)
-    argv = [sys.executable, "-c", f"{LOOK}; sys.stdout.buffer.write(msgspec.json.encode(look(Settings())))"]
-    done = subprocess.run(argv, env=env, capture_output=True, timeout=scaled(60))
+    done = subprocess.run([sys.executable, "-c", CHECKS], env=env, capture_output=True, timeout=scaled(60))
     assert done.returncode == 0, done.stderr
     facts = msgspec.json.decode(done.stdout, type=NodeFacts)
     assert (facts.gpus, facts.driver) == (("H100",), "570.86.15")

@@ -8,11 +8,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import local_system
 import pytest
 import ranks
 from distributed import Client
 from waiting import Said, scaled, until
 
+from hpcgpu import batch
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
 from hpcgpu.errors import JobError, SubmitError
 
@@ -28,7 +30,10 @@ OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "rank
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
+    local_system.register()
     ranks.use_environment(monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", local_system.ENVIRONMENT["PYTHONPATH"])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     runs = tmp_path / ".hpcgpu" / "runs"

@@ -17,7 +17,7 @@ from paths import SUPPORT
 from waiting import scaled, until
 
 DASK = str(Path(sys.executable).with_name("dask"))
-PRELOAD = ("--preload", "hpcgpu.deploy.preload")
+PRELOAD = ("--preload", "hpcgpu.deploy.dask_preload")
 # What a user writes for 'dask worker', and values that know where they are pickled and unpickled.
 MODULE = """
     import asyncio
@@ -144,7 +144,7 @@ def test_without_the_store_nothing_changes_and_it_says_what_to_write(tmp_path: P
     with dask_worker(tmp_path, "--no-nanny", *PRELOAD) as (client, log):
         assert client.submit(sum, [1, 2]).result() == 3
         assert not ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins)
-        said = re.findall("hpcgpu.deploy.preload changes nothing.*", log.read_text())
+        said = re.findall("hpcgpu.deploy.dask_preload changes nothing.*", log.read_text())
     assert len(said) == 1
     assert "data=(hpcgpu.spill.GpuSpillBuffer," in said[0]
     assert "--worker-class" in said[0]

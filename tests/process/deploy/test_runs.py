@@ -17,11 +17,12 @@ import pytest
 import ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from local_system import Local, register
 from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu.batch import Local
+from hpcgpu import batch
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, guard, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, Run
@@ -34,6 +35,12 @@ from hpcgpu.plan.jobs.job import Job
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 DEAD = Process("another-host", 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
+    register()
 
 
 def make_run(home: Path, *jobs: Job, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:

@@ -10,7 +10,7 @@ import pytest
 from distributed import Scheduler
 from waiting import scaled
 
-from hpcgpu.deploy.processes.silent_worker import SilentWorker
+from hpcgpu.deploy.processes.worker import SilentWorker
 
 
 class _Slow(Scheduler):

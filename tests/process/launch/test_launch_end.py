@@ -138,7 +138,7 @@ def test_each_signal_reaches_the_launcher_once(tmp_path: Path) -> None:
     names = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]  # one of them is ignored under nohup
     with listening(tmp_path, "env", f"--default-signal={','.join(names)}") as (parent, until_heard):
         process = psutil.Process(parent.pid)
-        until(lambda: "hpcgpu.host.launched" in process.cmdline(), "the parent is there")
+        until(lambda: "hpcgpu.host.launcher_parent" in process.cmdline(), "the parent is there")
         until(lambda: process.status() == psutil.STATUS_SLEEPING, "the parent waits")
         assert process.memory_full_info().pss < 12 << 20
         for count, name in enumerate(names, 1):
@@ -201,14 +201,8 @@ def test_a_launch_removes_folders_of_killed_ones_of_its_host(tmp_path: Path) -> 
     ],
 )
 def test_the_exit_code_is_the_scripts(tmp_path: Path, words: str, output: str, end: int, code: int) -> None:
-    argv = [
-        str(ranks.BIN / "hpcgpu"),
-        *words.split(),
-        "--gpus",
-        "sim:1",
-        str(ranks.script(tmp_path, COMPUTES)),
-        str(end),
-    ]
+    program = [str(ranks.BIN / "hpcgpu"), *words.split(), "--gpus", "sim:1"]
+    argv = [*program, str(ranks.script(tmp_path, COMPUTES)), str(end)]
     assert streams.run(argv, output, ranks.environment(), timeout=scaled(120)) == code
 
 

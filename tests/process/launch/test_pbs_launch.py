@@ -87,5 +87,5 @@ def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
     done = ranks.run_command(argv, {"PBS_JOBID": "7.login01", "PBS_NODEFILE": str(tmp_path / "nodefile")})
     assert done.returncode != 0
-    assert "2 nodes were asked for (default), but PBS has put this job on 1 (node0001)" in done.stderr
+    assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr

@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.agent import missing
-from hpcgpu.agent.missing import MissingRanks, SeenNode, describe
+from hpcgpu.agent.missing import MissingRanks, NodeRanks, describe
 from hpcgpu.host import pids
 from hpcgpu.host import process as process_of_host
 from hpcgpu.launch.environment import read_rank
 
 
 def test_what_is_seen_and_what_is_not_is_told_apart() -> None:
-    one = SeenNode("n1", (0, 1), {2: "process 7 is stopped"})
+    one = NodeRanks("n1", (0, 1), {2: "process 7 is stopped"})
     began = "not all 3 ranks came to the rendezvous within 60 s (--death-timeout)"
     there = "There: ranks 0-1 on n1"
     assert describe(3, [one], 60, "") == f"{began}. Missing: rank 2 on n1 (process 7 is stopped). {there}"
-    alone = describe(4, [SeenNode("n1", (0, 1, 2), {})], 60, "", {})
-    assert "Missing: rank 3 (nothing is seen of it). There: ranks 0-2 on n1. Only this rank's node is seen" in alone
-    slurm = describe(6, [SeenNode("n1", (0, 1, 2), {})], 60, "/home/a/m", {"SLURM_STEP_NODELIST": "n[1-2]"})
-    assert "ranks 3-5 (nothing is seen of them)" in slurm
+    alone = describe(4, [NodeRanks("n1", (0, 1, 2), {})], 60, "", {})
+    assert "Missing: rank 3 (no process is seen). There: ranks 0-2 on n1. Only this rank's node is seen" in alone
+    slurm = describe(6, [NodeRanks("n1", (0, 1, 2), {})], 60, "/home/a/m", {"SLURM_STEP_NODELIST": "n[1-2]"})
+    assert "ranks 3-5 (no process is seen)" in slurm
     assert slurm.endswith("Seen are the nodes of n[1-2] that share /home/a/m")
 
 
 def test_ranks_that_are_all_there_are_not_called_missing() -> None:
-    said = describe(2, [SeenNode("n1", (0,), {}), SeenNode("n2", (1,), {})], 60, "/home/a/m")
+    said = describe(2, [NodeRanks("n1", (0,), {}), NodeRanks("n2", (1,), {})], 60, "/home/a/m")
     assert said.startswith("all 2 ranks came to the rendezvous, but MPI did not connect them within 60 s")
     assert "--rendezvous file" in said
 
@@ -54,7 +54,7 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
     monkeypatch.setattr(pids, "own", lambda: nodes[threading.current_thread().name])
     ends = [
         threading.Thread(
-            target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).tell,
+            target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
             name=host,
         )
         for rank, host in ((0, "n1"), (1, "n2"))
@@ -66,7 +66,7 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
     pid = 1 << 30 | 2
     assert capsys.readouterr().err == (
         "hpcgpu: not all 4 ranks came to the rendezvous within 60 s (--death-timeout). Missing: "
-        f"rank 2 on n2 (process {pid} has not come so far), rank 3 (nothing is seen of it). "
+        f"rank 2 on n2 (process {pid} has not come so far), rank 3 (no process is seen). "
         f"There: rank 0 on n1, rank 1 on n2. Seen are the nodes that share {tmp_path}/rendezvous\n"
     )
     assert not (tmp_path / "rendezvous").exists()
@@ -92,5 +92,5 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
                 (folder / "late-n2").touch()
 
     monkeypatch.setattr(missing.time, "sleep", clear_up)
-    absence.tell()
+    absence.report()
     assert capsys.readouterr().err == ""

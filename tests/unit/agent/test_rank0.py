@@ -55,6 +55,6 @@ def test_its_error_is_said_with_its_traceback(capsys: pytest.CaptureFixture[str]
 
 def test_silence_is_said() -> None:
     scheduler, there = child(None, ended=False)
-    with pytest.raises(LaunchError, match=r"has not said within 0.01 s that it listens; where it hangs stands above"):
+    with pytest.raises(LaunchError, match=r"does not listen after 0.01 s; the traceback above"):
         scheduler.wait_started(0.01)
     there.close()

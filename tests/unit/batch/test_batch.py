@@ -17,7 +17,7 @@ from paths import BATCH
 from recordings import Record, records
 
 from hpcgpu import batch
-from hpcgpu.batch import BatchSystem, Local, Pbs, Slurm, slurm_answers
+from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm_answers
 from hpcgpu.cli.commands import jobscript
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy import templates
@@ -53,7 +53,6 @@ DIALECTS: dict[str, BatchSystem] = {
     "pbs": Pbs(),
     "pbs-whole-nodes": Pbs(gpus="none", mpiprocs=False, resources="system=polaris"),
     "pbs-totals": Pbs(select=False, cpus_multiple_of=12, direct_output=False, resources="storage=gdata/a1"),
-    "local": Local(),
 }
 
 
@@ -141,7 +140,7 @@ def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
         assert not caught.value.transient
 
 
-@pytest.mark.parametrize("name", sorted({*SYSTEMS} - {"local"}))
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     """What docs/house.md says under "To add one"."""
     assert list((BATCH / name).glob("*/*.txt")), "no recorded outputs"
@@ -150,8 +149,7 @@ def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     assert read_site(f"version: 2\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in jobscript.params if p.name == "batch").type.choices
-    prefix = {"local": "mpirun"}.get(name, name)
-    assert any(template.startswith(prefix) for template in templates.names()), "no template"
+    assert any(template.startswith(name) for template in templates.names()), "no template"
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -219,12 +217,9 @@ def test_an_array_is_no_larger_than_the_site_takes() -> None:
     assert Slurm().split(1000) == (1000,)
     assert Slurm().split(2500) == (1001, 1001, 498)
     assert Pbs(array_limit=4).split(9) == (4, 4, 1)
-    assert Local().split(2) == (1, 1)
     for system in (Slurm, Pbs):
         with pytest.raises(ConfigError, match="array_limit=0"):
             system(array_limit=0)
-    with pytest.raises(ConfigError, match="count=2"):
-        Local().script(replace(SPEC, count=2))
 
 
 def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
@@ -608,12 +603,11 @@ def test_logs_stand_where_the_script_says() -> None:
     here = replace(SPEC, log_directory=None)
     assert Pbs().log(here, "7.a") == "svd.o7"
     assert Pbs().log(here, "7[3].a") == "svd.o7.3"  # as recorded: 14-array
-    assert Local().log(SPEC, "7.1") == "/scratch/user1/logs/svd.out"
 
 
 def test_systems_by_name() -> None:
     assert batch.get("slurm", gpus="none") == Slurm(gpus="none")
-    with pytest.raises(ConfigError, match="'slrum'; allowed: slurm, pbs, local"):
+    with pytest.raises(ConfigError, match="'slrum'; allowed: slurm, pbs"):
         batch.get("slrum")
     with pytest.raises(
         ConfigError, match="'gpu' says nothing about slurm; allowed: gpus, gpu_type, memory, cpus, queue, array_limit"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paths import BATCH
 from recordings import records
-from waiting import scaled, until
+from waiting import scaled
 
 from hpcgpu import batch
-from hpcgpu.batch import BatchSystem, Local
 from hpcgpu.errors import SubmitError
-from hpcgpu.host.process import alive
 from hpcgpu.host.run import run_sync
-from hpcgpu.model import JobSpec, JobState
+from hpcgpu.model import JobSpec
 
 SYSTEMS = sorted(batch.SYSTEMS)
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
@@ -235,70 +231,6 @@ def test_options_end_before_the_first_command() -> None:
         lines = batch.get(name).script(spec).splitlines()
         assert all(line.startswith("#") for line in lines[: lines.index("")])
         assert "#PBS -q evil" in lines[lines.index("") :]
-
-
-@contextlib.contextmanager
-def local_job(spec: JobSpec) -> Iterator[tuple[BatchSystem, str]]:
-    system = Local()
-    job_id = system.read_submit(run_sync(system.submit(system.script(spec), spec)))
-    try:
-        yield system, job_id
-    finally:
-        run_sync(*system.cancel([job_id]))
-
-
-def state(system: BatchSystem, *job_ids: str) -> list[JobState]:
-    found = system.read_status(run_sync(system.status(job_ids)))
-    return [found[job_id].state for job_id in job_ids]
-
-
-def test_a_local_job_runs_and_is_ended(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    script = 'trap "" TERM; echo out; echo err >&2; echo "$PPID $$" > "$1"; sleep 60; exit 5'
-    argv = ("bash", "-c", script, "x", str(fifo))
-    spec = JobSpec(name="a/b c", argv=argv, log_directory=str(tmp_path), exit_file=str(tmp_path / "exit"))
-    with local_job(spec) as (system, job_id):
-        pids = [int(pid) for pid in fifo.read_text().split()]
-        assert state(system, job_id) == [JobState.RUNNING]
-        assert system.read_cancel(run_sync(*system.cancel([job_id])))
-        assert [pid for pid in pids if alive(pid)] == []
-        assert state(system, job_id) == [JobState.ENDED]
-        assert not system.read_cancel(run_sync(*system.cancel([job_id])))
-        assert Path(system.log(spec, job_id)).read_text().startswith("out\nerr\n")
-
-
-def test_a_local_job_that_ends_by_itself_leaves_its_exit_code(tmp_path: Path) -> None:
-    file = tmp_path / "exit"
-    os.mkfifo(file)
-    with local_job(JobSpec(name="x", argv=("bash", "-c", "exit 4"), exit_file=str(file))) as (system, job_id):
-        assert file.read_text() == "4\n"
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(int(job_id.partition(".")[0]))
-            select.select([pidfd], [], [], 10)
-            os.close(pidfd)
-        assert state(system, job_id, "1.1") == [JobState.ENDED, JobState.ENDED]
-
-
-def test_a_stopped_local_job_is_suspended() -> None:
-    with local_job(JobSpec(name="x", argv=("sleep", "60"))) as (system, job_id):
-        os.kill(int(job_id.partition(".")[0]), 19)
-        # it stops when the kernel runs it next
-        now = until(lambda: [s for s in state(system, job_id) if s is not JobState.RUNNING], "the job has stopped")
-        assert now == [JobState.SUSPENDED]
-
-
-def test_a_local_process_that_has_the_number_by_chance_is_left_alone() -> None:
-    with local_job(JobSpec(name="x", argv=("sleep", "60"))) as (system, job_id):
-        earlier = f"{job_id.partition('.')[0]}.1"
-        assert not system.read_cancel(run_sync(*system.cancel([earlier])))
-        assert state(system, job_id, earlier) == [JobState.RUNNING, JobState.ENDED]
-
-
-def test_a_local_job_whose_log_cannot_be_written_is_refused() -> None:
-    spec = JobSpec(name="x", argv=("true",), log_directory="/no/such/folder")
-    with pytest.raises(SubmitError, match="/no/such/folder"), local_job(spec):
-        pass
 
 
 REPLAYED = [

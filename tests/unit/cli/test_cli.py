@@ -81,7 +81,7 @@ def test_a_script_that_is_not_there(command: str, tmp_path: Path) -> None:
 def test_no_script_names_the_command_that_was_typed(command: str) -> None:
     done = in_process(command, "--gpus", "sim:2")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"hpcgpu: no script was given: hpcgpu {command} [options] script.py [arguments]\n"
+    assert done.stderr == f"hpcgpu: the script is missing: hpcgpu {command} [options] script.py [arguments]\n"
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_output_that_cannot_be_written_is_said() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([HPCGPU, "topo"], stdout=full, stderr=subprocess.PIPE, text=True, env=ranks.environment())
     assert done.returncode == 1
-    assert done.stderr == "hpcgpu: what was to be written could not be: [Errno 28] No space left on device\n"
+    assert done.stderr == "hpcgpu: the output could not be written: [Errno 28] No space left on device\n"

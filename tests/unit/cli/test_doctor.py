@@ -84,7 +84,7 @@ def test_pbs_cannot_be_asked(slurm: Path) -> None:
 
 @pytest.mark.parametrize(
     ("queue", "verdict", "words"),
-    [("workq", "not looked at", "its queue workq takes jobs"), ("none", "failed", "those that do: workq, debug")],
+    [("workq", "not looked at", "its queue workq takes jobs"), ("none", "failed", "open queues: workq, debug")],
 )
 def test_pbs_is_asked_about_the_queue(slurm: Path, queue: str, verdict: str, words: str) -> None:
     program = slurm / "qstat"

@@ -51,7 +51,7 @@ def test_of_several_ranks_the_first_one_says_it(script: Path) -> None:
     words = ("run", "--dry-run", "--gpus", "sim:2", str(script))
     world = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     first = dry(*words, env={**world, "OMPI_COMM_WORLD_RANK": "0"})
-    assert "3 ranks of Open MPI mpirun: they agree who does what when they meet" in sections(first)["job"]
+    assert "3 ranks of Open MPI mpirun: they divide the work when they meet" in sections(first)["job"]
     assert "layout" not in sections(first)
     assert dry(*words, env={**world, "OMPI_COMM_WORLD_RANK": "1"}) == ""
 

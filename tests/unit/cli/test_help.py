@@ -161,7 +161,7 @@ def test_a_command_without_json_prints_no_facts() -> None:
 
 
 def test_what_runs_is_no_json() -> None:
-    with pytest.raises(ConfigError, match="--json is for --dry-run"):
+    with pytest.raises(ConfigError, match="--json needs --dry-run"):
         said("run", "--json", "--gpus", "sim:2", str(ROOT / "examples/svd.py"))
 
 

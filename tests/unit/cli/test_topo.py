@@ -96,7 +96,7 @@ def test_a_part_of_a_machine() -> None:
     ("words", "answer"),
     [
         (["--cpuset", "250-300"], "names PUs 256-300; there are PUs 0-255"),
-        (["--cpuset", "a-b"], "no list of PUs"),
+        (["--cpuset", "a-b"], "not a list of PUs"),
         (["--gpus", "4"], "there are: 0 at 0000:06:00.0, 1 at 0000:16:00.0"),
         (["--gpus", "GPU-nope"], "which is not there"),
         (["--nics", "mlx5_77"], "it has: mlx5_0:1"),
@@ -220,9 +220,9 @@ def test_an_export_of_this_machine_is_planned_as_it_is_here(tmp_path: Path) -> N
 
 
 def test_a_comparison_needs_two(tmp_path: Path) -> None:
-    assert "there is one" in refused("--diff", TURIN)
+    assert "but it has 1" in refused("--diff", TURIN)
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{}")
-    assert f"{wrong} has no 'machine' where one belongs; expected what hpcgpu topo --json" in refused(
+    assert f"{wrong} lacks the key 'machine'; expected the output of hpcgpu topo --json" in refused(
         "--diff", TURIN, str(wrong)
     )

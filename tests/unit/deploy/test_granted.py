@@ -42,7 +42,7 @@ def test_no_answer_is_said_where_nothing_else_limits_the_memory(
     late = Result((), 124, "", "qstat: no answer in 10 s; it was killed\n")
     answer(monkeypatch, late)
     assert start.memory_env(Settings(), JOB) == ()
-    words = "the job's memory is not known, its workers share all of their node's: qstat did not answer: "
+    words = "the job's memory is unknown, so its workers share all memory of their node: qstat did not answer: "
     assert capsys.readouterr().err == f"hpcgpu: {words}qstat: no answer in 10 s; it was killed\n"
     assert start.memory_env(Settings(memory_bytes=1 << 30), JOB) == ()
     answer(monkeypatch, late, HostMemory(1 << 30, "cgroup /pbs_jobs.service/jobid/0.login01"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.cluster.progress import Progress, _elapsed
-from hpcgpu.deploy.live import Notebook, Terminal
+from hpcgpu.deploy.status_line import Notebook, Terminal
 from hpcgpu.plan.jobs.phase import READY, Phase
 
 RED = dict.fromkeys(("GONE", "UNKNOWN", "WILL NOT START"), "31")

@@ -23,9 +23,9 @@ def _a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("HPCGPU_SITE", raising=False)
-    sites._said.clear()
+    sites._logged.clear()
     yield
-    sites._said.clear()
+    sites._logged.clear()
 
 
 def submit() -> str | None:
@@ -43,7 +43,7 @@ def test_a_known_machine_is_named_once_and_changes_nothing(
     assert said.count("\n") == 1
     assert "looks like perlmutter (NERSC_HOST=perlmutter): site='perlmutter' (or HPCGPU_SITE=perlmutter)" in said
     assert "HPCGPU_SITE=none" in said
-    sites._said.clear()  # as in a later process of this user
+    sites._logged.clear()  # as in a later process of this user
     assert submit() is None
     assert capfd.readouterr().err == ""
 

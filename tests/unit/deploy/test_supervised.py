@@ -20,9 +20,9 @@ from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import cluster_hooks
+from local_system import Local
 from waiting import LIMIT_S, aside, run, until, when
 
-from hpcgpu.batch.local import Local
 from hpcgpu.config import document
 from hpcgpu.deploy.cluster.run import SchedulerView
 from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive, Scaler
@@ -441,15 +441,15 @@ from hpcgpu.deploy.processes.control import Control
 
 async def main():
     ours, theirs = socket.socketpair()
-    ours.send(json.dumps({"op": "stop"}).encode() + b"\\n")  # the rest is missing
-    worker.stop_when_told(SimpleNamespace(close=None), await Control.open(theirs))
+    ours.send(json.dumps({"op": "stop"}).encode() + b"\\n")
+    worker.stop_on_request(SimpleNamespace(close=None), await Control.open(theirs))
     await asyncio.sleep(60)
 
 asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 1
-    assert "the end of the worker failed: KeyError: 'timeout'" in ended.stderr
+    assert "the end of the worker failed: TypeError" in ended.stderr
 
 
 def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytest.LogCaptureFixture) -> None:
@@ -499,7 +499,7 @@ def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogC
     (folder / "record").mkdir()
     text = document.render(RunDocument(settings=Settings(client_grace_s=0.1), shape="gang", folder=str(folder)))
     written = Record(
-        **{"name": "x", "batch": "local", "dialect": {}, "document": text, "shape": "gang"},
+        **{"name": "x", "batch": "slurm", "dialect": {}, "document": text, "shape": "gang"},
         **{"client": Process.here(), "created": record.now()},
     )
     guarding = aside(lambda: asyncio.run(guard._abandon(folder)))

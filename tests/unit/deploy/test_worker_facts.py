@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcgpu.deploy.dashboard.history import SHARE, History, Sample
-from hpcgpu.deploy.dashboard.ledger import Ledger
-from hpcgpu.deploy.dashboard.worker_facts import KEY, WorkerFacts
+from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
+from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
+from hpcgpu.deploy.dashboard.worker_metrics import KEY, WorkerMetrics
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.views import prometheus
 from hpcgpu.plan.views.gpus import GpuFacts
@@ -47,7 +47,7 @@ def worker() -> SimpleNamespace:
 
 def test_time_with_a_task_is_counted_once() -> None:
     clock = Clock()
-    facts, one = WorkerFacts(SPEC, clock), worker()
+    facts, one = WorkerMetrics(SPEC, clock), worker()
     facts.setup(one)
     facts.transition("a", "ready", "executing")
     clock.now = 1
@@ -72,7 +72,7 @@ def test_differences_from_the_plan_are_looked_for_now_and_then() -> None:
     clock, before = Clock(), os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one core: no other mask")
-    facts, one = WorkerFacts(SPEC, clock), worker()
+    facts, one = WorkerMetrics(SPEC, clock), worker()
     facts.setup(one)
     assert one.metrics[KEY](one)["differences"] == []
     try:
@@ -93,7 +93,7 @@ def state(name: str, busy_s: float) -> SimpleNamespace:
 
 def test_the_ledger_keeps_those_that_are_gone() -> None:
     clock = Clock()
-    ledger = Ledger(SimpleNamespace(), clock=clock)
+    ledger = UsagePlugin(SimpleNamespace(), clock=clock)
     for begin_s, end_s in ((0, 10), (12, 20)):
         clock.now = begin_s
         ledger.add_worker(SimpleNamespace(workers={"a": state("n-0", 4)}), "a")

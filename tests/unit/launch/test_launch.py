@@ -13,7 +13,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.world import World
-from hpcgpu.plan.jobs.launcher import Launch, LauncherFacts, plan_launch
+from hpcgpu.plan.jobs.launcher import LauncherFacts, RankCommand, plan_launch
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")
@@ -104,7 +104,7 @@ def test_what_srun_can_do() -> None:
     assert srun.read_mpi_types("") == ()
 
 
-def plan(allocation: Allocation, found: LauncherFacts, **chosen: Any) -> Launch:
+def plan(allocation: Allocation, found: LauncherFacts, **chosen: Any) -> RankCommand:
     return plan_launch(RANK, Settings(**chosen), allocation, found, TWO)
 
 
@@ -139,7 +139,7 @@ def test_a_rendezvous_by_file_needs_no_mpi() -> None:
 
 def test_in_a_pbs_job_mpirun_and_on_this_machine_one_process() -> None:
     assert plan(PBS, WHEEL).argv[0] == "/opt/mpirun"
-    assert plan(Allocation(), WHEEL) == Launch(RANK)
+    assert plan(Allocation(), WHEEL) == RankCommand(RANK)
     assert plan(Allocation(), WHEEL, launcher="mpirun").argv[0] == "/opt/mpirun"
 
 

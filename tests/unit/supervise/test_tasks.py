@@ -28,7 +28,7 @@ class Work:
 
 
 async def kept(work: Work) -> None:
-    await tasks.keep(work, "the loop", backoff=SOON).finished()
+    await tasks.run_forever(work, "the loop", backoff=SOON).finished()
 
 
 def test_a_round_that_raises_is_said_once_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
@@ -45,7 +45,7 @@ def test_who_waits_learns_the_reason_after_some_rounds_and_when_it_works_again()
 
     async def body() -> None:
         work = Work(*[JobError("home is full")] * 4, None, None)
-        loop = tasks.keep(work, "the loop", backoff=SOON, changed=lambda: told.append(loop.trouble))
+        loop = tasks.run_forever(work, "the loop", backoff=SOON, changed=lambda: told.append(loop.trouble))
         assert not loop.done()
         await loop.finished()
         assert loop.done()
@@ -78,7 +78,7 @@ def test_an_answer_is_looked_for_until_there_is_one_or_the_time_is_over() -> Non
 
 def test_a_loop_that_is_cancelled_ends_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> bool:
-        loop = tasks.keep(asyncio.Event().wait, "the loop")
+        loop = tasks.run_forever(asyncio.Event().wait, "the loop")
         await asyncio.sleep(0)
         loop.cancel()
         await asyncio.wait([loop._task])
@@ -141,7 +141,7 @@ def test_a_callback_that_raises_is_logged_and_handed_on(caplog: pytest.LogCaptur
 
     async def body() -> BaseException:
         loop, failed = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        call = tasks.guarded(look, "the look", failed.set_result)
+        call = tasks.log_errors(look, "the look", failed.set_result)
         loop.call_soon(call, {"x": 1})
         loop.call_soon(call, {})
         return await failed
@@ -195,7 +195,7 @@ def test_a_call_in_a_thread_has_ended_when_a_cancelled_task_goes_on() -> None:
         ended.append("the call")
 
     async def body() -> None:
-        task = asyncio.create_task(tasks.in_thread(call))
+        task = asyncio.create_task(tasks.to_thread(call))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0)  # the task has been told
@@ -218,8 +218,8 @@ def test_a_call_in_a_thread_returns_raises_and_says_what_nobody_awaits(caplog: p
         raise OSError("full")
 
     async def body() -> None:
-        assert await tasks.in_thread(lambda: 3) == 3
-        task = asyncio.create_task(tasks.in_thread(fails))
+        assert await tasks.to_thread(lambda: 3) == 3
+        task = asyncio.create_task(tasks.to_thread(fails))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0)
@@ -227,7 +227,7 @@ def test_a_call_in_a_thread_returns_raises_and_says_what_nobody_awaits(caplog: p
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(OSError, match="full"):
-            await tasks.in_thread(fails)
+            await tasks.to_thread(fails)
 
     run(body)
     (record,) = said(caplog)

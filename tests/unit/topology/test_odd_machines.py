@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from machines import GIB, mask
 from waiting import scaled
 
-from hpcgpu.deploy.topo import Selection, plan, read_text
-from hpcgpu.deploy.topo_diff import compare
+from hpcgpu.deploy.topo import Selection, compare, plan, read_text
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings

@@ -1,10 +1,11 @@
-"""Exchange files between the login node and the doctor's nodes, in a private folder in the shared home."""
+"""The files that the login node and the doctor's nodes write for each other, in a private folder in the shared home."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,14 +16,15 @@ from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 
 ORDER, LAUNCHER, KNOCKED, CERTIFICATE = "order", "launcher", "knocked", "certificate"
-_LISTENS, _NODE = "listens-", "node-"
+LISTENS, NODE = "listens-", "node-"  # with the node's name
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The nodes' task."""
 
-    token: str  # a secret of the trial
+    token: str  # a secret of this job
     nodes: int
     run: str  # a run document
 
@@ -37,22 +39,12 @@ class Listening:
 
 
 def write(folder: Path, name: str, value: object) -> None:
-    """Write facts into the trial's folder, atomically."""
+    """Write facts into the job's folder, atomically."""
     private.write(folder / name, msgspec.json.encode(value).decode())
 
 
-def write_listening(folder: Path, value: Listening) -> None:
-    """Write the addresses at which this node listens."""
-    write(folder, f"{_LISTENS}{value.host}", value)
-
-
-def write_node(folder: Path, value: NodeFacts) -> None:
-    """Write this node's facts."""
-    write(folder, f"{_NODE}{value.host}", value)
-
-
 def read_order(folder: Path) -> Order:
-    """Return the nodes' task; raise HpcGpuError if the folder is not here, because the home is not shared."""
+    """Read the nodes' task; raise HpcGpuError if the folder is missing, because the home is not shared."""
     try:
         return msgspec.json.decode(private.read(folder / ORDER), type=Order)
     except FileNotFoundError as e:
@@ -60,18 +52,19 @@ def read_order(folder: Path) -> Order:
 
 
 def read_listening(folder: Path) -> tuple[Listening, ...]:
-    """Return the nodes that listen."""
-    found = sorted(folder.glob(f"{_LISTENS}*"))
-    return tuple(msgspec.json.decode(private.read(path), type=Listening) for path in found)
+    """Read the nodes that listen."""
+    return _read_all(folder, LISTENS, Listening)
 
 
 def read_nodes(folder: Path) -> tuple[NodeFacts, ...]:
-    """Return the facts of the nodes that have answered."""
-    found = sorted(folder.glob(f"{_NODE}*"))
-    return tuple(msgspec.json.decode(private.read(path), type=NodeFacts) for path in found)
+    """Read the facts of the nodes that have answered."""
+    return _read_all(folder, NODE, NodeFacts)
 
 
 def read_launcher(folder: Path) -> Launcher | None:
-    """Return the launcher of the ranks; None: the job has not come so far."""
-    path = folder / LAUNCHER
-    return msgspec.json.decode(private.read(path), type=Launcher) if path.exists() else None
+    """Read the launcher of the ranks; None before the job has written it."""
+    return next(iter(_read_all(folder, LAUNCHER, Launcher)), None)
+
+
+def _read_all(folder: Path, prefix: str, kind: type[Content]) -> tuple[Content, ...]:
+    return tuple(msgspec.json.decode(private.read(path), type=kind) for path in sorted(folder.glob(f"{prefix}*")))

@@ -14,11 +14,11 @@ logger = logging.getLogger("distributed.hpcgpu")
 _TROUBLE = 3
 
 
-class Rounds:
-    """The rounds of one piece of work; ``what`` names it for people: ``"the loop that keeps this cluster's jobs"``."""
+class FailureLog:
+    """The failures of a piece of repeated work, named in messages: ``"the loop that keeps this cluster's jobs"``."""
 
-    def __init__(self, what: str, backoff: Backoff) -> None:
-        self._what, self._backoff = what, backoff
+    def __init__(self, name: str, backoff: Backoff) -> None:
+        self._name, self._backoff = name, backoff
         self.error: BaseException | None = None  # of the last round; None: it succeeded
 
     @property
@@ -26,29 +26,24 @@ class Rounds:
         """A message for callers that wait for the work's results; "" until it has failed a few times in a row."""
         if self.error is None or self._backoff.failures < _TROUBLE:
             return ""
-        return f"{self._what} has failed {self._backoff.failures} times in a row: {reason_of(self.error)}"
+        return f"{self._name} has failed {self._backoff.failures} times in a row: {reason_of(self.error)}"
 
     def failed(self, error: BaseException) -> float:
         """Log the exception of a round, each reason once; return the seconds until the next round."""
         self.error, self._backoff = error, self._backoff.failed(_kind(error), time.monotonic())
         if self._backoff.is_new:
             with contextlib.suppress(Exception):  # a log filter may raise, and the next round must come
-                logger.warning(
-                    "%s failed, and goes on in %.3g s: %s",
-                    self._what,
-                    self._backoff.wait_s,
-                    reason_of(error),
-                    exc_info=error,
-                )
+                text = f"{self._name} failed, and goes on in {self._backoff.wait_s:.3g} s: {reason_of(error)}"
+                logger.warning("%s", text, exc_info=error)
         return self._backoff.wait_s
 
     def went_well(self) -> bool:
-        """Note a round without an exception; return whether the one before had one."""
+        """Record a success; return True if the round before failed."""
         if self.error is None:
             return False
         self.error = None
         with contextlib.suppress(Exception):
-            logger.info("%s works again", self._what)
+            logger.info("%s works again", self._name)
         return True
 
 

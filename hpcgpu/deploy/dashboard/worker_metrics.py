@@ -5,33 +5,38 @@ distributed sends them (``Worker.metrics``, ``Worker.startup_information``): hpc
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distributed import Worker
+from distributed import Scheduler, Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from hpcgpu.deploy.dashboard import node_picture
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import bind
-from hpcgpu.model import WorkerSpec
+from hpcgpu.host import bind, discover
+from hpcgpu.model import Binding, Topology, WorkerSpec
+from hpcgpu.pictures.svg import render_svg
+from hpcgpu.plan.binding.ports import Ports, Why, label
 from hpcgpu.plan.jobs.usage import TIERS
 from hpcgpu.plan.views import explain
 
 # Their key in distributed's messages.
 KEY = "hpcgpu"
 # The scheduler's request for the present sums, and the answer.
-ASK, TOLD = "hpcgpu-ask", "hpcgpu-told"
+ASK, ANSWER = "hpcgpu-ask", "hpcgpu-told"
 _RUNNING = ("executing", "long-running")
 # Reading the masks of all threads takes about 1 ms.
-_LOOK_S = 30.0
+_READ_S = 30.0
+# The answer to a request for a picture.
+_ANSWER_S = 10.0
 
 
-class WorkerFacts(WorkerPlugin):
+class WorkerMetrics(WorkerPlugin):
     """Measures one worker, on its event loop."""
 
     name = "hpcgpu-facts"
@@ -49,8 +54,9 @@ class WorkerFacts(WorkerPlugin):
         self._worker = worker
         worker.startup_information[KEY] = lambda _: self._fixed()
         worker.metrics[KEY] = lambda _: self._now()
-        worker.stream_handlers[ASK] = lambda: worker.batched_send({"op": TOLD, "facts": self._now()})
-        node_picture.serve(worker, self._spec)
+        worker.stream_handlers[ASK] = lambda: worker.batched_send({"op": ANSWER, "facts": self._now()})
+        worker.handlers["hpcgpu_binding"] = lambda: pickle.dumps(self._spec.binding)
+        worker.handlers["hpcgpu_picture"] = self._draw
         if self._spec.simulated:
             # distributed's own names: its pages of GPUs read them
             worker.metrics["gpu_memory_used"] = lambda _: self._simulated_bytes()
@@ -106,14 +112,27 @@ class WorkerFacts(WorkerPlugin):
         }
 
     def _binding_differences(self) -> tuple[str, ...]:
-        when, found = self._differences
-        if (now := self._clock()) - when > _LOOK_S:
+        when, differences = self._differences
+        if (now := self._clock()) - when > _READ_S:
             try:
-                found = explain.differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
+                differences = explain.differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
             except HpcGpuError as e:
-                found = (str(e),)
-            self._differences = (now, found)
-        return found
+                differences = (str(e),)
+            self._differences = (now, differences)
+        return differences
+
+    async def _draw(self, names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
+        """Draw this worker's node for the page, on request."""
+        loaded: list[Binding] = [pickle.loads(binding) for binding in bindings]
+
+        def draw() -> dict[str, Any]:
+            topology = discover.topology()
+            if self._spec.simulated:
+                gpus = {gpu.uuid: gpu for binding in loaded for gpu in binding.gpus[:1]}
+                topology = replace(topology, gpus=tuple(gpus.values()))
+            return draw_node(topology, names, loaded)
+
+        return await asyncio.to_thread(draw)  # libhwloc reads the machine for about 0.1 s
 
     def _simulated_bytes(self) -> int:
         sim = sys.modules.get("hpcgpu.sim")
@@ -130,4 +149,24 @@ def _limits(spec: WorkerSpec) -> Mapping[str, int]:
     """Return the limits in bytes; the device's size if it has no limit."""
     device = spec.device_memory_limit_bytes or spec.device_memory_bytes
     limits = {"device": device, "capacity": spec.device_memory_bytes, "process": spec.memory_limit_bytes or 0}
-    return {what: nbytes for what, nbytes in limits.items() if nbytes}
+    return {name: nbytes for name, nbytes in limits.items() if nbytes}
+
+
+def draw_node(topology: Topology, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
+    """Draw a node as SVG, with messages about its dead ports."""
+    ports = Ports(topology)
+    dead: dict[Why, list[str]] = {}
+    for nic in ports.all:
+        if not nic.active:
+            dead.setdefault(ports.why_not[nic], []).append(label(nic))
+    texts = [f"{', '.join(sorted(nics))}: {why.one if len(nics) == 1 else why.many}" for why, nics in dead.items()]
+    return {"svg": render_svg(topology, bindings, names), "dead_ports": texts}
+
+
+async def ask_for_picture(scheduler: Scheduler, workers: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return picture and dead ports of the node of these workers (address, name); raise OSError or TimeoutError."""
+    async with asyncio.timeout(_ANSWER_S):
+        bindings = await asyncio.gather(*(scheduler.rpc(address).hpcgpu_binding() for address, _ in workers))
+        drawer = scheduler.rpc(workers[0][0])
+        picture: dict[str, Any] = await drawer.hpcgpu_picture(names=[name for _, name in workers], bindings=bindings)
+        return picture

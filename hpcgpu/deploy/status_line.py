@@ -55,9 +55,7 @@ class Lines:
         """Write the line."""
         log.say(text)
 
-    def say(self, text: str) -> None:
-        """Write a line."""
-        log.say(text)
+    say = show
 
     def end(self) -> None:
         """Do nothing."""
@@ -118,7 +116,7 @@ class Notebook:
         self._shell = shell
         self._handle: Any = None
         self._cell = 0
-        self._said: list[str] = []
+        self._lines: list[str] = []
         self._line = ""
 
     def show(self, text: str) -> None:
@@ -128,18 +126,18 @@ class Notebook:
 
     def say(self, text: str) -> None:
         """Add a line that stays."""
-        self._said += [text]
+        self._lines += [text]
         self._update()
 
     def end(self) -> None:
         """Let the line stay."""
-        self._said += [self._line] if self._line else []
+        self._lines += [self._line] if self._line else []
         self._line = ""
 
     def drop(self, text: str) -> None:
         """Take back a line that stays: its content is shown in another way."""
-        if text in self._said:
-            self._said.remove(text)
+        if text in self._lines:
+            self._lines.remove(text)
             self._handle.update(self._bundle(), raw=True)
 
     def _update(self) -> None:
@@ -148,24 +146,24 @@ class Notebook:
         display: Any = untyped
         if self._handle is None or self._cell != self._shell.execution_count:
             self._handle, self._cell = None, self._shell.execution_count
-            self._said = self._said[-1:] if not self._line else []
+            self._lines = self._lines[-1:] if not self._line else []
         if self._handle is None:
             self._handle = display(self._bundle(), raw=True, display_id=True)
         else:
             self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        lines = [*self._said, *filter(None, (self._line,))]
+        lines = [*self._lines, *filter(None, (self._line,))]
         text = "\n".join(f"hpcgpu: {line}" for line in lines)
         return {"text/plain": text, "text/html": _LINE.format("\n".join(map(_linked, lines)))}
 
 
 def _linked(line: str) -> str:
     """Return a line as HTML, with addresses as links."""
-    words = [html.escape(word) for word in line.split(" ")]
+    parts = [html.escape(word) for word in line.split(" ")]
     linked = [
         f'<a href="{w}" target="_blank">{w}</a>' if w.startswith(("http://", "https://", "/user/", "/node/")) else w
-        for w in words
+        for w in parts
     ]
     return " ".join(linked)
 

@@ -14,7 +14,7 @@ from hpcgpu.deploy.settings import check_dask_memory
 _ROUTES = "distributed.worker.http.routes"
 
 
-def preload(*, simulated: bool) -> None:
+def prepare(*, simulated: bool) -> None:
     """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits.
 
     Without it each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine

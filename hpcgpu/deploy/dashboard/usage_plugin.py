@@ -15,13 +15,13 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from hpcgpu.deploy.dashboard.worker_facts import ASK, KEY, TOLD
+from hpcgpu.deploy.dashboard.worker_metrics import ANSWER, ASK, KEY
 from hpcgpu.host import log
 from hpcgpu.plan.jobs.usage import WorkerUsage, sum_up
 from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.plan.views.gpus import GpuFacts
 from hpcgpu.plan.views.summary import Summary
-from hpcgpu.supervise.rounds import reason_of
+from hpcgpu.supervise.failure_log import reason_of
 
 # How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
 _ANSWER_S = 1.0
@@ -29,10 +29,10 @@ _ANSWER_S = 1.0
 JSON = "summary as JSON: "
 
 
-class Ledger(SchedulerPlugin):
+class UsagePlugin(SchedulerPlugin):
     """The memory and time that each worker was given and used; ``walltime_s`` is the requested time limit."""
 
-    name = "hpcgpu-ledger"
+    name = "hpcgpu-usage"
 
     def __init__(
         self, scheduler: Scheduler, walltime_s: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -43,15 +43,15 @@ class Ledger(SchedulerPlugin):
         self._ended: list[WorkerUsage] = []
         self._began: dict[str, int] = {}
         self._silent: set[str] = set()  # workers that were asked and have not answered
-        self._all_told = asyncio.Event()
+        self._answered = asyncio.Event()
 
     @classmethod
     def attach(cls, scheduler: Scheduler, walltime_s: int | None) -> None:
-        """Add a ledger, and its request handlers, to a scheduler that has not been started."""
-        ledger = cls(scheduler, walltime_s)
-        scheduler.add_plugin(ledger)
-        scheduler.handlers["hpcgpu_summary"] = ledger.fresh_summary
-        scheduler.stream_handlers[TOLD] = ledger.told
+        """Add the plugin, and its request handlers, to a scheduler that has not been started."""
+        plugin = cls(scheduler, walltime_s)
+        scheduler.add_plugin(plugin)
+        scheduler.handlers["hpcgpu_summary"] = plugin.fresh_summary
+        scheduler.stream_handlers[ANSWER] = plugin.take_answer
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Begin a life; distributed calls this when a worker has registered."""
@@ -61,11 +61,11 @@ class Ledger(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """End a life; distributed calls this when a worker is gone."""
-        if found := self._live.pop(worker, None):
-            self._ended.append(_usage(*found, self._clock()))
+        if life := self._live.pop(worker, None):
+            self._ended.append(_usage(*life, self._clock()))
             self._silent.discard(worker)
             if not self._silent:
-                self._all_told.set()
+                self._answered.set()
 
     def restarts(self, name: str) -> int:
         """Return how many processes took the place of this worker's first one."""
@@ -78,8 +78,8 @@ class Ledger(SchedulerPlugin):
 
     def gpus(self) -> list[GpuFacts]:
         """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
-        found = [self._facts(state) for state, _ in self._live.values()]
-        return sorted((facts for facts in found if facts.gpu), key=lambda facts: by_number(facts.name))
+        workers = [self._facts(state) for state, _ in self._live.values()]
+        return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
 
     def address(self, name: str) -> str:
         """Return a worker's address; "" if it is gone."""
@@ -98,7 +98,7 @@ class Ledger(SchedulerPlugin):
             utilisation_percent=state.metrics.get("gpu_utilization"),
             restarts=self.restarts(name),
             limit_bytes=fixed.get("limits", {}),
-            **{word: fixed.get(word, "") for word in ("node", "gpu", "pci", "model", "cores", "memory", "nic")},
+            **{key: fixed.get(key, "") for key in ("node", "gpu", "pci", "model", "cores", "memory", "nic")},
             reasons=fixed.get("reasons", ()),
         )
 
@@ -111,22 +111,22 @@ class Ledger(SchedulerPlugin):
         # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
         # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
         self._silent = set(self._live)
-        self._all_told.clear()
+        self._answered.clear()
         for address in self._live:
             self._scheduler.stream_comms[address].send({"op": ASK})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S if self._live else 0):
-                await self._all_told.wait()
+                await self._answered.wait()
         return self.summary().facts()
 
-    def told(self, worker: str, facts: dict[str, Any]) -> None:
+    def take_answer(self, worker: str, facts: dict[str, Any]) -> None:
         """Record a worker's answer; distributed calls this."""
-        if found := self._live.get(worker):
-            state, _ = found
+        if life := self._live.get(worker):
+            state, _ = life
             state.metrics = {**state.metrics, KEY: facts}
         self._silent.discard(worker)
         if not self._silent:
-            self._all_told.set()
+            self._answered.set()
 
 
 def _usage(state: Any, begin_s: float, end_s: float) -> WorkerUsage:
@@ -150,7 +150,7 @@ async def say_summary(scheduler: Scheduler, how: str) -> None:
     if not how:
         return
     try:
-        summary = Summary.read(await scheduler.plugins[Ledger.name].fresh_summary())
+        summary = Summary.read(await scheduler.plugins[UsagePlugin.name].fresh_summary())
         if not summary.usage.workers:
             return
         for line in summary.lines:

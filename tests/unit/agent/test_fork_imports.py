@@ -11,9 +11,9 @@ from waiting import scaled
 
 PRELOAD = """
 import json, os, sys
-from hpcgpu.deploy.processes import preloaded
+from hpcgpu.deploy.processes import fork_imports
 
-preloaded.preload(simulated=True)
+fork_imports.prepare(simulated=True)
 before = set(sys.modules)
 
 def refuse(*_):

@@ -15,13 +15,13 @@ from waiting import scaled, until
 # In a process of its own, as it is: with one thread, and a timer that is no test's.
 WAITS = """
 import signal, subprocess, sys
-from hpcgpu.host import launched
+from hpcgpu.host import launcher_parent
 path, patience_s, *argv = sys.argv[1:]
 waited = {signal.SIGCHLD, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, waited)
 first = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
 launcher = subprocess.Popen(argv, start_new_session=True, preexec_fn=first)
-sys.exit(launched.wait(launcher.pid, path, patience_s=float(patience_s)))
+sys.exit(launcher_parent.wait(launcher.pid, path, patience_s=float(patience_s)))
 """
 
 

@@ -1,4 +1,4 @@
-"""The parent of srun or mpirun: ``python -m hpcgpu.host.launched FILE PID`` waits for it, and exits as the run did.
+"""The parent of srun or mpirun: ``python -m hpcgpu.host.launcher_parent FILE PID`` waits, and exits as the run did.
 
 A launcher's exit code does not show how the run ended: Open MPI 5.0.11's mpirun returns 0 after the loss of a node,
 with the flag by which ranks survive each other. So rank 0 writes its exit code at its end; without it no run is a
@@ -44,7 +44,7 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
     except OSError as e:
         exit_file.remove(path)
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
-    os.execv(sys.executable, process.python_argv("hpcgpu.host.launched", path, str(child.pid)))
+    os.execv(sys.executable, process.python_argv("hpcgpu.host.launcher_parent", path, str(child.pid)))
 
 
 def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:

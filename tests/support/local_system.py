@@ -1,16 +1,22 @@
-"""Run jobs without a batch system: a job is a process group on this machine, its state is in /proc."""
+"""A batch system for tests: a job is a process group on this machine, its state is in /proc."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from paths import SUPPORT
+
+from hpcgpu import batch
 from hpcgpu.batch.defaults import NoNotes, NoOffers
 from hpcgpu.batch.script import body
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
+# The environment of a process that is to know it, too.
+ENVIRONMENT = {"PYTHONPATH": f"{SUPPORT / 'local_site'}:{SUPPORT}"}
 # A job id is the leader's pid and its start time, because pids are reused.
 _ID = re.compile(r"^(\d+\.\d+)(?: (\S+))?$", re.M)
 # Fields 3 and 22 of /proc/PID/stat (proc(5)), counted after the name, which may hold anything.
@@ -39,99 +45,67 @@ kill -TERM -- "$group" 2>/dev/null; kill -CONT -- "$group" 2>/dev/null; over
 kill -KILL -- "$group" 2>/dev/null; over
 """
 )
-_RUNNING = frozenset("RSDIWKP")
-_STOPPED = frozenset("Tt")
-_ENDED = frozenset(("gone", "Z", "X"))
 
 
 @dataclass(frozen=True, slots=True)
 class Local(NoOffers, NoNotes):
-    """The machine itself; it has no dialect."""
+    """The machine itself: no dialect, no arrays, no nodes, no marks."""
 
     def script(self, spec: JobSpec) -> str:
-        """Return the job script. The user's options have no effect: no program reads them."""
-        if spec.count > 1:
-            raise ConfigError(f"count={spec.count} of job {spec.name!r}: there are no arrays here; allowed: 1")
         return "\n".join(["#!/bin/bash", "", *body(spec)])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
-        """Return the path of the job's output; without a folder it is not kept."""
         return f"{spec.log_directory}/{spec.name.replace('/', '_')}.out" if spec.log_directory else ""
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return the command that starts the script in its own session; it outlives its parent."""
         return Command(("bash", "-c", _START, "hpcgpu", self.log(spec, "")), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id, or raise SubmitError with bash's message."""
-        found = _ID.search(result.stdout)
-        if result.returncode == 0 and found and not found[2]:
-            return found[1]
-        raise _refused("the job could not be started", result)
+        if not (ids := _ID.findall(result.stdout)):
+            raise SubmitError(result.stderr)
+        return str(ids[0][0])
 
     def split(self, count: int) -> tuple[int, ...]:
-        """Return a submission for each job: there are no arrays."""
         return (1,) * count
 
     def find(self, name: str, mark: str) -> Command | None:
-        """Return None: processes are not marked."""
         return None
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return no ids."""
         return ()
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
-        """Return the id itself."""
         return (job_id,)
 
     def status(self, job_ids: Sequence[str]) -> Command:
-        """Return one command that reads /proc for all jobs."""
         return Command(("bash", "-c", _ASK, "hpcgpu", *job_ids))
 
-    def history(self, job_ids: Sequence[str]) -> Command:
-        """Return the command of ``status``: /proc has no ended processes."""
-        return self.status(job_ids)
+    history = status
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
         """Return each job's state; exit codes are only in ``JobSpec.exit_file``."""
-        out = {job_id: JobStatus(_state(native), native) for job_id, native in _ID.findall(result.stdout) if native}
-        if result.returncode != 0 and not out:
-            raise _refused("/proc did not answer", result)
-        return out
+        return {job_id: JobStatus(_state(native), native) for job_id, native in _ID.findall(result.stdout)}
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
-        """Return None: the only node is this machine."""
         return None
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
-        """Return no nodes."""
         return {}
 
     def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """Return ``argv`` unchanged."""
         return argv
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
-        """Return the commands that end each job's process group and wait until its leader is gone."""
         return tuple(Command(("bash", "-c", _END, "hpcgpu", job_id)) for job_id in job_ids)
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False if the job was gone already."""
-        found = _ID.search(result.stdout)
-        if result.returncode != 0 or not found:
-            raise _refused("the job could not be ended", result)
-        return _state(found[2] or "") is not JobState.ENDED
+        return not result.stdout.rstrip().endswith("gone")
 
 
 def _state(native: str) -> JobState:
-    if native in _ENDED:
-        return JobState.ENDED
-    if native in _STOPPED:
-        return JobState.SUSPENDED
-    return JobState.RUNNING if native in _RUNNING else JobState.UNKNOWN
+    return JobState.ENDED if native in ("gone", "Z", "X") else JobState.RUNNING
 
 
-def _refused(what: str, result: Result) -> SubmitError:
-    words = result.stderr.strip() or f"exit code {result.returncode}, and no word"
-    return SubmitError(f"{what}: {words}", evidence=result.stderr, transient=result.returncode == 124)
+def register() -> None:
+    """Let ``hpcgpu.batch.get`` know it, in this process."""
+    batch.SYSTEMS = MappingProxyType({**batch.SYSTEMS, "local": Local})

@@ -1,4 +1,4 @@
-"""``dask worker --preload hpcgpu.deploy.preload``: the spill store in any distributed worker, moves off its event loop.
+"""``dask worker --preload hpcgpu.deploy.dask_preload``: moves of the spill store, off the event loop of any worker.
 
 The worker itself must have the store. The command line of ``dask worker`` cannot give it one; a class can::
 
@@ -12,7 +12,7 @@ The worker itself must have the store. The command line of ``dask worker`` canno
             store = (GpuSpillBuffer, {"device_memory_limit": 0.8, "memory_limit": "8GB"})
             super().__init__(*args, data=store, **kwargs)
 
-    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.preload
+    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.dask_preload
 
 ``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too. It needs no preload.
 
@@ -41,9 +41,9 @@ async def dask_setup(worker: Worker) -> None:
     """Install the plugin that moves data in tasks' threads; called by distributed before the worker registers.
 
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
-    on the event loop: the worker answers nobody meanwhile.
+    on the event loop: the worker does not answer meanwhile.
     """
-    if intruder := await tasks.in_thread(functools.partial(parents.changed_by, Path(worker.local_directory))):
+    if intruder := await tasks.to_thread(functools.partial(parents.changed_by, Path(worker.local_directory))):
         logger.warning(
             "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
             "--local-directory below a folder that is yours alone",
@@ -53,9 +53,9 @@ async def dask_setup(worker: Worker) -> None:
         )
     if not isinstance(worker.data, GpuSpillBuffer):
         logger.warning(
-            "hpcgpu.deploy.preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
+            "hpcgpu.deploy.dask_preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
             "Worker(..., data=(hpcgpu.spill.GpuSpillBuffer, {'device_memory_limit': 0.8, 'memory_limit': '8GB'})), "
-            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.deploy.preload'))",
+            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.deploy.dask_preload'))",
             worker.name,
             type(worker.data).__name__,
         )

@@ -1,0 +1,93 @@
+"""The pages for users of other tools, and the table of memory options, name options and keywords that exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import dask
+import distributed  # noqa: F401 - brings its part of dask's configuration
+import pytest
+import yaml
+from dask_jobqueue.slurm import SLURMJob
+from dask_mpi import execute, initialize
+from pages import PAGES, blocks
+from paths import ROOT
+
+import hpcgpu
+from hpcgpu.config.jobqueue import ignored, translate
+from hpcgpu.config.layers import BY_NAME, read_settings
+from hpcgpu.config.migration import DASK_CUDA, HINTS
+from hpcgpu.errors import ConfigError
+from hpcgpu.model.settings import options, user_name
+
+OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)
+ALIASES = {alias for f in options() for alias in f.metadata["aliases"]}
+MEMORY = (ROOT / "docs/reference/memory-options.md").read_text()
+MEMORY_KEYS = {f"distributed.worker.memory.{key}" for key in dask.config.get("distributed.worker.memory")}
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def is_configured(name: str) -> bool:
+    return dask.config.get(name, None) is not None
+
+
+def test_section_of_dask_jobqueue_is_read_as_the_page_says() -> None:
+    [text] = blocks("dask-jobqueue", "yaml")
+    section = yaml.safe_load(text)["jobqueue"]["slurm"]
+    values, _ = translate(section, 4)
+    assert values == {"queue": "gpu", "account": "m0000", "walltime": "02:00:00", "cores_per_gpu": 16}
+    assert [text.split()[0] for text in ignored(section)] == ["processes"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_has_only_blocks_that_are_tried(page: str) -> None:
+    tried = {"dask-mpi": (2, 3, 0, 0), "dask-cuda": (2, 0, 0, 0), "dask-jobqueue": (3, 1, 1, 1)}
+    tried |= {"sbatch": (2, 0, 0, 0), "nemo-curator": (1, 0, 0, 0)}
+    assert tuple(len(blocks(page, kind)) for kind in ("diff", "bash", "yaml", "python")) == tried[page]
+    assert PAGES[page].count("```") == 2 * sum(tried[page])
+    for diff in blocks(page, "diff"):
+        if "import" in diff:
+            compile("".join(x[1:] for x in diff.splitlines(keepends=True) if x[0] != "+"), page, "exec")
+    for other, ours, _ in rows(PAGES[page]):
+        assert set(re.findall(r"`([a-z_]+)`", ours)) <= OURS
+        # a keyword that is the same here is taken under its name, too; another is answered
+        if page not in ("dask-mpi", "sbatch", "nemo-curator"):
+            assert {n for n in re.findall(r"`([a-z_]+)`", other) if n not in BY_NAME and n not in HINTS} == set()
+
+
+def test_memory_rows_name_options_that_exist() -> None:
+    for other, _, _, ours in rows(MEMORY):
+        assert ours == "-" or quoted(ours), other
+        assert [n for n in quoted(ours) if not (is_configured(n) if n.startswith("distributed.") else n in OURS)] == []
+        assert {n for n in quoted(other) if re.fullmatch(r"[a-z_]+", n)} <= OURS | ALIASES | set(HINTS)
+        assert [n for n in quoted(other) if n.startswith("distributed.") and not is_configured(n)] == []
+
+
+@pytest.mark.parametrize("row", [r for r in rows(MEMORY) if "an error" in r[2]], ids=lambda row: row[0][:40])
+def test_memory_row_with_an_error_is_an_error(row: list[str]) -> None:
+    name, _, value = quoted(row[0])[0].partition("=")
+    with pytest.raises(ConfigError, match=name):
+        read_settings({name: value.strip('"') or object()})
+
+
+def test_all_keywords_and_options_have_a_row() -> None:
+    named = {page: set(re.findall(r"[A-Za-z_]+", " ".join(row[0] for row in rows(PAGES[page])))) for page in PAGES}
+    jobqueue = {n for c in SLURMJob.__mro__[:2] for n in inspect.signature(c.__init__).parameters}
+    assert jobqueue - {"self", "scheduler", "name", "base_class_kwargs"} <= named["dask-jobqueue"]
+    mpi = {n for f in (initialize, execute) for n in inspect.signature(f).parameters}
+    assert mpi - {"function", "client_function", "client_args", "client_kwargs", "kwargs"} <= named["dask-mpi"]
+    assert {n for n in DASK_CUDA if n not in named["dask-cuda"] and f"`{n}`" not in MEMORY} == set()
+    memory = {name.partition("=")[0] for row in rows(MEMORY) for name in quoted(row[0])}
+    assert {n for n in HINTS if n.startswith("rmm_") or "spill" in n or n in ("data", "shared_filesystem")} <= memory
+    assert {key for key in MEMORY_KEYS if not any(name.startswith(key) for name in memory)} == set()
+    ours = {"device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "allocator"}
+    assert ours <= {name for row in rows(MEMORY) for name in quoted(row[3])}
