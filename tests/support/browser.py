@@ -232,12 +232,6 @@ def cell(number: int) -> str:
     return f"document.querySelectorAll('.jp-Cell')[{number}]"
 
 
-def click(page: Page, x: float, y: float) -> None:
-    """Press the left button at a point of the window, and let it go."""
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-
 def shrink(path: Path) -> None:
     """Write a picture anew with 256 colours: a third of the bytes, and nobody sees it."""
     Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)

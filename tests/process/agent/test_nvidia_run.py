@@ -65,7 +65,7 @@ def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: 
     assert "1 worker on 1 node ready" in stderr
 
 
-def test_a_driver_that_was_updated_is_said_and_ends_no_simulation(tmp_path: Path, nvml: FakeNvml) -> None:
+def test_updated_driver_is_an_error_but_not_for_simulated_gpus(tmp_path: Path, nvml: FakeNvml) -> None:
     env = nvml.environment(WHOLE) | {"FAKE_NVML_INIT": "18"}
     path = ranks.script(tmp_path, "if __name__ == '__main__':\n    print(Client().submit(sum, [1, 2]).result())")
     done = ranks.run(path, options=(), env=env)

@@ -40,10 +40,8 @@ def scheduler(**options: Any) -> Iterator[tuple[str, Client]]:
 def job(argv: tuple[str, ...] | list[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A job's command as a process, and its log; it has to end by itself when it is asked to."""
     log = folder / "job.log"
-    with (
-        log.open("wb") as out,
-        subprocess.Popen(argv, stderr=out, stdin=subprocess.DEVNULL, env=ranks.environment()) as process,
-    ):
+    pipes = {"stdin": subprocess.DEVNULL, "env": ranks.environment()}
+    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, **pipes) as process:
         try:
             yield process, log
             process.terminate()
@@ -56,20 +54,13 @@ def workers(client: Client) -> dict[str, dict[str, Any]]:
     return {w["name"]: w for w in client.scheduler_info(n_workers=-1)["workers"].values()}
 
 
-def test_the_line_that_dask_jobqueue_writes_starts_bound_spilling_workers(tmp_path: Path) -> None:
+def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) -> None:
     """Its own job script's command, with TLS: names by which it counts, limits below what the kernel allows."""
     extra = ["--gpus", "sim:2x16MiB", "--jit-unspill", "--device-memory-limit", "0.5"]
     options = {"cores": 4, "processes": 2, "memory": "2TB", "security": True, "shared_temp_directory": str(tmp_path)}
-    with (
-        SLURMCluster(
-            worker_command="hpcgpu.worker",
-            worker_extra_args=extra,
-            local_directory=str(tmp_path / "scratch"),
-            scheduler_options={"dashboard_address": None},
-            **options,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    options |= {"worker_command": "hpcgpu.worker", "scheduler_options": {"dashboard_address": None}}
+    options |= {"worker_extra_args": extra, "local_directory": str(tmp_path / "scratch")}
+    with SLURMCluster(**options) as cluster, Client(cluster) as client:
         line = shlex.split(cluster.job_script().splitlines()[-1])
         assert line[1:3] == ["-m", "hpcgpu.worker"]
         with job(line, tmp_path) as (process, log):
@@ -98,7 +89,7 @@ def test_the_line_that_dask_jobqueue_writes_starts_bound_spilling_workers(tmp_pa
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_one_worker_by_a_scheduler_file_ends_when_it_is_retired_or_old(tmp_path: Path) -> None:
+def test_worker_by_scheduler_file_ends_when_retired_or_old(tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     argv = [*WORKER, "--scheduler-file", str(file), "--name", "one", "--gpus", "sim:2x16MiB", "--nworkers", "1"]
     with scheduler() as (address, client):
@@ -150,7 +141,7 @@ def test_a_wrong_line_says_what_is_wrong(arguments: list[str], words: str) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_a_scheduler_that_is_away_or_has_another_certificate_is_an_error(tmp_path: Path) -> None:
+def test_unreachable_or_foreign_scheduler_is_an_error(tmp_path: Path) -> None:
     """The second is said at once, or the test never ends."""
     argv = [*WORKER, "tcp://127.0.0.1:1", "--gpus", "sim:1", "--death-timeout", "1"]
     done = ranks.run_command(argv)
@@ -170,12 +161,9 @@ def test_a_scheduler_that_is_away_or_has_another_certificate_is_an_error(tmp_pat
     assert "the certificates do not belong together" in done.stderr
 
 
-# dask-mpi
-
-
 INITIALIZE = """
-    import dask_mpi, json
-    options = {"gpus": "sim:2x16MiB", "jit_unspill": True, **json.loads(sys.argv[1])}
+    import dask_mpi
+    options = {"gpus": "sim:2x16MiB", "jit_unspill": True}
     dask_mpi.initialize(
         worker_class="hpcgpu.GPUWorker", worker_options=options, memory_limit="1GB", dashboard_address=None
     )
@@ -183,39 +171,30 @@ INITIALIZE = """
     with Client() as client:
         client.wait_for_workers(2, timeout=60)
         table = hpcgpu.bindings(client)
-        stores = client.run(lambda dask_worker: [type(dask_worker.data).__name__, dask_worker.data.jit_unspill])
-        facts = dict(
-            gpus=sorted(w.spec.gpu.pci for w in table.workers),
-            cores=[str(w.spec.binding.cpuset) for w in table.workers],
-            wrong=table.differences,
-            stores=list(stores.values()),
-            limits=[w["memory_limit"] for w in client.scheduler_info()["workers"].values()],
-            scratch=[w["local_directory"] for w in client.scheduler_info()["workers"].values()],
-        )
-    print("FACTS", json.dumps(facts), flush=True)
+        stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
+        infos = list(client.scheduler_info()["workers"].values())
+        assert len({w.spec.gpu.pci for w in table.workers}) == 2
+        assert len({str(w.spec.binding.cpuset) for w in table.workers}) == min(2, int(sys.argv[1]))
+        assert table.differences == {}
+        assert set(stores.values()) == {("GpuSpillBuffer", True)}
+        assert {w["memory_limit"] for w in infos} == {10**9}
+    print("FOLDERS", *(w["local_directory"] for w in infos), flush=True)
 """
 
 
 def test_ranks_of_dask_mpi_share_out_gpus_and_cores(tmp_path: Path) -> None:
     """Though a launcher has bound each of them to a core."""
-    path = ranks.script(tmp_path, INITIALIZE)
-    bound = (*ranks.MPIRUN[:2], "--bind-to", "core:overload-allowed")
-    argv = [*bound, "-n", "4", sys.executable, str(path), "{}"]
+    bound = (*ranks.MPIRUN[:2], "--bind-to", "core:overload-allowed", "-n", "4", sys.executable)
+    argv = [*bound, str(ranks.script(tmp_path, INITIALIZE)), str(len(os.sched_getaffinity(0)))]
     done = ranks.run_command(argv, timeout=scaled(120))
-    assert "FACTS" in done.stdout, done.stderr
-    facts = json.loads(done.stdout.partition("FACTS")[2].splitlines()[0])
-    assert len(set(facts["gpus"])) == 2
-    if len(os.sched_getaffinity(0)) > 1:
-        assert len(set(facts["cores"])) == 2
-    assert facts["wrong"] == {}
-    assert facts["stores"] == [["GpuSpillBuffer", True]] * 2
-    assert facts["limits"] == [10**9] * 2
-    assert not [folder for folder in facts["scratch"] if Path(folder).exists()]
+    folders = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOLDERS")]
+    assert [len(names) for names in folders] == [2], done.stderr
+    assert not [name for name in folders[0] if Path(name).exists()]
     assert done.stderr.count("protocol tcp of the scheduler is not encrypted") == 1
     assert "but its worker has a share of all" in done.stderr
 
 
-def test_a_rank_of_dask_mpi_beyond_the_gpus_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+def test_dask_mpi_rank_beyond_the_gpus_is_an_error_of_its_own(tmp_path: Path) -> None:
     """dask-mpi's command keeps a failed rank waiting in MPI_Finalize: the run has one worker, its log the reason."""
     file, log = tmp_path / "scheduler.json", tmp_path / "log"
     argv = [*ranks.MPIRUN, "-n", "3", str(ranks.BIN / "dask-mpi"), "--worker-class", "hpcgpu.GPUWorker"]
@@ -253,8 +232,6 @@ def test_a_worker_of_dask_worker_is_bound_too(tmp_path: Path) -> None:
         assert len({w.spec.gpu.pci for w in table.workers}) == 2
         assert not table.differences
 
-
-# GPURunner
 
 RUNNER = """
     import urllib.request

@@ -170,7 +170,7 @@ def test_a_local_cluster_tells_the_same() -> None:
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
 
 
-def test_a_cluster_that_was_not_awaited_says_so_before_anything_is_submitted(pbs: Pbs) -> None:
+def test_cluster_not_awaited_is_an_error_and_submits_nothing(pbs: Pbs) -> None:
     async def use() -> None:
         cluster = PBSGPUCluster(**ELASTIC, asynchronous=True)
         assert repr(cluster) == "PBSGPUCluster(hpcgpu, not started: await it)"
@@ -190,7 +190,7 @@ def test_a_cluster_that_was_not_awaited_says_so_before_anything_is_submitted(pbs
     assert pbs.calls("qsub") == []
 
 
-def test_what_is_not_awaited_is_done(pbs: Pbs) -> None:
+def test_scale_and_close_need_no_await(pbs: Pbs) -> None:
     """As dask-jobqueue's scale, which is no coroutine."""
 
     async def use() -> None:
@@ -206,6 +206,6 @@ def test_what_is_not_awaited_is_done(pbs: Pbs) -> None:
     assert all(map(pbs.over, pbs.ids()))
 
 
-def test_an_asynchronous_cluster_without_an_event_loop_is_an_error() -> None:
+def test_asynchronous_cluster_without_event_loop_is_an_error() -> None:
     with pytest.raises(ConfigError, match="asynchronous=True outside of an event loop: leave it out, or write"):
         LocalGPUCluster(gpus="sim:1", asynchronous=True)

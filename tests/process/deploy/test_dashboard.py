@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-import browser
 import numpy as np
 import pytest
 import ranks
@@ -171,7 +169,7 @@ def test_metrics_for_prometheus(base: str) -> None:
     assert fetch(f"{base.rpartition('/')[0]}/hpcgpu/metrics")[0] == 404
 
 
-def test_what_is_not_as_planned_has_a_mark_over_its_bar_and_a_name_in_one_piece() -> None:
+def test_gpu_page_marks_workers_not_as_planned() -> None:
     """Colour alone is not seen by everybody."""
     facts = [GpuFacts(name=f"n-{i}", tier_bytes={"device": 3 + i}, limit_bytes={"device": 8}) for i in range(2)]
     facts[1] = replace(facts[1], differences=("2 of 9 threads may run on PUs 0",))
@@ -186,48 +184,26 @@ def test_what_is_not_as_planned_has_a_mark_over_its_bar_and_a_name_in_one_piece(
     assert page._bars.source.data["mark"].min() > 399  # in one line, above all bars
 
 
-@contextlib.contextmanager
-def crowd_of(gpus: int) -> Iterator[str]:
-    """Yield the address of the page of so many GPUs."""
-    argv = [sys.executable, str(CROWD), str(gpus)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(argv, **pipes, text=True) as crowd:
-        yield crowd.stdout.readline().strip()
-        crowd.stdin.close()
-
-
-def part(number: int) -> str:
-    """Return an expression for a part of the page as the browser shows it, from the top."""
-    return f"Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children[{number}])"
-
-
-def history(whose: str, only: int) -> str:
-    """Return an expression that is true when the history is this one's, and its last bytes are those of this bar."""
-    titles = "Bokeh.documents[0].roots()[0].children[3].children.map(c => c.title.text)"
-    shown = f"{part(3)}.child_views[0].model.renderers[0].data_source.data.device.at(-1)"
-    bar = f"{part(1)}.model.renderers[0].data_source.data.device_top[{only}]"
-    return f"{titles}.every(t => t.endsWith(': {whose}')) && {shown} === {bar}"
-
-
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
-def test_the_history_is_of_the_gpu_whose_bar_or_row_is_tapped(tmp_path: Path) -> None:
-    """In a real browser; rows of the table begin with those that are not as planned."""
-    with crowd_of(4) as url, browser.page(tmp_path) as tab:
-        tab.size(1100, 1600)
-        tab.go(url, "window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].roots().length")
-        tab.wait_for(f"{part(4)}.shadow_el.querySelectorAll('.slick-row').length > 3")
-        at = "[v.frame.x_scale.compute(1), v.frame.y_scale.compute(v.model.y_range.end / 100)]"
-        place = f"((v, r) => {at}.map((at, i) => at + [r.x, r.y][i]))(v, v.el.getBoundingClientRect())"
-        browser.click(tab, *tab.evaluate(f"(v => {place})({part(1)})"))
-        tab.wait_for(history("node000-1", 1))
-        row = f"{part(4)}.shadow_el.querySelectorAll('.slick-row')[0].getBoundingClientRect()"
-        browser.click(tab, *tab.evaluate(f"(r => [r.x + 20, r.y + 20])({row})"))
-        tab.wait_for(history("node000-2", 2))
+def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
+    """As a bar or as a row of the table, which begins with those that are not as planned."""
+    facts = [GpuFacts(name=f"n-{i}", tier_bytes={"device": 3 + i}, differences=("cores",) * i) for i in range(2)]
+    page = GpuPage(None, SimpleNamespace(gpus=lambda: facts), SimpleNamespace(add_next_tick_callback=lambda _: None))
+    page.update()
+    for source, index, name, device in (
+        (page._bars.source, [1], "n-1", 4),
+        (page._table.source, [1], "n-0", 3),
+        (page._table.source, [], "all GPUs", 7),
+    ):
+        source.selected.indices = index
+        assert page._lines.memory.title.text.endswith(f"over time: {name}")
+        assert list(page._lines.source.data["device"]) == [device]
 
 
 def test_it_is_read_with_400_gpus() -> None:
-    with crowd_of(400) as url:
-        found = page(url, "len(data['image']) > 1")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, str(CROWD), "400"], **pipes, text=True) as crowd:
+        found = page(crowd.stdout.readline().strip(), "len(data['image']) > 1")
+        crowd.stdin.close()
     assert len(found["data"]["name"]) == 400
     assert found["data"]["name"][:3] == ["node000-2", "node014-1", "node032-2"]  # those that are not as planned
     assert "3 of 400 workers not as planned" in found["texts"]

@@ -135,7 +135,7 @@ def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         assert pids.start_time(job) is None
 
 
-def test_the_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -> None:
+def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -> None:
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
     said: list[str] = []

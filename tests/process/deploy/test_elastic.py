@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import local_system
 import pytest
 import ranks
+from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 from distributed import Client
 from waiting import Said, scaled, until
 
-from hpcgpu import batch
+from hpcgpu import SLURMGPUCluster, batch
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
+from hpcgpu.deploy.jobs import job_loop
 from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.supervise.tasks import GATHER_S
 
 
 class LocalJobs(BatchGPUCluster):
@@ -68,6 +72,7 @@ def test_jobs_come_and_go_and_are_replaced(home: Path, said: Said) -> None:
         until(lambda: len(client.scheduler_info()["workers"]) == 2, "the workers of one job have left")
         assert client.gather(kept) == list(range(4)), "a job that left has taken its data with it"
         assert cluster.jobs.gone == ()  # nobody wanted it any more
+        until(lambda: len(ids(cluster)) == 1, "the job that left is forgotten")
         (victim,) = ids(cluster)
         os.killpg(int(victim.partition(".")[0]), signal.SIGKILL)
         until(lambda: victim not in ids(cluster), "the dead job is forgotten")
@@ -80,19 +85,6 @@ def test_jobs_come_and_go_and_are_replaced(home: Path, said: Said) -> None:
     assert said.text.count("is lowered to 16.0 MiB") == 1, "what nodes say of themselves is said once"
 
 
-def test_jobs_that_die_before_their_first_worker_stop_the_loop_with_the_log(home: Path) -> None:
-    broken = ["echo no such module >&2", "exit 3"]
-    with LocalJobs(**OPTIONS, log_directory=str(home), job_script_prologue=broken) as cluster:
-        cluster.scale(jobs=1)
-        with pytest.raises(JobError, match=r"3 jobs in a row ended before their first worker(.|\n)*no such module"):
-            cluster.wait_for_workers(2)
-        assert ids(cluster) == []
-        seen = [row.text for row in cluster.jobs.gone]
-        assert len(seen) == 3
-        assert all(re.fullmatch(r"GONE at [\d :-]+ \(exit code 3.*\)", text) for text in seen)
-        assert seen[0] in cluster.jobs._repr_html_()
-
-
 def test_waiting_says_the_state_of_the_jobs(home: Path) -> None:
     with LocalJobs(**OPTIONS, log_directory=str(home), job_script_prologue=["sleep 600"]) as cluster:
         cluster.scale(jobs=1)
@@ -100,7 +92,7 @@ def test_waiting_says_the_state_of_the_jobs(home: Path) -> None:
             cluster.wait_for_workers(2, timeout=1)
 
 
-def test_wait_for_workers_says_why_nobody_looks_after_the_jobs(home: Path) -> None:
+def test_wait_for_workers_says_why_the_job_loop_fails(home: Path) -> None:
     with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster:
         cluster.scale(jobs=1)
         cluster.wait_for_workers(2)
@@ -118,20 +110,6 @@ def test_wait_for_workers_says_why_nobody_looks_after_the_jobs(home: Path) -> No
         assert job in written.read_text()  # as gone
 
 
-def test_adapt_follows_the_work(home: Path) -> None:
-    def slow(x: int) -> int:
-        import time
-
-        time.sleep(0.3)
-        return x
-
-    with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster, Client(cluster) as client:
-        cluster.adapt(minimum=0, maximum_jobs=2, interval="100ms", wait_count=2)
-        assert sum(client.gather(client.map(slow, range(40)))) == sum(range(40))
-        assert 1 <= len(ids(cluster)) <= 2
-        until(lambda: not client.scheduler_info()["workers"], "all workers have left")
-
-
 def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
     """All see so many workers, and want no other number."""
     for cluster in clusters:
@@ -139,9 +117,7 @@ def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
         assert cluster.wanted_workers == workers
 
 
-def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_of_one_cluster_all_scale_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tell which jobs are gone, and a refusal goes to the object that asked."""
     with LocalJobs(**OPTIONS | {"scheduler": "job"}, log_directory=str(home), job_name="mine") as owner:
         with LocalJobs.attach("mine") as attached:
@@ -164,7 +140,7 @@ def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(
             assert attached.jobs.gone[0].id == member
             everywhere((owner, attached), 6)
         owner.scale(4)
-        everywhere((owner,), 4)
+        until(lambda: len(ids(owner)) == 1, "one job with workers is left")
         (member,) = ids(owner)
         owner.detach()
     with LocalJobs.attach("mine") as first, LocalJobs.attach("mine", shutdown_on_close=True) as second:
@@ -177,3 +153,51 @@ def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(
         assert member in ids(second)
         assert alive(member)
     assert not alive(member)
+
+
+JOBS, PER_JOB = 250, 4
+NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    write_slurm(tmp_path, JOBS)
+    ranks.use_environment(monkeypatch)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not list((tmp_path / ".hpcgpu" / "runs").iterdir()), "a run has left its folder behind"
+
+
+def states(cluster: Any) -> set[str]:
+    return {row.text for row in cluster.jobs.rows if row.has == "workers"}
+
+
+def test_a_thousand_workers_join_and_leave_at_little_cost(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    reconcile = job_loop.reconcile
+
+    def counted(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return reconcile(*given)
+
+    monkeypatch.setattr(job_loop, "reconcile", counted)
+    options = {"gpus": f"sim:{PER_JOB}", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+    with SLURMGPUCluster(**options, log_directory=str(slurm), quiet=True) as cluster:
+        cluster.scale(jobs=JOBS)
+        with Crowd(cluster) as crowd:
+            start, own_s, others_s = time.monotonic(), time.process_time(), tree_cpu_s(cluster.job_id)
+            crowd.join(NAMES)
+            cluster.wait_for_workers(len(NAMES))
+            until(lambda: states(cluster) == {f"UP {PER_JOB}/{PER_JOB}"}, "all jobs are up", every_s=0.1)
+            crowd.leave()
+            lost = f"STARTING 0/{PER_JOB} (lost its workers)"
+            until(lambda: states(cluster) == {lost}, "all jobs have lost their workers", every_s=0.1)
+            own_s, others_s = time.process_time() - own_s, tree_cpu_s(cluster.job_id) - others_s
+            took_s = time.monotonic() - start
+        own_ms, others_ms = own_s / len(NAMES) * 1e3, others_s / len(NAMES) * 1e3
+        print(f"CPU per worker: {own_ms:.3f} ms here, {others_ms:.3f} in the scheduler; {looks} looks at all jobs")
+        assert (slurm / "submitted").read_text() == "x\n", "one sbatch for 250 jobs, and none when all workers left"
+        assert looks <= 2 * took_s / GATHER_S + 10, "each burst of workers is one look, not each worker"
+        assert own_s < others_s

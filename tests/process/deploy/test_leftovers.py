@@ -59,15 +59,8 @@ def left(place: Place) -> list[str]:
 
 def removers(place: Place) -> list[psutil.Process]:
     """Return the processes that wait for the end of a run in these folders."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(word.endswith("host/remover.py") for word in words) and str(place.tmp.parent) in words[-1]:
-            found.append(process)
-    return found
+    lines = [(process, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"])]
+    return [p for p, words in lines if "host/remover.py" in " ".join(words) and str(place.tmp.parent) in words[-1]]
 
 
 def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Signals) -> None:
@@ -120,7 +113,7 @@ def test_nothing_is_left_of_a_run(place: Place, tmp_path: Path, way: str, victim
 
 
 @pytest.mark.parametrize("later", ["ps", "run"])
-def test_what_is_left_all_the_same_goes_later(place: Place, tmp_path: Path, later: str) -> None:
+def test_folders_left_after_all_are_removed_later(place: Place, tmp_path: Path, later: str) -> None:
     argv = [sys.executable, str(ranks.script(tmp_path, CLUSTER)), str(tmp_path / "go on"), '{"gpus": "sim:2"}']
     run(place, argv, tmp_path / "go on", "remover first", signal.SIGKILL)
     (path,) = place.tmp.iterdir()

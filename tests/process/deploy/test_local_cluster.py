@@ -6,11 +6,11 @@ import asyncio
 import gc
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import dask
 import psutil
@@ -153,22 +153,19 @@ def test_options_and_dasks_configuration_reach_the_workers(tmp_path: Path, monke
         assert list(client.run(lambda dask_worker: dask_worker.data.host_limit_bytes).values()) == [125_000_000]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [(".config/dask/mine.yaml", "hpcgpu: {nthreads: 3}"), (".config/dask/other.yaml", "other: 1")]
-)
-def test_dasks_configuration_is_read_without_importing_dask(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_text(text)
-    code = (
-        "import sys; from hpcgpu.deploy.settings import read; s = read({}, 'x {name}').settings; "
-        "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    where = f"dask config hpcgpu.nthreads, {tmp_path / name}"
-    assert said == (f"3 {where} True\n" if "hpcgpu" in text else "1 default False\n")
+@pytest.mark.parametrize("text", ["hpcgpu: {nthreads: 3}", "other: 1"])
+def test_dasks_configuration_is_read_without_importing_dask(tmp_path: Path, text: str) -> None:
+    path = tmp_path / ".config/dask/mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    code = "import sys; from hpcgpu.deploy.settings import read; s = read({}, 'x {name}').settings; "
+    code += "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
+    where = f"3 dask config hpcgpu.nthreads, {path} True\n"
+    done = ranks.run_command([sys.executable, "-c", code])
+    assert done.stdout == (where if "hpcgpu" in text else "1 default False\n")
 
 
-def test_what_people_should_know_of_the_node_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_the_node_are_printed_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The run's log may go with the cluster; it says it once, too, and not for each worker."""
     given = {"gpus": "sim:2x16MiB", "device_memory_limit": "1GB", "log_directory": str(tmp_path)}
     with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
@@ -195,51 +192,32 @@ def test_ranks_that_fail_raise_with_the_log(tmp_path: Path, limit: str, words: s
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "error", "words"),
     [
-        ({"gpu": "sim:1"}, "did you mean 'gpus'"),
-        ({"device_memory_limit": 1.5}, "keyword device_memory_limit of LocalGPUCluster"),
-        ({"device_memory_limit": -1}, "fraction"),
-        ({"device_memory_limit": "5 Gigs"}, "5GB"),
-        ({"nodes": 0}, "whole number from 1"),
-        ({"gpus": "sim:2", "n_workers": 3}, "leave n_workers out"),
-        ({"gpus": "sim:2", "nodes": 3}, r"nodes=3 \(set by keyword nodes of LocalGPUCluster\): .* one machine"),
-        ({"gpus": "sim:2", "shape": "elastic"}, "shape='elastic' .* one machine"),
-        ({"gpus": "sim:2", "memory": "8GiB"}, "memory=8589934592 .* one machine"),
+        ({"gpu": "sim:1"}, ConfigError, "did you mean 'gpus'"),
+        ({"device_memory_limit": 1.5}, ConfigError, "keyword device_memory_limit of LocalGPUCluster"),
+        ({"n_workers": 3}, ConfigError, "leave n_workers out"),
+        ({"nodes": 3}, ConfigError, r"nodes=3 \(set by keyword nodes of LocalGPUCluster\): .* one machine"),
+        ({"shape": "elastic"}, ConfigError, "shape='elastic' .* one machine"),
+        ({"memory": "8GiB"}, ConfigError, "memory=8589934592 .* one machine"),
+        ({"python": "/none/python"}, LaunchError, "No such file or directory: '/none/python'.*python= and launcher="),
+        ({"log_directory": "/proc/none"}, LaunchError, "'/proc/none'.*log_directory"),
+        ({"quiet": True}, SubmitError, r"sbatch: there is no such program .*; .* LocalGPUCluster"),
     ],
 )
-def test_bad_input_starts_nothing(tmp_path: Path, options: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        LocalGPUCluster(**options)
-    assert not (tmp_path / ".hpcgpu").exists()
-
-
-def test_a_missing_batch_system_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SubmitError, match=r"sbatch: there is no such program .*; .* LocalGPUCluster"):
-        SLURMGPUCluster(gpus="sim:1", quiet=True)
-    assert runs(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"python": "/none/python"}, "No such file or directory: '/none/python'.*python= and launcher="),
-        ({"log_directory": "/proc/none"}, "'/proc/none'.*log_directory"),
-    ],
-)
-def test_what_cannot_be_started_is_named(tmp_path: Path, options: dict[str, str], words: str) -> None:
-    with pytest.raises(LaunchError, match=words):
-        LocalGPUCluster(gpus="sim:1", **options)
+def test_errors_before_the_start_leave_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    if error is SubmitError:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(error, match=words):
+        (SLURMGPUCluster if error is SubmitError else LocalGPUCluster)(**{"gpus": "sim:2", **options})
     assert runs(tmp_path) == []
 
 
 def test_import_is_light() -> None:
-    code = (
-        "import sys; before = set(sys.modules); import hpcgpu; "
-        "print(sorted(m for m in set(sys.modules) - before if m.split('.')[0] in "
-        "('dask', 'distributed', 'numpy', 'click', 'rich', 'yaml', 'asyncio', 'msgspec')))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "[]\n"
+    heavy = {"dask", "distributed", "numpy", "click", "rich", "yaml", "asyncio", "msgspec"}
+    code = "import sys; before = set(sys.modules); import hpcgpu; new = set(sys.modules) - before; "
+    code += f"print({heavy} & {{name.partition('.')[0] for name in new}})"
+    assert ranks.run_command([sys.executable, "-c", code]).stdout == "set()\n"
     assert "LocalGPUCluster" in dir(hpcgpu)

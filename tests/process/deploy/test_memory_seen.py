@@ -1,4 +1,4 @@
-"""The memory of workers: how it is trimmed and allocated, and that monitors leave out that of simulated GPUs."""
+"""The memory of workers: how it is trimmed, allocated, watched; and the summary of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ranks
 from distributed import Client, Worker
 
 import hpcgpu
-from hpcgpu import LocalGPUCluster
+from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.host import allocator
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -60,14 +61,10 @@ def heap_left(mib: int = 32) -> int:
 FRAGMENTS = 4000  # of 16 KiB: below the mmap threshold, so that they lie in the heap
 
 
-def fragment() -> list[bytes]:
+def fill(dask_worker: Worker) -> None:
     """Leave a heap that is free but for its end, which glibc keeps."""
     blocks = [bytes(16 * KIB) for _ in range(FRAGMENTS)]
-    return [blocks[-1], *blocks[:-1:100]]
-
-
-def fill(dask_worker: Worker) -> None:
-    dask_worker.left = fragment()
+    dask_worker.left = [blocks[-1], *blocks[:-1:100]]
 
 
 @pytest.mark.usefixtures("importable")
@@ -129,7 +126,6 @@ def test_where_there_is_no_jemalloc_it_is_said_once(
 
 # Fills the simulated GPU (400 MiB, in a worker whose memory_limit is 250 MB) and lets the monitors look at it.
 FILL = """
-    import json, pathlib
     from hpcgpu import sim
     c = Client()
     pid = c.run(os.getpid)
@@ -149,21 +145,17 @@ FILL = """
             dask_worker.memory_manager.memory_monitor and await dask_worker.memory_manager.memory_monitor(dask_worker)
         return dask_worker.status.name
 
-    status = next(iter(c.run(look).values()))
-    facts = dict(used=used, rss=rss, measured=measured, status=status, same=c.run(os.getpid) == pid,
-                 limit=next(iter(c.scheduler_info()["workers"].values()))["memory_limit"])
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(facts))
+    (limit,) = (worker["memory_limit"] for worker in c.scheduler_info()["workers"].values())
+    assert used == 400 << 20
+    assert rss > limit > measured > 0
+    assert (list(c.run(look).values()), c.run(os.getpid)) == (["running"], pid)
 """
 
 
 def test_a_full_simulated_gpu_neither_pauses_nor_terminates(tmp_path: Path) -> None:
-    path = ranks.script(tmp_path, FILL)
-    done = ranks.run(path, str(tmp_path / "facts"), options=("--gpus", "sim:1x450MiB", "--memory-limit", "250MB"))
+    options = ("--gpus", "sim:1x450MiB", "--memory-limit", "250MB")
+    done = ranks.run(ranks.script(tmp_path, FILL), options=options)
     assert done.returncode == 0, done.stderr
-    facts = json.loads((tmp_path / "facts").read_text())
-    assert facts["used"] == 400 << 20
-    assert facts["rss"] > facts["limit"] > facts["measured"] > 0
-    assert (facts["status"], facts["same"]) == ("running", True)
     assert not re.search("Pausing|Restarting|memory budget", done.stderr)
 
 
@@ -181,3 +173,42 @@ def test_a_host_full_of_memory_is_still_terminated(tmp_path: Path) -> None:
     done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:1x64MiB", "--memory-limit", "300MB"))
     assert done.stdout == "another worker\n", done.stderr
     assert "exceeded 95% memory budget" in done.stderr
+
+
+MIB = 1 << 20
+
+
+def test_a_script_ends_with_its_progress_and_summary(tmp_path: Path) -> None:
+    """The last line of progress is complete, however short the script was; results of the script go elsewhere."""
+    code = """
+        from distributed import wait
+        c = Client()
+        c.submit(time.sleep, 0.3).result()
+        wait(c.map(lambda i: 100 // (i - 7), range(30), pure=False))
+        print("done")
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2", "--progress"))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    progress, summary = (re.findall(rf"^hpcgpu: {kind}: (.*)$", done.stderr, re.M) for kind in ("tasks", "summary"))
+    assert progress[-1] == "30 of 31 done, 1 failed"
+    assert re.search(r" with 2 GPUs, 0\.\d\d GPU hours, a task ran in ", summary[0])  # on a slow machine 12 s: 0.01
+    assert summary[2] == "nothing was spilled"
+    assert "JSON" not in done.stderr  # which the log of a batch job has
+
+
+def test_a_cluster_is_asked_while_it_runs_and_after_its_end() -> None:
+    with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
+        held = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(16))
+        client.gather(client.map(lambda x: int(x[0]), held))
+        assert all(client.run(lambda dask_worker: dask_worker.data.settle(60)).values())
+        first = cluster.summary().usage  # the workers' figures of now, though their heartbeats are half a second apart
+        assert (first.gpus, first.workers, first.restarts) == (2, 2, 0)
+        assert first.moved_bytes["device_to_host"] >= 16 * MIB
+        assert 0 < first.busy_share <= 1
+        assert first.peak_bytes["device"] >= 40 * MIB
+        client.restart_workers([next(iter(client.scheduler_info()["workers"]))])
+        client.wait_for_workers(2)
+    last = cluster.summary()
+    assert last.usage.restarts == 1
+    assert last.usage.moved_bytes["device_to_host"] >= first.moved_bytes["device_to_host"]
+    assert json.loads(last.as_json())["gpus"] == 2

@@ -35,7 +35,7 @@ def kill(pbs: Pbs, job_id: str) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_an_array_is_one_qsub_and_a_dead_element_is_replaced_by_a_job(pbs: Pbs) -> None:
+def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=3)
         assert arrays(pbs) == ["0-2"]
@@ -68,7 +68,7 @@ def test_elements_that_wait_are_deleted_by_one_qdel_for_a_range(pbs: Pbs) -> Non
 
 
 @pytest.mark.parametrize("history", [True, False])
-def test_an_array_that_is_over_is_replaced_whether_or_not_pbs_remembers_it(pbs: Pbs, said: Said, history: bool) -> None:
+def test_ended_array_is_replaced_with_or_without_history(pbs: Pbs, said: Said, history: bool) -> None:
     pbs.history(history)
     with PBSGPUCluster(**OPTIONS) as cluster:
         cluster.scale(jobs=2)
@@ -83,7 +83,7 @@ def test_an_array_that_is_over_is_replaced_whether_or_not_pbs_remembers_it(pbs: 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_jobs_that_can_never_run_stop_the_loop_in_the_words_of_pbs(pbs: Pbs) -> None:
+def test_jobs_that_can_never_run_stop_the_loop(pbs: Pbs) -> None:
     pbs.auto(False)
     never = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
     with PBSGPUCluster(**OPTIONS) as cluster:
@@ -105,7 +105,7 @@ def test_jobs_that_can_never_run_stop_the_loop_in_the_words_of_pbs(pbs: Pbs) -> 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_is_down_for_a_while_loses_no_job_and_gets_no_second_one(pbs: Pbs, said: Said) -> None:
+def test_elastic_jobs_survive_a_server_that_is_down(pbs: Pbs, said: Said) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
         cluster.wait_for_workers(4)
@@ -122,7 +122,7 @@ def test_a_server_that_is_down_for_a_while_loses_no_job_and_gets_no_second_one(p
         assert len(pbs.calls("qsub")) == 2
 
 
-def test_an_element_that_is_requeued_joins_again_under_another_name(pbs: Pbs) -> None:
+def test_requeued_element_joins_again_under_another_name(pbs: Pbs) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
         cluster.wait_for_workers(4)

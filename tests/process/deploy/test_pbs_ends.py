@@ -50,7 +50,7 @@ def late(pbs: Server, ids: Sequence[str], state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["R", "E"])
-def test_what_ends_already_is_no_error_to_cancel(pbs: Server, state: str) -> None:
+def test_cancel_of_ending_jobs_is_no_error(pbs: Server, state: str) -> None:
     """R: in an epilogue (run/56-epi); E: the output cannot be written (run/56-badlog)."""
     ids = start(pbs, 3)
     late(pbs, ids[1:2], state)
@@ -61,7 +61,7 @@ def test_what_ends_already_is_no_error_to_cancel(pbs: Server, state: str) -> Non
     until(lambda: all(map(pbs.over, ids)), "all jobs are over")
 
 
-def test_jobs_on_nodes_that_do_not_answer_are_ended_by_force_and_all_others_as_usual(pbs: Server) -> None:
+def test_cancel_forces_only_jobs_on_lost_nodes(pbs: Server) -> None:
     ids = start(pbs, 4)
     for job_id in ids[1:3]:
         pbs.lose_node(job_id)

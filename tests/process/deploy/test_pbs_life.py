@@ -28,8 +28,6 @@ JOB = "1021.login01"
 FULL = "Not Running: Insufficient amount of resource: ncpus (R: 32 A: 28 T: 32)"
 NEVER = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
 HELD = "job held, too many failed attempts to run"
-
-
 PLAIN = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "account": "a-b", "walltime": "00:10:00"}
 
 
@@ -88,6 +86,12 @@ def test_nothing_is_submitted_for_bad_input(pbs: Pbs) -> None:
     assert pbs.calls("qsub") == []
 
 
+def ask_again(pbs: Pbs, times: int, while_: Future | None = None) -> None:
+    """Wait until qstat has been called so many times more."""
+    asked = len(pbs.calls("qstat"))
+    until(lambda: len(pbs.calls("qstat")) >= asked + times, "qstat is asked", while_)
+
+
 def starting(pbs: Pbs, **options: object) -> Future:
     """Start a cluster whose job waits until the test has it start."""
     pbs.auto(False)
@@ -103,8 +107,7 @@ def test_a_job_that_waits_or_is_held_runs_and_is_forgotten(pbs: Pbs, said: Said)
     pbs.say(JOB, "Q", FULL)
     until(lambda: f"PENDING ({FULL})" in said.text, "it is said that the job waits", made)
     pbs.say(JOB, "H")  # by its owner
-    asked = len(pbs.calls("qstat"))
-    until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", made)
+    ask_again(pbs, 2, made)
     pbs.start(JOB)
     with made.result() as cluster, Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3
@@ -114,9 +117,7 @@ def test_a_job_that_waits_or_is_held_runs_and_is_forgotten(pbs: Pbs, said: Said)
 
 
 @pytest.mark.parametrize("build", ["head"])
-def test_its_nodes_are_known_though_it_is_there_before_pbs_is_asked_again(
-    pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later nobody names those of a job that has lost one of them and is to start again."""
     monkeypatch.setattr(PBSGPUCluster, "patience", Patience(ask_s=3600, news_s=0.1))
     made = starting(pbs)
@@ -166,7 +167,7 @@ def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, 
 
 
 @pytest.mark.parametrize(("build", "history"), [("release", True), ("release", False), ("head", True)])
-def test_a_job_that_fails_says_its_exit_code_whether_or_not_pbs_remembers_it(pbs: Pbs, history: bool) -> None:
+def test_failed_job_gives_its_exit_code_with_or_without_history(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     with pytest.raises(JobError) as caught:
         PBSGPUCluster(**OPTIONS, memory_limit="900TB")
@@ -181,8 +182,7 @@ def test_a_job_that_fails_says_its_exit_code_whether_or_not_pbs_remembers_it(pbs
 def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.trouble("down")
-    asked = len(pbs.calls("qstat"))
-    until(lambda: len(pbs.calls("qstat")) > asked + 2, "qstat is asked three times", made)
+    ask_again(pbs, 3, made)
     pbs.trouble("")
     pbs.start(JOB)
     with made.result() as cluster, Client(cluster) as client:
@@ -232,7 +232,7 @@ def test_a_qsub_that_finds_no_server_is_tried_again_for_a_while(pbs: Pbs, said: 
 
 
 @pytest.mark.parametrize("history", [True, False])
-def test_somebody_elses_job_that_is_no_json_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
+def test_malformed_job_of_another_user_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     pbs.write("others", ",\n".join(quirks()))
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
@@ -246,14 +246,13 @@ def test_a_job_that_ends_slowly_is_waited_for(pbs: Pbs) -> None:
         cluster.wait_for_workers(2)
         closed = aside(cluster.close)
         until(lambda: pbs.get(JOB, "state") == "E", "the job is ending", closed)
-        asked = len(pbs.calls("qstat"))
-        until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", closed)
+        ask_again(pbs, 2, closed)
         pbs.end_slowly("")
         closed.result()
     assert pbs.calls("qdel") == []
 
 
-def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
+def test_requeued_job_is_found_again(pbs: Pbs, said: Said) -> None:
     """It is said to wait while its old scheduler is still tried."""
     with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
         asked = len(pbs.calls("qstat"))

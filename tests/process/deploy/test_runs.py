@@ -112,12 +112,8 @@ def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
     assert not processes.is_running(started)
 
 
-@pytest.mark.parametrize("name", ["detached", None])
-def test_a_guard_leaves_what_was_detached_or_removed_alone(tmp_path: Path, name: str | None) -> None:
+def test_a_guard_of_a_folder_that_is_removed_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    if name:
-        folder.mkdir()
-        (folder / name).touch()
     with subprocess.Popen(["sleep", "600"]) as client:
         argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
         waiting = subprocess.Popen([*argv, str(pids.start_time(client.pid))], stderr=subprocess.PIPE, text=True)
@@ -126,16 +122,7 @@ def test_a_guard_leaves_what_was_detached_or_removed_alone(tmp_path: Path, name:
     assert waiting.returncode == 0
 
 
-def test_stop_ends_the_job_and_removes_the_folder(tmp_path: Path, job: Job) -> None:
-    run = make_run(tmp_path, job, client=Process.here())
-    asyncio.run(runs.stop(run))
-    assert state(job) is JobState.ENDED
-    assert not run.folder.exists()
-
-
-def test_what_is_over_is_cleaned_up_and_nothing_else(
-    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ended_runs_alone_are_cleaned_up(tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     over = submit(tmp_path, "true")
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
     detached = make_run(tmp_path, job)
@@ -172,9 +159,7 @@ def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch
 @given(
     st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"") + b"\n")), st.integers(0, 9)
 )
-def test_the_last_lines_are_the_last_lines(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], count: int
-) -> None:
+def test_last_lines_of_a_log(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], count: int) -> None:
     log = tmp_path_factory.mktemp("log") / "log"
     log.write_bytes(b"".join(lines))
     expected = b"".join(lines[len(lines) - min(count, len(lines)) :]).decode(errors="replace")
@@ -185,21 +170,6 @@ def test_a_log_of_many_chunks(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(100_000)))
     assert logs.last(tmp_path / "log", 2)[0] == "line 99998\nline 99999\n"
     assert logs.last(tmp_path / "log", 20_000)[0].startswith("line 80000\n")
-
-
-def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    there = submit(tmp_path, f"echo first; while [ -e {tmp_path}/go ]; do sleep 0.1; done; echo last")
-    run = make_run(tmp_path, there, client=Process.here())
-    log = logs.log_of(run, "mine")
-    said: list[str] = []
-
-    def echo(part: str) -> None:
-        said.append(part)
-        (tmp_path / "go").unlink(missing_ok=True)
-
-    asyncio.run(logs.follow(run, log, 0, echo))
-    assert "".join(said) == "first\nlast\n"
 
 
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ import pytest
 from distributed import wait
 from distributed.utils import DequeHandler
 from lock_guard import guarded_lock
-from store_clusters import KIB, cluster, kinds, make, moved
+from store_clusters import KIB, cluster, kinds, make
 from waiting import scaled
 
 from hpcgpu import sim
@@ -44,29 +44,6 @@ def gpu(tmp_path: Path) -> Iterator[SimGpu]:
     yield made
     sim.set_current_gpu(before)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_array_graph_bigger_than_all_memory_without_the_plugin(gpu: SimGpu, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=False) as (client, a, b):
-            host = np.random.default_rng(1).normal(size=(4000, 50))
-            x = da.from_array(host, chunks=(200, 50)).map_blocks(sim.asarray, dtype=float, meta=sim.asarray([[0.0]]))
-            x = await client.persist(x)
-            u, s, v = da.linalg.svd(x)
-            s = await client.compute(s)
-            np.testing.assert_allclose(s.get(), np.linalg.svd(host, compute_uv=False))
-            back = await client.compute((u * await client.compute(da.linalg.svd(x)[1])) @ v)
-            np.testing.assert_allclose(back.get(), host)
-            total = await client.compute(x.T @ x)
-            np.testing.assert_allclose(total.get(), host.T @ host)
-            assert min(moved(a, b).values()) > 0
-            assert a.transfer_outgoing_count_total + b.transfer_outgoing_count_total > 0
-            for w in (a, b):
-                assert await asyncio.to_thread(w.data.settle, 10)
-                assert w.data.tiers["device"] <= 400 * KIB
-            del x, u, s, v, back, total
-
-    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def test_a_peer_gets_spilled_values_without_the_device(gpu: SimGpu, tmp_path: Path) -> None:
@@ -198,7 +175,7 @@ def shapes(x: SimArray) -> list[str]:
     return out
 
 
-def test_tracebacks_and_profiles_have_the_frames_of_a_plain_worker(gpu: SimGpu, tmp_path: Path) -> None:
+def test_tracebacks_and_profiles_have_no_frames_of_the_store(gpu: SimGpu, tmp_path: Path) -> None:
     async def frames(*, plugin: bool) -> list[list[str]]:
         async with cluster(tmp_path, plugin=plugin) as (client, _, __):
             x = client.submit(make, 1)
@@ -216,7 +193,7 @@ def test_tracebacks_and_profiles_have_the_frames_of_a_plain_worker(gpu: SimGpu, 
 
 
 @pytest.mark.parametrize(("target", "on_disk"), [(0.7, 1), (0.4, 7), (False, 1)])
-def test_spilling_goes_on_from_the_spill_threshold_to_the_target(
+def test_spilling_goes_from_the_spill_threshold_to_the_target(
     tmp_path: Path, target: float | bool, on_disk: int
 ) -> None:
     """15 MB are above ``spill``, 0.7 of 20 MB; distributed asks for memory once, and not again below that."""
@@ -241,7 +218,7 @@ def test_spilling_goes_on_from_the_spill_threshold_to_the_target(
         asyncio.run(asyncio.wait_for(main(), scaled(60)))
 
 
-def test_a_value_that_is_lost_on_disk_is_computed_again(
+def test_value_lost_on_disk_is_computed_again(
     gpu: SimGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what nobody can compute again is handed over, before anything is read that nobody asks for."""

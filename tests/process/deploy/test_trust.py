@@ -192,7 +192,7 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
 
 # Run as the cluster's script, too: a neighbour on the node needs no certificate to open connections.
 FLOOD = """
-    import json, pathlib, resource, socket, urllib.parse
+    import contextlib, pathlib, resource, socket, urllib.parse
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     c = Client()
     identity = c.scheduler_info()
@@ -202,26 +202,18 @@ FLOOD = """
     listeners = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
     flood = [socket.create_connection((host, int(port))) for host, port in listeners for _ in range(400)]
     fresh = Client(timeout=60)
-    result = fresh.submit(sum, [1, 2, 3]).result(60)
-    ends = []
+    assert fresh.submit(sum, [1, 2, 3]).result(60) == 6
     for sock in flood:
         sock.settimeout(60)
-        try:
-            ends.append(sock.recv(1).hex())
-        except ConnectionResetError:
-            ends.append("")
-    pathlib.Path(sys.argv[1]).write_text(json.dumps([result, ends]))
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
 """
 
 
-def test_half_open_connections_are_closed_and_new_clients_come_in(tmp_path: Path) -> None:
-    path = ranks.script(tmp_path, FLOOD)
-    limited = ranks.command(path, str(tmp_path / "facts"), options=("--gpus", "sim:1"))
+def test_half_open_connections_are_closed_for_new_clients(tmp_path: Path) -> None:
+    limited = ranks.command(ranks.script(tmp_path, FLOOD), options=("--gpus", "sim:1"))
     env = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__HANDSHAKE": "3s"}
     done = ranks.run_command(["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash", *limited], env=env)
     assert done.returncode == 0, done.stderr
-    result, ends = json.loads((tmp_path / "facts").read_text())
-    assert result == 6
-    assert ends == [""] * 1600
     assert len(done.stderr) < 10_000, done.stderr[:10_000]
     assert "connections without a handshake" in done.stderr

@@ -1,4 +1,4 @@
-"""Ranks of a PBS job, started by mpirun and mpiexec here."""
+"""Ranks that mpirun and mpiexec start here: as the command lines promise, and in a job of PBS on two nodes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
 import two_nodes
+from launched import ME, PROBE, check, others
+from paths import ROOT
+from ranks import BIN, environment
 from waiting import scaled
 
 from hpcgpu.config import document
+from hpcgpu.launch import mpirun
 from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.world import World
 
 SCRIPT = """
 import json
@@ -89,3 +95,36 @@ def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr
+
+
+def here(argv: tuple[str, ...]) -> dict[str, Any]:
+    command = [sys.executable, PROBE, "localhost", *argv]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=scaled(90), env=environment(), cwd=ROOT)
+    assert out.returncode == 0, out.stderr
+    return json.loads(out.stdout)
+
+
+def test_open_mpi_5_here() -> None:
+    world = World(per_node=3, as_root=os.getuid() == 0)
+    program = str(BIN / "mpirun")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
+    seen = here(mpirun.command(ME, world, program, mpirun.read_flavour(version)))
+    check(seen, world, [seen["ranks"][0]["host"]])
+    assert (seen["alive"], seen["returncode"], seen["err"]) == (others(world), 0, "")
+
+
+def test_mpich_here(mpich: str) -> None:
+    version = subprocess.run([mpich, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
+    assert mpirun.read_flavour(version) == "mpich"
+    world = World(per_node=3)
+    seen = here(mpirun.command(ME, world, mpich, "mpich"))
+    check(seen, world, [seen["ranks"][0]["host"]])
+    assert {r["launcher"] for r in seen["ranks"]} == {"MPICH mpiexec"}
+
+
+def test_mpich_deals_ranks_out_over_its_hosts(mpich: str) -> None:
+    # Two names of this machine, each with a proxy of its own: PMI counts per proxy.
+    world = World(nodes=2, per_node=2, hosts=("localhost", "127.0.0.1"))
+    program, *rest = mpirun.command(ME, world, mpich, "mpich")
+    seen = here((program, "-launcher", "fork", *rest))
+    assert [(r["local_rank"], r["local_size"]) for r in seen["ranks"]] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
