@@ -207,7 +207,7 @@ def plan(  # each is an option
 
     if script:
         _checked(script, "hpcgpu plan")
-    machine = None if file is None else preview.Described(read_machine(file), named(file))
+    machine = None if file is None else (read_machine(file), named(file))
     planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask)
     if other is not None:
         differing = preview.compare(other, planned)

@@ -111,34 +111,32 @@ def test_a_detached_cluster_is_there_for_another_node(slurm_lab: Lab, detached: 
     assert folders(slurm_lab) == []
 
 
-def test_who_takes_it_over_ends_it(slurm_lab: Lab, detached: str) -> None:
-    code = f"""
-    with SLURMGPUCluster.attach({detached!r}, shutdown_on_close=True) as cluster, Client(cluster) as client:
-        print("SUM", client.submit(sum, [1, 2]).result())
-    """
-    assert "SUM 3" in python(slurm_lab, code)
+TAKE = "SLURMGPUCluster.attach('mine', shutdown_on_close=True)"
+USE = "with Client(cluster) as client:\n    print('SUM', client.submit(sum, [1, 2]).result())\n"
+DIE = "os.kill(os.getpid(), 9)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "dies"),
+    [
+        (f"cluster = {TAKE}\n{USE}cluster.close()", False),
+        (f"cluster = {TAKE}\n{DIE}", True),
+        ("SLURMGPUCluster.attach('mine').shutdown()", False),
+    ],
+    ids=["taken over and closed", "taken over and killed", "shut down"],
+)
+def test_attached_object_ends_the_job(slurm_lab: Lab, detached: str, code: str, dies: bool) -> None:
+    python(slurm_lab, code, check=not dies)
+    if dies:
+        slurm_lab.wait_job(detached)
+        return
     assert slurm_lab.job(detached)["JobState"] == "COMPLETED"
     assert folders(slurm_lab) == []
 
 
-def test_who_takes_it_over_and_dies_ends_it_too(slurm_lab: Lab, detached: str) -> None:
-    code = f"""
-    cluster = SLURMGPUCluster.attach({detached!r}, shutdown_on_close=True)
-    os.kill(os.getpid(), 9)
-    """
-    python(slurm_lab, code, check=False)
-    slurm_lab.wait_job(detached)
-
-
-def test_an_attached_object_that_dies_leaves_it_as_it_was(slurm_lab: Lab, detached: str) -> None:
-    python(slurm_lab, f"cluster = SLURMGPUCluster.attach({detached!r})\nos.kill(os.getpid(), 9)", check=False)
+def test_attached_object_that_dies_leaves_the_job(slurm_lab: Lab, detached: str) -> None:
+    python(slurm_lab, f"cluster = SLURMGPUCluster.attach({detached!r})\n{DIE}", check=False)
     outlives_the_grace(slurm_lab, detached)
-
-
-def test_shutdown_by_an_attached_object_ends_it(slurm_lab: Lab, detached: str) -> None:
-    python(slurm_lab, f"SLURMGPUCluster.attach({detached!r}).shutdown()")
-    assert slurm_lab.job(detached)["JobState"] == "COMPLETED"
-    assert folders(slurm_lab) == []
 
 
 def test_asynchronous(slurm_lab: Lab) -> None:

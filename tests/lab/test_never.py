@@ -36,7 +36,7 @@ def test_what_can_never_run_is_an_error_with_the_keyword_to_change(slurm_lab: La
     assert more.startswith("JobError job ")
     # PartitionNodeLimit, or PartitionConfig when Slurm has looked at it once (22.05.8); of the time limit likewise
     assert re.search(
-        r"will not start: PENDING \(Partition\w+: nodes=5, but queue main has 4\)\. Ask for what there", more
+        r"will not start: PENDING \(Partition\w+: nodes=5, but queue main has 4\)\. Request resources that exist", more
     )
     assert refused.startswith("SubmitError sbatch refused the job: ")
     assert refused.endswith("gpus_per_node=5, but the nodes of queue main have 4 at most")

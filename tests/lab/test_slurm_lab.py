@@ -17,20 +17,24 @@ def worlds(text: str) -> list[tuple[int, int, str]]:
     return sorted((int(rank), int(size), host) for rank, size, host in found)
 
 
-def test_four_nodes_are_idle(slurm_lab: Lab) -> None:
-    out = slurm_lab.exec("slurmctld", ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %G"], check=True).stdout
+def test_lab_smoke(slurm_lab: Lab) -> None:
+    """Four idle nodes with GPUs and this checkout, a shared home, jobs with exit codes."""
+
+    def run(*argv: str, node: str = "slurmctld") -> str:
+        return slurm_lab.exec(node, list(argv), check=True).stdout
+
+    out = run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %G")
     assert out.split("\n")[:4] == [f"node{i} idle gpu:4" for i in (1, 2, 3, 4)]
-
-
-def test_srun_runs_on_every_node(slurm_lab: Lab) -> None:
-    out = slurm_lab.exec("slurmctld", ["srun", "-N4", "hostname"], check=True).stdout
-    assert sorted(out.split()) == list(slurm_lab.nodes)
-
-
-@pytest.mark.parametrize("option", ["--gres=gpu:4", "--gpus-per-node=4"])
-def test_a_job_sees_the_gpus_it_asked_for(slurm_lab: Lab, option: str) -> None:
-    out = slurm_lab.exec("slurmctld", ["srun", "-N2", option, "printenv", "CUDA_VISIBLE_DEVICES"], check=True).stdout
-    assert out.split() == ["0,1,2,3"] * 2
+    assert sorted(run("srun", "-N4", "hostname").split()) == list(slurm_lab.nodes)
+    for option in ("--gres=gpu:4", "--gpus-per-node=4"):
+        assert run("srun", "-N2", option, "printenv", "CUDA_VISIBLE_DEVICES").split() == ["0,1,2,3"] * 2
+    slurm_lab.write("shared/hello", "hello\n")
+    assert run("cat", "shared/hello", node="node4") == "hello\n"
+    file = run("python", "-c", "import hpcgpu; print(hpcgpu.__file__)", node="node4")
+    assert file.strip() == f"{CHECKOUT}/hpcgpu/__init__.py"
+    facts = slurm_lab.wait_job(slurm_lab.submit("#!/bin/bash\necho out\nexit 3\n", "--output=exit3.log"))
+    assert (facts["JobState"], facts["Reason"], facts["ExitCode"]) == ("FAILED", "NonZeroExitCode", "3:0")
+    assert slurm_lab.read("exit3.log") == "out\n"
 
 
 @pytest.mark.parametrize(
@@ -56,23 +60,6 @@ def test_srun_without_pmi_makes_worlds_of_one_and_exit_code_0(slurm_lab: Lab) ->
     argv = ["srun", "--mpi=none", "-n2", f"{WHEEL}/python", "-c", WORLD]
     out = slurm_lab.exec("slurmctld", argv, check=True).stdout
     assert [(rank, size) for rank, size, _ in worlds(out)] == [(0, 1), (0, 1)]
-
-
-def test_every_machine_runs_this_checkout(slurm_lab: Lab) -> None:
-    for container in (slurm_lab.login, *slurm_lab.nodes):
-        out = slurm_lab.exec(container, ["python", "-c", "import hpcgpu; print(hpcgpu.__file__)"], check=True).stdout
-        assert out.strip() == f"{CHECKOUT}/hpcgpu/__init__.py"
-
-
-def test_home_is_shared(slurm_lab: Lab) -> None:
-    slurm_lab.write("shared/hello", "hello\n")
-    assert slurm_lab.exec("node4", ["cat", "shared/hello"], check=True).stdout == "hello\n"
-
-
-def test_a_job_ends_with_the_exit_code_of_its_script(slurm_lab: Lab) -> None:
-    facts = slurm_lab.wait_job(slurm_lab.submit("#!/bin/bash\necho out\nexit 3\n", "--output=exit3.log"))
-    assert (facts["JobState"], facts["Reason"], facts["ExitCode"]) == ("FAILED", "NonZeroExitCode", "3:0")
-    assert slurm_lab.read("exit3.log") == "out\n"
 
 
 def test_a_firewall_leaves_slurm_but_no_other_port(slurm_lab: Lab) -> None:

@@ -108,30 +108,28 @@ def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str
     return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}"
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("srun", "--mpi=pmix", "-n5", "--overcommit"),
-        ("srun", "--mpi=pmix", "-n4"),
-        ("srun", "--mpi=pmix", "-N2", "-n2", "--ntasks-per-node=1"),
-        ("/usr/bin/mpirun", "--oversubscribe", "-n", "5"),
-        ("/usr/bin/mpirun", "--map-by", "node", "-n", "4"),
-    ],
-    ids=["srun-5", "srun-4", "srun-one-per-node", "mpirun-5", "mpirun-4-round-robin"],
-)
-def test_any_world_gives_every_gpu_one_worker(slurm_lab: Lab, launcher: tuple[str, ...]) -> None:
-    said = in_allocation(slurm_lab, *launcher)
+PMIX, FILES = ("srun", "--mpi=pmix"), ("--rendezvous", "file")
+WORLDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+    "srun-5": ((*PMIX, "-n5", "--overcommit"), "", ()),
+    "srun-4": ((*PMIX, "-n4"), "", ()),
+    "srun-one-per-node": ((*PMIX, "-N2", "-n2", "--ntasks-per-node=1"), "", ()),
+    "mpirun-5": (("/usr/bin/mpirun", "--oversubscribe", "-n", "5"), "", ()),
+    "mpirun-4-round-robin": (("/usr/bin/mpirun", "--map-by", "node", "-n", "4"), "", ()),
+    "wheel-srun-4": ((*PMIX, "-n4"), WHEEL, ()),
+    "wheel-mpirun-5": ((f"{WHEEL}/mpirun", "--map-by", "node:OVERSUBSCRIBE", "-n", "5"), WHEEL, ()),
+    "files-srun-4": (("srun", "--mpi=none", "-n4"), WHEEL, FILES),
+}
+
+
+@pytest.mark.parametrize(("launcher", "bin", "options"), WORLDS.values(), ids=WORLDS)
+def test_any_world_gives_every_gpu_one_worker(
+    slurm_lab: Lab, launcher: tuple[str, ...], bin: str, options: tuple[str, ...]
+) -> None:
+    said = in_allocation(slurm_lab, *launcher, bin=bin, options=options)
     assert f"NAMES {NAMES}" in said
     assert "SUM 3" in said
     assert "exit code 0" in said
-
-
-@pytest.mark.parametrize(
-    "launcher", [("srun", "--mpi=pmix", "-n4"), (f"{WHEEL}/mpirun", "--map-by", "node:OVERSUBSCRIBE", "-n", "5")]
-)
-def test_the_mpi_of_pypi(slurm_lab: Lab, launcher: tuple[str, ...]) -> None:
-    said = in_allocation(slurm_lab, *launcher, bin=WHEEL)
-    assert f"NAMES {NAMES}" in said
+    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous 2> /dev/null"]).stdout == ""
 
 
 def test_worlds_of_one_are_an_error_that_says_what_to_do(slurm_lab: Lab) -> None:
@@ -152,12 +150,6 @@ def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
         r"Missing: rank 3 on (\w+) \(process \d+ has .*\)\. There: ranks 0-1 on \w+, rank 2 on \1\n", said
     ), said
     assert "exit code 0" not in said
-
-
-def test_ranks_meet_by_files_where_mpi_cannot(slurm_lab: Lab) -> None:
-    said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL, options=("--rendezvous", "file"))
-    assert f"NAMES {NAMES}" in said
-    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous"]).stdout == ""
 
 
 def test_a_node_without_a_rank_is_an_error(slurm_lab: Lab) -> None:
@@ -207,34 +199,24 @@ def test_scancel_reaches_the_client_with_the_reason(slurm_lab: Lab) -> None:
     assert time.monotonic() - start < 60
 
 
+FAILS = """
+    from hpcgpu import SLURMGPUCluster
+    from hpcgpu.errors import HpcGpuError
+    try:
+        SLURMGPUCluster(gpus="sim:2", OPTION)
+    except HpcGpuError as e:
+        print(type(e).__name__, e)
+"""
+
+
 def test_a_refusal_reaches_the_caller_in_sbatchs_words(slurm_lab: Lab) -> None:
-    said = client(
-        slurm_lab,
-        """
-        from hpcgpu import SLURMGPUCluster
-        from hpcgpu.errors import SubmitError
-        try:
-            SLURMGPUCluster(gpus="sim:2", queue="no-such-queue")
-        except SubmitError as e:
-            print("REFUSED", e)
-        """,
-    )
-    assert "REFUSED sbatch refused the job: sbatch: error: invalid partition specified: no-such-queue" in said
+    said = client(slurm_lab, FAILS.replace("OPTION", 'queue="no-such-queue"'))
+    assert "SubmitError sbatch refused the job: sbatch: error: invalid partition specified: no-such-queue" in said
 
 
 def test_a_job_that_fails_raises_with_its_log(slurm_lab: Lab) -> None:
-    said = client(
-        slurm_lab,
-        """
-        from hpcgpu import SLURMGPUCluster
-        from hpcgpu.errors import JobError
-        try:
-            SLURMGPUCluster(gpus="sim:2", memory_limit="900TB")
-        except JobError as e:
-            print("FAILED", e)
-        """,
-    )
-    assert re.search(r"FAILED job \d+ has ended: FAILED .*exit code 1", said)
+    said = client(slurm_lab, FAILS.replace("OPTION", 'memory_limit="900TB"'))
+    assert re.search(r"JobError job \d+ has ended: FAILED .*exit code 1", said)
     assert "memory_limit=900000000000000 for each of 2 workers" in said
     assert "slurm-" in said
 

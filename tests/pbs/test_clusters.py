@@ -109,7 +109,7 @@ def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, 
     lab.breaks("server-stop")
     elastic.send("cluster.scale(jobs=3)")
     assert gang(WORK) == DONE
-    until(lambda: "looking again in" in elastic.said, "qsub is tried again")
+    until(lambda: "hpcgpu tries again in" in elastic.said, "qsub is tried again")
     lab.breaks("server-start")
     elastic.answer()
     until(lambda: len(lab.states()) == 4, "there are the gang's job and three")
@@ -124,9 +124,7 @@ def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, 
     assert lab.run_folders() == []
 
 
-def test_broken_nodes_keep_no_job_from_its_end_and_no_work_from_the_others(
-    lab: PbsLab, gang: Client, elastic: Client
-) -> None:
+def test_broken_nodes_stop_neither_ends_nor_work(lab: PbsLab, gang: Client, elastic: Client) -> None:
     only = start(gang, GANG)
     start(elastic, ELASTIC)
     (kept, silent), (lost, off) = ((job_id, lab.node_of(job_id)) for job_id in scale(elastic, 2))
@@ -155,9 +153,7 @@ def test_broken_nodes_keep_no_job_from_its_end_and_no_work_from_the_others(
     assert lab.states() == {}
 
 
-def test_killed_clients_leave_nothing_that_waits_runs_or_is_on_a_lost_node(
-    lab: PbsLab, gang: Client, elastic: Client
-) -> None:
+def test_killed_clients_leave_no_job(lab: PbsLab, gang: Client, elastic: Client) -> None:
     node = lab.node_of(start(gang, GANG))
     start(elastic, ELASTIC)
     scale(elastic, 2)

@@ -105,7 +105,7 @@ def test_local_cluster_answers_habits() -> None:
     assert "n_workers: 0 is not a count" in fails(LocalGPUCluster, n_workers=0)
     with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster):
         said = fails(cluster.wait_for_workers, 3)
-        assert "wait_for_workers(3): this cluster has 2 workers, and never more" in said
+        assert "wait_for_workers(3): this cluster always has 2 workers" in said
         cluster.wait_for_workers(2)
         assert "connect by Client(cluster)" in repr(cluster)
         assert "OS threads" in str(cluster.bindings())

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from paths import SUPPORT
 
@@ -14,6 +15,9 @@ from hpcgpu.batch.defaults import NoNotes, NoOffers
 from hpcgpu.batch.script import body
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
+
+if TYPE_CHECKING:
+    import pytest
 
 # The environment of a process that is to know it, too.
 ENVIRONMENT = {"PYTHONPATH": f"{SUPPORT / 'local_site'}:{SUPPORT}"}
@@ -109,3 +113,11 @@ def _state(native: str) -> JobState:
 def register() -> None:
     """Let ``hpcgpu.batch.get`` know it, in this process."""
     batch.SYSTEMS = MappingProxyType({**batch.SYSTEMS, "local": Local})
+
+
+def use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process know it during a test, and all processes that it starts, such as the guard."""
+    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
+    register()
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)

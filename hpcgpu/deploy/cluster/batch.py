@@ -67,11 +67,7 @@ class BatchGPUCluster(GPUCluster):
         return self.parts.run.jobs
 
     def scale(
-        self,
-        n: int | None = None,
-        jobs: int | None = None,
-        memory: int | str | None = None,
-        cores: float | None = None,
+        self, n: int | None = None, jobs: int | None = None, memory: int | str | None = None, cores: float | None = None
     ) -> Any:  # a coroutine of an asynchronous cluster
         """Scale to ``n`` workers, or ``jobs`` jobs beside the first one; return when missing jobs have been submitted.
 

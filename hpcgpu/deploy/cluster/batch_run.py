@@ -15,7 +15,7 @@ from hpcgpu.deploy.jobs import ending, record
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job_loop import ClusterHooks, JobLoop
 from hpcgpu.deploy.jobs.job_plan import plan_job
-from hpcgpu.deploy.jobs.job_table import NO_WORKERS, JobWorkers
+from hpcgpu.deploy.jobs.job_table import NO_WORKERS, JobTable, JobWorkers
 from hpcgpu.deploy.jobs.local import LocalRanks
 from hpcgpu.deploy.jobs.rows import Jobs, today
 from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
@@ -114,12 +114,12 @@ class BatchRun(Run):
             job = job.registered(len(here.addresses), job.submitted_s, here.restarts, silent=here.silent)
             return describe(job, today(), end)
 
-        members = self._loop.table.members if self._loop else ()
-        rows = [described(job) for job in (head, *members)]
+        table = self._loop.table if self._loop else JobTable(0)
+        rows = [described(job) for job in (head, *table.members)]
         if not head.expected and not end:
             rows[0] = replace(rows[0], phase=Phase.UP, text=Phase.UP.value)
         ended = [job for job in rows if end and job.phase is Phase.GONE]
-        unasked = [describe(job, today()) for job in (self._fleet.gone if self._fleet else ())]
+        unasked = [describe(job, today()) for job in table.gone]
         return Jobs(tuple(job for job in rows if job not in ended), (*ended, *unasked))
 
     def explain(self) -> str:

@@ -23,7 +23,7 @@ from hpcgpu.deploy.cluster.reported import ReportedCluster
 from hpcgpu.deploy.cluster.run import Run, SchedulerView
 from hpcgpu.deploy.cluster.session import Hooks
 from hpcgpu.deploy.cluster.state import State, first_line, without_workers
-from hpcgpu.errors import ConfigError, HpcGpuError, JobError
+from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.phase import End, summary_line
 from hpcgpu.plan.jobs.worker_names import by_number
@@ -82,12 +82,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(
-        self,
-        *positional: Any,
-        asynchronous: bool = False,
-        loop: Any = None,
-        quiet: bool = False,
-        **given: Any,
+        self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any
     ) -> None:
         if positional:
             raise ConfigError(
@@ -259,7 +254,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             async with asyncio.timeout(limit_s):
                 while len(self.scheduler_info["workers"]) < n_workers:
                     self.parts.state.must_run()
-                    if error := self._given_up:
+                    why = self.parts.session.trouble
+                    if error := JobError(why) if why else self.parts.run.given_up:
                         raise error
                     progress.show(self._line(n_workers))
                     self._changed.clear()
@@ -270,12 +266,6 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             raise TimeoutError(f"not {n_workers} workers within {limit_s:g} s: {self._line(n_workers)}") from None
         finally:
             progress.end()
-
-    @property
-    def _given_up(self) -> HpcGpuError | None:
-        """Why no more workers come; None if they may."""
-        why = self.parts.session.trouble
-        return JobError(why) if why else self.parts.run.given_up
 
     def _line(self, wanted: int) -> str:
         """Return one line for the whole cluster."""
@@ -456,7 +446,10 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self.status = Status.closing  # as long as the job exists
         try:
             await session.close()
-            self._over(End.LEFT, self._closed_text())
+            end = f"closed; it was {self.parts.state.end_text}" if self.parts.state.end is End.LOST else "closed"
+            if session.keeps_job and not self.parts.state.end:
+                end = run.goes_on(type(self).__name__) or end
+            self._over(End.LEFT, end)
             if not session.keeps_job:
                 with self.parts.progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     await run.end()
@@ -467,13 +460,6 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
             self.parts.page.ended()
-
-    def _closed_text(self) -> str:
-        """Format the end of this object."""
-        state, goes_on = self.parts.state, ""
-        if self.parts.session.keeps_job and not state.end:
-            goes_on = self.parts.run.goes_on(type(self).__name__)
-        return goes_on or (f"closed; it was {state.end_text}" if state.end is End.LOST else "closed")
 
 
 def object_of(kind: type[Kind], run: Run, *, keeps_job: bool, asynchronous: bool) -> Kind:

@@ -50,9 +50,6 @@ class NotebookCluster(ComposedCluster):
         if self._tab is not None:
             if not self.parts.run.scales:
                 self._tab.children = self._tab.children[:1]  # without the tab for scale and adapt, which are refused
-            self.parts.page.shown(self._show_end)
+            # distributed no longer updates the widget then
+            self.parts.page.shown(lambda: setattr(self._tab.children[0], "value", self._repr_html_()))
         return self._tab
-
-    def _show_end(self) -> None:
-        """Show in the widget that the cluster has ended: distributed no longer updates it."""
-        self._tab.children[0].value = self._repr_html_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,11 +17,12 @@ from hpcgpu.host.run import run
 from hpcgpu.launch.environment import of_this_job
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.offer import shortfalls
-from hpcgpu.plan.jobs.refusal import Step, after_pause, after_refusal
 
+# Return codes of host.run: the program timed out, or does not exist.
+_TIMED_OUT, _NOT_THERE = 124, 127
 _ELSEWHERE = (
-    "jobs are submitted from a login node of a cluster; 'hpcgpu jobscript' prints the script anywhere, and on this "
-    "machine alone it is LocalGPUCluster"
+    "submit jobs on a login node of a cluster; 'hpcgpu jobscript' prints the script anywhere, and LocalGPUCluster uses "
+    "this machine alone"
 )
 
 
@@ -45,29 +47,24 @@ async def submit(
             return system.elements(system.read_submit(result), spec.count)
         except SubmitError as e:
             refusal = e
-        step = after_refusal(refusal, result.returncode, len(pauses_s))
-        while step is Step.PAUSE:
-            tell(f"{refusal}; looking again in {pauses_s[0]:g} s")
-            await asyncio.sleep(pauses_s.pop(0))
-            jobs = await _accepted(system, spec, past_ids) if refusal.unsure else ()
-            if jobs:
-                return jobs
-            step = after_pause(jobs, result.returncode, len(pauses_s))
-        if step is Step.NAME_CLUSTER:
+        if result.returncode == _NOT_THERE:
             raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
-        if step is Step.NAME_LACK:
+        if not refusal.transient and not refusal.over_limit:  # batch systems do not name the missing resource
             text = "\n".join((f"{refusal}\nThe request was {requested(script)}", *await beyond(system, spec)))
             raise SubmitError(text, evidence=refusal.evidence, unsure=refusal.unsure)
-        if step is Step.RAISE:
+        jobs: tuple[str, ...] | None = None  # None: the batch system has not told whether they exist
+        while jobs is None:
+            if refusal.over_limit or not pauses_s:
+                raise refusal
+            tell(f"{refusal}; hpcgpu tries again in {pauses_s[0]:g} s")
+            await asyncio.sleep(pauses_s.pop(0))
+            with contextlib.suppress(SubmitError):
+                jobs = await look(system, spec.name, spec.mark, past_ids) if refusal.unsure else ()
+        if jobs:
+            return jobs
+        # after a time-out the job may still appear: do not submit a second one
+        if not pauses_s or result.returncode == _TIMED_OUT:
             raise refusal
-
-
-async def _accepted(system: BatchSystem, spec: JobSpec, past_ids: Collection[str]) -> tuple[str, ...] | None:
-    """Return the jobs that exist although the answer was lost; None if the batch system does not answer."""
-    try:
-        return await look(system, spec.name, spec.mark, past_ids)
-    except SubmitError:
-        return None
 
 
 async def look(system: BatchSystem, name: str, mark: str, past_ids: Collection[str]) -> tuple[str, ...]:

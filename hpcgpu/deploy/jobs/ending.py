@@ -54,12 +54,7 @@ async def close_head(
 
 
 async def close(
-    system: BatchSystem,
-    jobs: Sequence[Job],
-    limit_s: float,
-    tell: Callable[[str], None],
-    *,
-    grace_s: float = 0.0,
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], *, grace_s: float = 0.0
 ) -> None:
     """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
 
@@ -171,5 +166,4 @@ async def _answer(system: BatchSystem, jobs: Sequence[Job]) -> dict[str, JobStat
 
 
 async def _have_left_their_codes(jobs: Sequence[Job]) -> bool:
-    """Tell whether the script of each job has left its exit code."""
     return await asyncio.to_thread(lambda: all(script_end(job)[0] for job in jobs))

@@ -40,17 +40,12 @@ class Fleet:
         self._failures = Failures()
         self._held_back_until_s = NEVER_S
         self._acting = asyncio.Lock()
-        self._requests = SchedulerRequests(jobs.hooks.say)
+        self._requests = tasks.Group()
 
     @property
     def members(self) -> tuple[Job, ...]:
         """The jobs of this moment, in the order of submission."""
         return self._table.members
-
-    @property
-    def gone(self) -> tuple[Job, ...]:
-        """The last few jobs that ended unasked, the newest first."""
-        return tuple(self._table.gone)
 
     @property
     def trouble(self) -> str:
@@ -145,9 +140,11 @@ class Fleet:
             await self._cancel(actions.cancel)
             await self._forget(actions, present)
             for job_id in actions.retire:
-                self._retire(job_id, present)
+                self._table.retired(job_id, now_s)
+                if job_id in present:
+                    self._send(self._hooks.retire, present[job_id].addresses)
             for job_id in actions.lost:
-                self._requests.send(self._hooks.remove, present[job_id].addresses)
+                self._send(self._hooks.remove, present[job_id].addresses)
             if actions.submit and (lost := await self._submitter.lost(self._table.past_ids)):
                 await self._add(lost)  # so fewer are missing
             elif actions.submit:
@@ -167,18 +164,13 @@ class Fleet:
             self._hooks.say(str(e))
         self._table.cancelled(job_ids, self._alarm.now_s())
 
-    def _retire(self, job_id: str, present: Mapping[str, JobWorkers]) -> None:
-        self._table.retired(job_id, self._alarm.now_s())
-        if job_id in present:
-            self._requests.send(self._hooks.retire, present[job_id].addresses)
-
     async def _forget(self, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
         logs = {job.id: job.log for job in self.members}
         for job_id, why in actions.forget:
             self._table.ended(job_id, why, datetime.now(UTC).astimezone())
             self._hooks.say(f"job {job_id}: {why}")
             if job_id in present:
-                self._requests.send(self._hooks.remove, present[job_id].addresses)
+                self._send(self._hooks.remove, present[job_id].addresses)
         if actions.forget:
             await self._write_down()
         if actions.give_up and self.error is None:
@@ -206,31 +198,15 @@ class Fleet:
         await self._hooks.write()
         self._unwritten = False
 
-
-class SchedulerRequests:
-    """Send requests to the scheduler without awaiting an answer: the registered workers show their effect.
-
-    ``say`` takes a line for the user about a request that failed.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._tasks = say, tasks.Group()
-
-    def send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
-        """Send a request for the workers at these addresses."""
-        workers = f"workers {', '.join(addresses)}"
+    def _send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
+        """Send a request about workers to the scheduler without awaiting it: the registered workers show its effect."""
+        workers, say = f"workers {', '.join(addresses)}", self._hooks.say
 
         async def run() -> None:
             try:
                 await request(addresses)
             except OSError as e:  # the scheduler is gone for the moment, which is reported elsewhere
-                self._say(f"{workers}: {e}")
+                say(f"{workers}: {e}")
 
         # the scheduler's errors arrive unchanged
-        self._tasks.start(
-            run, f"the request to the scheduler about {workers}", lambda e: self._say(f"{workers}: {e!r}")
-        )
-
-    def cancel(self) -> None:
-        """Cancel the pending requests."""
-        self._tasks.cancel()
+        self._requests.start(run, f"the request to the scheduler about {workers}", lambda e: say(f"{workers}: {e!r}"))

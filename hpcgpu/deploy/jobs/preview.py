@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.job_plan import read_job
@@ -29,11 +29,7 @@ from hpcgpu.units import format_bytes, format_duration
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
 
 
-class Described(NamedTuple):
-    """The description of a node, and its file."""
-
-    topology: Topology
-    file: str
+Described = tuple[Topology, str]  # a node, and the file that describes it
 
 
 def plan(
@@ -115,7 +111,7 @@ def _format(name: str, value: Any) -> str:  # of any option
 def _machine(settings: Settings, site: Site | None, machine: Described | None) -> tuple[Topology | None, str]:
     """Return a node of the job, and the source of its description."""
     if machine is not None:
-        return machine.topology, f"as {machine.file} describes it"
+        return machine[0], f"as {machine[1]} describes it"
     node = site.node(settings.queue) if site else None
     if not site or not node:
         return None, _UNKNOWN

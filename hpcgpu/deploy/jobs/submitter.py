@@ -121,7 +121,10 @@ class Submitter:
             ids = await self._answered(spec, past_ids)
         finally:
             self._asking = False
-        return [self._job(job_id, spec, file) for job_id, file in zip(ids, _exit_files(spec, ids), strict=True)]
+        files = [spec.exit_file] * len(ids)
+        if spec.count > 1:  # of jobs that were found later, while some of the array are missing, the index is unknown
+            files = [f"{spec.exit_file}.{i}" if len(ids) == spec.count else "" for i in range(len(ids))]
+        return [self._job(job_id, spec, file) for job_id, file in zip(ids, files, strict=True)]
 
     async def _answered(self, spec: JobSpec, past_ids: Collection[str]) -> Sequence[str]:
         try:
@@ -137,11 +140,3 @@ class Submitter:
     def _job(self, job_id: str, spec: JobSpec, exit_file: str) -> Job:
         log = str(Path(self._system.log(spec, job_id)).absolute())
         return Job(id=job_id, role=self._role, log=log, exit_file=exit_file, nodes=spec.nodes)
-
-
-def _exit_files(spec: JobSpec, ids: Sequence[str]) -> list[str]:
-    """Return each job's exit file; "" for jobs that were found later if some of the array are missing."""
-    if spec.count == 1:
-        return [spec.exit_file] * len(ids)
-    whole = len(ids) == spec.count
-    return [f"{spec.exit_file}.{index}" if whole else "" for index in range(len(ids))]

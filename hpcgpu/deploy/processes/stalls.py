@@ -17,13 +17,14 @@ from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
-from hpcgpu.plan.jobs.stall import Stall, look
 from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
 # The metric in which a worker reports why it cannot spill.
 TROUBLE = "spill_trouble"
 _LOOKS = 12
+# If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
+_LESS = 0.01
 
 
 class StallDetector:
@@ -43,7 +44,8 @@ class StallDetector:
     ) -> None:
         self._scheduler, self._patience_s, self._report = scheduler, patience_s, report
         self._none_come = none_come
-        self._stall: Stall | None = None
+        self._since_s: float | None = None  # without progress; the workers' memory of then
+        self._memory_bytes = 0
         self.reason = ""  # as last reported
         self._loop = tasks.run_forever(self._look, "the look for tasks that wait in vain")
 
@@ -56,12 +58,14 @@ class StallDetector:
         workers = self._scheduler.workers.values()
         memory_bytes = sum(w.metrics.get("memory", 0) for w in workers)
         now_s = time.monotonic()
-        self._stall = look(self._stall, self._is_stuck(), memory_bytes, now_s)
-        if self._stall is None:
+        if not self._is_stuck():
+            self._since_s = None
             if self.reason:
                 self.reason = ""
                 self._report("", "")
-        elif not self.reason and now_s - self._stall.since_s >= self._patience_s:
+        elif self._since_s is None or memory_bytes < self._memory_bytes * (1 - _LESS):
+            self._since_s, self._memory_bytes = now_s, memory_bytes
+        elif not self.reason and now_s - self._since_s >= self._patience_s:
             self._tell()
 
     def _is_stuck(self) -> bool:

@@ -33,8 +33,11 @@ def poll_in_s(
         return max(0.0, min(j.submitted_s + (patience.news_s if j.is_head else 0.0) for j in unsettled) - now_s)
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
     interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
-    if any(_has_lost_workers_since(j, asked_s) or _has_just_ended(j, now_s) for j in unsettled):
-        interval_s = patience.news_s
+    for job in unsettled:
+        has_just_ended = job.left_s is not None and now_s - job.left_s < _MOMENT_S
+        lost_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+        if has_just_ended or (lost_s is not None and lost_s > asked_s and not job.leaving):
+            interval_s = patience.news_s
     return max(0.0, asked_s + interval_s - now_s)
 
 
@@ -44,16 +47,7 @@ def _is_unsettled(job: Job) -> bool:
     return job.is_head and job.state is not JobState.RUNNING
 
 
-def _has_just_ended(job: Job, now_s: float) -> bool:
-    return job.left_s is not None and now_s - job.left_s < _MOMENT_S
-
-
 def _changed_s(job: Job) -> float:
     life = (job.submitted_s, job.started_s, job.retired_s, job.cancelled_s)
     absence = (job.alone_since_s, job.silent_since_s, job.missing_since_s)
     return max(s for s in (*life, *absence) if s is not None)
-
-
-def _has_lost_workers_since(job: Job, asked_s: float) -> bool:
-    since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
-    return since_s is not None and since_s > asked_s and not job.leaving

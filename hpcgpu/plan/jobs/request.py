@@ -38,32 +38,23 @@ def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, 
     """
     counts = []
     if cores:
-        counts.append(cores / _cores_of_one(settings))
+        if not settings.cores_per_gpu and settings.where("nthreads") == "default":
+            raise ConfigError(
+                "cores= of all workers: the number of cores of a worker is unknown; create the cluster with "
+                "cores_per_gpu=, or give the number of workers, scale(n), or of jobs, scale(jobs=n)"
+            )
+        each = settings.cores_per_gpu / settings.workers_per_gpu if settings.cores_per_gpu else settings.nthreads
+        counts.append(cores / each)
     if memory_bytes:
-        counts.append(memory_bytes / _memory_of_one(settings))
+        size = settings.memory_limit.nbytes
+        if not size and not settings.memory_bytes:
+            raise ConfigError(
+                "memory= of all workers: the memory of a worker is unknown; create the cluster with memory= (of each "
+                "node) or memory_limit= (of each worker), or give the number of workers, scale(n), or of jobs, "
+                "scale(jobs=n)"
+            )
+        counts.append(memory_bytes / (size or (settings.memory_bytes or 0) / workers_per_node(settings)))
     return math.floor(min(counts)) if most else math.ceil(max(counts))
-
-
-def _cores_of_one(settings: Settings) -> float:
-    if settings.cores_per_gpu:
-        return settings.cores_per_gpu / settings.workers_per_gpu
-    if settings.where("nthreads") != "default":
-        return settings.nthreads
-    raise ConfigError(
-        "cores= of all workers: the number of cores of a worker is unknown; create the cluster with cores_per_gpu=, or "
-        "give the number of workers, scale(n), or of jobs, scale(jobs=n)"
-    )
-
-
-def _memory_of_one(settings: Settings) -> float:
-    if settings.memory_limit.nbytes:
-        return settings.memory_limit.nbytes
-    if settings.memory_bytes:
-        return settings.memory_bytes / workers_per_node(settings)
-    raise ConfigError(
-        "memory= of all workers: the memory of a worker is unknown; create the cluster with memory= (of each node) or "
-        "memory_limit= (of each worker), or give the number of workers, scale(n), or of jobs, scale(jobs=n)"
-    )
 
 
 def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:

@@ -118,7 +118,11 @@ def differences(nodes: Mapping[str, Described]) -> tuple[str, ...]:
     for part, values in facts.items():
         if len(values) > 1:
             most_first = sorted(values.items(), key=lambda item: -len(item[1]))
-            out.append(f"{part}: {'; '.join(f'{value} on {_names(names)}' for value, names in most_first)}")
+            listed = (
+                f"{value} on " + (", ".join(n) if len(n) <= 4 else f"{', '.join(n[:3])} and {len(n) - 3} more")
+                for value, n in most_first
+            )
+            out.append(f"{part}: {'; '.join(listed)}")
     return tuple(out)
 
 
@@ -150,7 +154,3 @@ def _facts(node: Described) -> list[tuple[str, str]]:
 
 def _known(node: int | None) -> str:
     return "unknown" if node is None else str(node)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -51,20 +51,15 @@ def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
         )
     if not actual.threads:
         out.append("no thread of the process could be read")
-    out += _memory_differences(binding, actual)
+    planned = (binding.memory_policy, binding.memory_nodes)
+    if binding.memory_policy != "none" and (actual.memory_policy, actual.memory_nodes) != planned:
+        memory = _memory(actual.memory_policy or "unknown", actual.memory_nodes)
+        out.append(f"memory policy is {memory}, planned: {_memory(*planned)}")
     now = dict(actual.env)
     for name, value in spec.env:
         if now.get(name) != value:
             out.append(f"{name} is {now.get(name, 'not set')}, planned: {value}")
     return tuple(out)
-
-
-def _memory_differences(binding: Binding, actual: ActualBinding) -> list[str]:
-    planned = (binding.memory_policy, binding.memory_nodes)
-    if binding.memory_policy == "none" or (actual.memory_policy, actual.memory_nodes) == planned:
-        return []
-    now = _memory(actual.memory_policy or "unknown", actual.memory_nodes)
-    return [f"memory policy is {now}, planned: {_memory(*planned)}"]
 
 
 def _memory(policy: str, nodes: CpuSet) -> str:

@@ -164,7 +164,10 @@ def _workers(workers: Sequence[WorkerView], *, notes: bool = False) -> str:
     rows = []
     for w in workers[:_MOST_ROWS]:
         tiers = (_tiers(w.memory, most) if w.memory else (Cell(), Cell(), Cell())) if bars else ()
-        rows.append((_named(w, notes=notes), *_gpu(w), *tiers, *_tied(w)))
+        gpu = Cell("none" if w.spec else "")
+        if w.spec and w.spec.gpu:  # the address of a simulated GPU is meaningless
+            gpu = Cell(format_gpu(w.spec.gpu, address=not w.spec.simulated))
+        rows.append((_named(w, notes=notes), gpu, *tiers, *_tied(w)))
     return _table(head, rows) + _left_out(len(workers))
 
 
@@ -173,16 +176,6 @@ def _named(worker: WorkerView, *, notes: bool) -> Cell:
     if notes and worker.spec:
         below += "".join(f'<div class="dim">{_e(reason)}</div>' for reason in worker_reasons(worker.spec))
     return Cell(html=f'<span class="fix">{_e(worker.name)}</span>{below}')
-
-
-def _gpu(worker: WorkerView) -> tuple[Cell]:
-    spec = worker.spec
-    if spec is None:
-        return (Cell(),)
-    if spec.gpu is None:
-        return (Cell("none"),)
-    # the address of a simulated GPU is meaningless
-    return (Cell(format_gpu(spec.gpu, address=not spec.simulated)),)
 
 
 def _tied(worker: WorkerView) -> tuple[Cell, Cell, Cell]:

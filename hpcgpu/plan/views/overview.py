@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCE_WORDS, FAR, Ports, Why, label, unused_ports
@@ -88,6 +88,7 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
     near = gpu or gpu_at(topology, binding.cpuset)
     cores = len(usable_cores(topology, binding.cpuset))
     shared = ", shared" if binding.shared_cores else ""
+    port = format_ports(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
     node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_node)
     memory = f"NUMA {binding.memory_nodes}, {binding.memory_policy}" if binding.memory_policy != "none" else "not bound"
     return (
@@ -96,12 +97,8 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
         node,
         f"{cores}{shared}: {binding.cpuset}",
         memory,
-        ", ".join([_port(binding), *_of_port(ports, near, binding.nics)]),
+        ", ".join([port, *_of_port(ports, near, binding.nics)]),
     )
-
-
-def _port(binding: Binding) -> str:
-    return format_ports(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
 
 
 def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
@@ -118,21 +115,15 @@ def _machine(plan: Plan) -> str:
     topology = plan.topology
     packages = len({n.package for n in topology.numa_nodes})
     ports = Ports(topology, plan.nics)
+    real, simulated = sum(g.can_run for g in topology.gpus), len({s.gpu for s in plan.specs if s.simulated})
     counts = [
-        *_gpu_counts(sum(g.can_run for g in topology.gpus), len({s.gpu for s in plan.specs if s.simulated})),
+        *([counted(real, "GPU")] if real or not simulated else []),
+        *([counted(simulated, "simulated GPU")] if simulated else []),
         f"{counted(len(topology.cores), 'core')} with {counted(sum(map(len, topology.cores)), 'PU')}",
         f"{counted(len(topology.numa_nodes), 'NUMA node')} on {counted(packages, 'package')}",
         f"{len(ports.usable)} of {counted(len(ports.all), 'port')} to use" if ports.all else "no network port",
     ]
     return f"{', '.join(filter(None, (plan.host, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
-
-
-def _gpu_counts(real: int, simulated: int) -> Iterator[str]:
-    """Yield the count of the machine's GPUs, and of those that the plan adds."""
-    if real or not simulated:
-        yield counted(real, "GPU")
-    if simulated:
-        yield counted(simulated, "simulated GPU")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -176,12 +167,13 @@ def _variables(specs: Sequence[WorkerSpec]) -> Iterator[str]:
 
 
 def _assigned(env: dict[str, str]) -> str:
-    return " ".join(f"{name}={_shortened(value) or repr('')}" for name, value in sorted(env.items()))
-
-
-def _shortened(value: str) -> str:
-    first, *more = value.split(",")
-    return f"{first},(and {len(more)} more)" if len(value) > 60 and more else value
+    """Format variables; of a long list only the first element."""
+    parts = []
+    for name, value in sorted(env.items()):
+        first, *more = value.split(",")
+        shown = f"{first},(and {len(more)} more)" if len(value) > 60 and more else value
+        parts.append(f"{name}={shown or repr('')}")
+    return " ".join(parts)
 
 
 def poor(plan: Plan) -> Iterator[str]:
@@ -197,7 +189,9 @@ def poor(plan: Plan) -> Iterator[str]:
             f"; {', '.join(label(n) for n in fabric)} {'are' if len(fabric) > 1 else 'is'} not used" if fabric else ""
         )
         yield f"all {len(on_gpus)} workers on GPUs use one port, {label(nic)}{others}"
-    far = [s.name for s in on_gpus if (g := s.gpu) and s.binding.nics and _is_far(ports, g, s.binding.nics[0])]
+    far = [
+        s.name for s in on_gpus if (g := s.gpu) and s.binding.nics and ports.distance(g, s.binding.nics[0]).kind == FAR
+    ]
     if far and len(used) > 1:
         yield f"{_named(far, len(on_gpus))} a port on another package than the GPU"
     homes = {n.os_index: n.cpuset for n in topology.numa_nodes}
@@ -208,10 +202,6 @@ def poor(plan: Plan) -> Iterator[str]:
         yield f"{_named(lost, len(on_gpus))} no core on the NUMA node of the GPU"
     if several and any(s.binding.shared_cores for s in plan.specs):
         yield f"all {len(plan.specs)} workers share their cores: there are fewer than workers"
-
-
-def _is_far(ports: Ports, gpu: Gpu, nic: Nic) -> bool:
-    return ports.distance(gpu, nic).kind == FAR
 
 
 def _named(names: Sequence[str], of: int) -> str:

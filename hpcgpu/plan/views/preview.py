@@ -87,11 +87,15 @@ def cost(plan: Preview) -> str:
 
 def render(plan: Preview, width: int = 0) -> str:
     """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
+    request = [f"{name}: {value}" for name, value in _pairs(plan)]
+    request += [f"dialect.{name}: {value}" for name, value in _spoken(plan)]
+    node = plan.node
+    table = render_workers(node.topology, node.specs, node.nics, max(width - 2, 0)).splitlines() if node else []
     sections = [
         ("settings", [f"{name} = {value}    ({where})" for name, value, where in plan.values] or ["all are defaults"]),
-        ("request", list(_request(plan))) if plan.spec else ("job", list(plan.granted)),
+        ("request", request) if plan.spec else ("job", list(plan.granted)),
         ("layout", list(_layout(plan))),
-        ("node", [plan.node_from, *_node(plan, width)]),
+        ("node", [plan.node_from, *table]),
         ("memory", list(_memory(plan))),
         ("network", list(_network(plan))),
         ("estimates", list(_estimates(plan))),
@@ -169,11 +173,6 @@ def _pairs(plan: Preview) -> Iterator[tuple[str, str]]:
         yield name, f"{value or 'not requested'} ({settings.where(setting)})"
 
 
-def _request(plan: Preview) -> Iterator[str]:
-    yield from (f"{name}: {value}" for name, value in _pairs(plan))
-    yield from (f"dialect.{name}: {value}" for name, value in _spoken(plan))
-
-
 def _spoken(plan: Preview) -> Iterator[tuple[str, str]]:
     """Yield the dialect of the site's batch system, each key with its place in the site file."""
     if site := plan.site:
@@ -187,20 +186,11 @@ def _layout(plan: Preview) -> Iterator[str]:
     first, *others = plan.layout.nodes
     ranks = sum(len(node.ranks) for node in plan.layout.nodes)
     yield f"{counted(ranks, 'rank')} and {counted(plan.layout.worker_count, 'worker')}; rank 0 has the scheduler"
-    yield f"first node: ranks {_span(first.ranks)}, {counted(first.worker_count, 'worker')}"
+    span = f"{first.ranks[0]} to {first.ranks[-1]}" if len(first.ranks) > 1 else str(first.ranks[0])
+    yield f"first node: ranks {span}, {counted(first.worker_count, 'worker')}"
     if others:
         each = f"each of {len(others)} others" if len(others) > 1 else "the other node"
         yield f"{each}: {counted(len(others[0].ranks), 'rank')}, {counted(others[0].worker_count, 'worker')}"
-
-
-def _span(ranks: tuple[int, ...]) -> str:
-    return f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-
-
-def _node(plan: Preview, width: int) -> list[str]:
-    if not plan.node:
-        return []
-    return render_workers(plan.node.topology, plan.node.specs, plan.node.nics, max(width - 2, 0)).splitlines()
 
 
 def _memory(plan: Preview) -> Iterator[str]:

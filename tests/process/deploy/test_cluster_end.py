@@ -184,7 +184,7 @@ def test_cluster_not_awaited_is_an_error_and_submits_nothing(pbs: Pbs) -> None:
             with pytest.raises(ConfigError, match=r"has not started yet: .* write 'cluster = await PBSGPUCluster\("):
                 call()
 
-    with pytest.warns(RuntimeWarning, match=r"PBSGPUCluster was never awaited: nothing has been started"):
+    with pytest.warns(RuntimeWarning, match=r"PBSGPUCluster was never awaited, so it has not started"):
         asyncio.run(use())
         gc.collect()
     assert pbs.calls("qsub") == []

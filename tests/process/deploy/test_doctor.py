@@ -18,7 +18,6 @@ import pytest
 import ranks
 from waiting import scaled, until
 
-from hpcgpu import batch
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import job as doctor_job
 from hpcgpu.deploy.doctor import login, node, shared_files
@@ -39,8 +38,7 @@ def on_node(name: str, folder: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture(autouse=True)
 def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
-    local_system.register()
+    local_system.use(monkeypatch)
 
 
 @pytest.fixture
@@ -112,9 +110,7 @@ def waiting(home: Path) -> tuple[subprocess.Popen[str], int]:
     """Start a doctor whose job runs and does not answer; return it with the job's process."""
     home.mkdir(exist_ok=True)
     argv = [sys.executable, "-c", WAITING]
-    client = subprocess.Popen(
-        argv, env=ranks.environment(HOME=str(home), **local_system.ENVIRONMENT), stdout=subprocess.PIPE, text=True
-    )
+    client = subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
     job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
     assert phase == "RUNNING"
     return client, int(job.partition(".")[0])

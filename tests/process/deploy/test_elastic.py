@@ -16,7 +16,7 @@ from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 from distributed import Client
 from waiting import Said, scaled, until
 
-from hpcgpu import SLURMGPUCluster, batch
+from hpcgpu import SLURMGPUCluster
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
 from hpcgpu.deploy.jobs import job_loop
 from hpcgpu.errors import JobError, SubmitError
@@ -34,10 +34,8 @@ OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "rank
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
-    local_system.register()
     ranks.use_environment(monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", local_system.ENVIRONMENT["PYTHONPATH"])
+    local_system.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     runs = tmp_path / ".hpcgpu" / "runs"

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import local_system
 import pytest
 import ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from local_system import Local, register
+from local_system import Local
 from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu import batch
 from hpcgpu.config import document
 from hpcgpu.deploy.jobs import batch_client, guard, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, Run
@@ -39,8 +39,7 @@ DEAD = Process("another-host", 1, 1)
 
 @pytest.fixture(autouse=True)
 def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
-    register()
+    local_system.use(monkeypatch)
 
 
 def make_run(home: Path, *jobs: Job, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:

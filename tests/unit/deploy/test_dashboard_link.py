@@ -11,32 +11,27 @@ import pytest
 
 from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 
-
-def test_on_a_machine_with_a_browser() -> None:
-    assert link(4000, "SECRET", {}) == "http://127.0.0.1:4000/SECRET/status"
-
-
-@pytest.mark.parametrize("prefix", ["/user/ada/", "/hub/user/ada/lab-2/"])
-def test_behind_jupyterhub(prefix: str) -> None:
-    assert link(4000, "SECRET", {"JUPYTERHUB_SERVICE_PREFIX": prefix}) == f"{prefix}proxy/4000/SECRET/status"
+HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
 
 
 @pytest.mark.parametrize(
-    ("base", "found"),
+    ("environ", "address"),
     [
-        ("/node/n7/8888/", "/node/n7/8888/proxy/4000/SECRET/status"),
-        ("/rnode/n7/8888/", "/rnode/n7/8888/proxy/4000/SECRET/status"),
-        ("/", "http://127.0.0.1:4000/SECRET/status"),
+        ({}, HERE),
+        ({"JUPYTERHUB_SERVICE_PREFIX": "/user/ada/"}, f"/user/ada/{SECRET}"),
+        ({"JUPYTERHUB_SERVICE_PREFIX": "/hub/user/ada/lab-2/"}, f"/hub/user/ada/lab-2/{SECRET}"),
     ],
 )
-def test_behind_the_path_of_this_kernels_server(
-    base: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Open OnDemand starts Jupyter."""
+def test_link_here_and_behind_jupyterhub(environ: dict[str, str], address: str) -> None:
+    assert link(4000, "SECRET", environ) == address
+
+
+@pytest.mark.parametrize("base", ["/node/n7/8888/", "/rnode/n7/8888/", "/"])
+def test_link_behind_open_ondemand(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "jpserver-77.json").write_text(json.dumps({"base_url": base, "pid": 77}))
-    assert link(4000, "SECRET", {"JPY_PARENT_PID": "77"}) == found
-    assert link(4000, "SECRET", {"JPY_PARENT_PID": "78"}) == "http://127.0.0.1:4000/SECRET/status"
+    assert link(4000, "SECRET", {"JPY_PARENT_PID": "77"}) == (HERE if base == "/" else f"{base}{SECRET}")
+    assert link(4000, "SECRET", {"JPY_PARENT_PID": "78"}) == HERE
 
 
 def test_dasks_own_template_is_the_users_word() -> None:

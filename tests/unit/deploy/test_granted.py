@@ -36,9 +36,7 @@ def test_ranks_are_told_what_pbs_has_granted(monkeypatch: pytest.MonkeyPatch) ->
     assert len(asked) == 1
 
 
-def test_no_answer_is_said_where_nothing_else_limits_the_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     late = Result((), 124, "", "qstat: no answer in 10 s; it was killed\n")
     answer(monkeypatch, late)
     assert start.memory_env(Settings(), JOB) == ()

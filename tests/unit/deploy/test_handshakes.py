@@ -75,7 +75,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @BOTH
-def test_the_silent_go_at_the_deadline_and_those_who_have_greeted_stay(
+def test_silent_peers_go_at_the_deadline(
     limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     async def main() -> None:
@@ -100,7 +100,7 @@ def test_the_silent_go_at_the_deadline_and_those_who_have_greeted_stay(
     )
 
 
-def test_the_time_in_which_this_process_did_not_listen_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshake_deadline_without_the_time_of_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop with much to do turns slowly, though none of its timers is late for long."""
     limiter = HandshakeLimiter(1.0, 8)
     monkeypatch.setitem(registry.backends, "tcp", registry.backends["tcp"])
@@ -126,7 +126,7 @@ def test_the_time_in_which_this_process_did_not_listen_does_not_count(monkeypatc
 
 
 @BOTH
-def test_what_is_no_handshake_is_counted_and_closed(
+def test_garbage_is_counted_and_closed(
     limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     async def main() -> None:
@@ -146,7 +146,7 @@ def test_what_is_no_handshake_is_counted_and_closed(
 @BOTH
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"], ids=["nothing", "a part of a handshake"])
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-def test_of_peers_that_have_gone_nothing_is_said(
+def test_peers_that_have_gone_are_not_logged(
     limit: Callable[[float, int], None],
     caplog: pytest.LogCaptureFixture,
     forgotten: list[object],
@@ -174,7 +174,7 @@ def test_of_peers_that_have_gone_nothing_is_said(
 
 
 @BOTH
-def test_of_handshakes_that_are_under_way_at_the_end_nothing_is_said(
+def test_handshakes_at_the_end_are_not_logged(
     limit: Callable[[float, int], None], caplog: pytest.LogCaptureFixture, forgotten: list[object], protocol: str
 ) -> None:
     async def main() -> None:
@@ -193,7 +193,7 @@ def test_of_handshakes_that_are_under_way_at_the_end_nothing_is_said(
     assert warnings(caplog) == []
 
 
-def test_a_stranger_with_a_certificate_of_his_own_is_told_why_by_tls(limit: Callable[[float, int], None]) -> None:
+def test_stranger_with_own_certificate_gets_the_tls_reason(limit: Callable[[float, int], None]) -> None:
     async def main() -> None:
         limit(20.0, 8)
         async with listen("tls://127.0.0.1", echo, **arguments("tls", "listen")) as listener:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from waiting import when
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job_loop import JobLoop
+from hpcgpu.deploy.jobs.job_table import JobTable
+from hpcgpu.deploy.jobs.rows import Jobs
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, Patience
 from hpcgpu.plan.jobs.job import Job
@@ -73,9 +75,7 @@ def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path:
     assert MEMBER in question
 
 
-def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
-    questions: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_other_objects_record_keeps_the_head_job(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     async def body() -> None:
         jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: ((), ())))
         jobs.add_head(recorded(HEAD, tmp_path), 2, None)
@@ -90,7 +90,7 @@ def test_the_record_of_others_takes_no_row_from_the_job_with_the_scheduler(
     asyncio.run(body())
 
 
-def test_while_nobody_answers_it_is_unknown_how_the_job_is(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_job_is_unknown_without_an_answer(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "down").touch()
 
@@ -109,9 +109,7 @@ def test_while_nobody_answers_it_is_unknown_how_the_job_is(questions: Callable[[
     assert "Unable to contact slurm controller" in said[0]
 
 
-def test_a_job_that_has_just_left_its_exit_code_is_asked_about(
-    questions: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     async def body() -> None:
         policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
         jobs = JobLoop(Slurm(), policy, cluster_hooks())
@@ -126,3 +124,28 @@ def test_a_job_that_has_just_left_its_exit_code_is_asked_about(
         jobs.stop()
 
     asyncio.run(body())
+
+
+def test_table_keeps_the_last_five_jobs_that_ended_unasked() -> None:
+    table = JobTable(expected=1)
+    table.add([Job(id=str(i)) for i in range(9)], 0.0)
+    table.cancelled(["7"], 1.0)
+    table.retired("8", 1.0)
+    for job_id in table.ids:
+        table.ended(job_id, f"exit code {job_id}", datetime(2026, 11, 21, 14, 5, tzinfo=UTC))
+    assert [(job.id, job.why) for job in table.gone] == [(i, f"exit code {i}") for i in "65432"]
+    assert table.ids == []
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_jobs_print_as_a_table(
+    notebook: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Console of rich writes to the notebook instead of the file (15.0)."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
+    jobs = Jobs((Job(id="12", text="UP 2/2", log="/home/me/slurm-12.out"),))
+    header, row = str(jobs).splitlines()
+    assert header.split() == ["job", "state", "has", "nodes", "log"]
+    assert row.split() == ["12", "UP", "2/2", "workers", "1", "/home/me/slurm-12.out"]
+    assert jobs._repr_html_().count("UP 2/2") == 1
+    assert capsys.readouterr().out == ""

@@ -62,7 +62,7 @@ def led_by(job_id: str) -> JobLoop:
     return jobs
 
 
-def test_a_clusters_job_says_which_node_it_has_lost_and_waits_without(turn: Turn) -> None:
+def test_head_job_shows_its_lost_node(turn: Turn) -> None:
     async def look() -> None:
         jobs = led_by(AGAIN)
         for moment, text in SHOWN.items():
@@ -99,7 +99,7 @@ def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: 
     assert str(caught.value).startswith(ended)
 
 
-def test_a_job_that_comes_and_goes_is_shown_with_the_node_that_it_has_lost(turn: Turn) -> None:
+def test_member_job_shows_its_lost_node(turn: Turn) -> None:
     seen: list[str] = []
 
     async def run() -> None:

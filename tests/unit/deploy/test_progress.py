@@ -16,7 +16,7 @@ from hpcgpu.plan.jobs.phase import READY, Phase
 RED = dict.fromkeys(("GONE", "UNKNOWN", "WILL NOT START"), "31")
 
 
-def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_elsewhere_is_a_line_per_change(capsys: pytest.CaptureFixture[str]) -> None:
     kept: list[tuple[datetime, str]] = []
     progress = Progress(kept)
     for text in ("PENDING", "PENDING", "STARTING 0/1"):
@@ -29,9 +29,7 @@ def test_elsewhere_than_on_a_terminal_each_change_is_a_line(capsys: pytest.Captu
     assert [line for _, line in kept] == ["PENDING", "STARTING 0/1", "the batch system does not answer"]
 
 
-def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_its_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     progress = Progress([])
@@ -48,10 +46,9 @@ def test_on_a_terminal_the_line_changes_in_place_and_what_is_said_beside_it_has_
 
 
 @pytest.mark.parametrize(
-    ("word", "colour"),
-    [(READY, "32"), *((phase.value, {"UP": "32", **RED}.get(phase.value, "33")) for phase in Phase)],
+    ("word", "colour"), [(READY, "32"), *((phase.value, {"UP": "32", **RED}.get(phase.value, "33")) for phase in Phase)]
 )
-def test_every_phase_has_its_colour_on_a_terminal(
+def test_phase_has_its_colour(
     word: str, colour: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -105,7 +102,7 @@ def test_the_time_that_passes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"PENDING \[\d+ s\]", more[0])
 
 
-def test_what_takes_long_says_so_and_what_does_not_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_only_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(limit_s: float) -> list[str]:
         screen = Screen()
         progress = on(screen, monkeypatch)
@@ -117,18 +114,10 @@ def test_what_takes_long_says_so_and_what_does_not_says_nothing(monkeypatch: pyt
 
     assert asyncio.run(use(60.0)) == ["end"]
     assert asyncio.run(use(0.0))[0] == "closing [0 s]"
-
-
-def test_a_local_cluster_that_starts_at_once_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use() -> list[str]:
-        screen = Screen()
-        progress = on(screen, monkeypatch, after_s=60.0)
-        progress.show("STARTING 0/1")
-        progress.show("READY 1 worker")
-        progress.end()
-        return screen.shown
-
-    assert asyncio.run(use()) == ["end"]
+    late = on(screen := Screen(), monkeypatch, after_s=60.0)
+    late.show("STARTING 0/1")
+    late.end()
+    assert screen.shown == ["end"]
 
 
 @pytest.mark.parametrize(

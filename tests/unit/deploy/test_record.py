@@ -52,7 +52,7 @@ facts = st.builds(
 
 
 @given(facts)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, written: Record) -> None:
+def test_record_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, written: Record) -> None:
     folder = tmp_path_factory.mktemp("run")
     record.write(folder, written)
     assert record.read(folder) == written
@@ -64,23 +64,17 @@ def folder_of(home: Path, written: Record) -> Path:
     return folder
 
 
-def test_the_record_is_closed_to_others_and_holds_no_secret(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, FACTS)
+def test_record_is_private_and_comes_back(tmp_path: Path) -> None:
+    """With bytes that are no UTF-8 in a log's path, and the mapping of a site file; without the secret."""
+    dialect = MappingProxyType({"array_limit": 10, "gpus": "gres", "launcher": ("mpiexec", "-x"), "memory": False})
+    written = replace(FACTS, dialect=dialect, jobs=(Job(id="12", log="/home/m\udce9/log"),))
+    folder = folder_of(tmp_path, written)
     assert (folder / "record").stat().st_mode & 0o777 == 0o600
     assert (folder / "nonce").read_text() not in (folder / "record").read_text()
-
-
-def test_what_names_and_paths_may_hold_comes_back(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8, in a job's log; and the mapping of a site file."""
-    dialect = MappingProxyType({"array_limit": 10, "launcher": ("mpiexec", "-x"), "memory": False})
-    written = replace(FACTS, dialect=dialect, jobs=(Job(id="12", log="/home/m\udce9/log"),))
-    assert record.read(folder_of(tmp_path, written)) == written
-
-
-def test_settings_and_batch_system_come_back(tmp_path: Path) -> None:
-    found = record.read(folder_of(tmp_path, FACTS))
-    assert found.run.settings == SETTINGS
-    assert "gres" in repr(found.system)
+    read = record.read(folder)
+    assert read == written
+    assert read.run.settings == SETTINGS
+    assert "gres" in repr(record.read(folder_of(tmp_path, FACTS)).system)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"name": "x", "batch": "slurm"})])
@@ -139,24 +133,17 @@ def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytes
     assert parsed == [FACTS.document]
 
 
-def test_there_are_no_runs_where_there_is_no_folder(tmp_path: Path) -> None:
-    assert record.runs(tmp_path / "none", pytest.fail) == ()
-
-
-@pytest.mark.parametrize("wanted", ["mine", "12"])
-def test_a_run_is_found_by_name_and_by_job(tmp_path: Path, wanted: str) -> None:
-    folder = folder_of(tmp_path, FACTS)
-    assert runs.find(tmp_path, wanted).folder == folder
-    assert runs.find(tmp_path, folder.name).folder == folder
-
-
-def test_a_pbs_job_is_found_without_its_server(tmp_path: Path) -> None:
-    written = replace(FACTS, batch="pbs", dialect={}, jobs=(Job(id="1021.login01", log="x"),))
-    folder_of(tmp_path, written)
-    assert runs.find(tmp_path, "1021").record == runs.find(tmp_path, "1021.login01").record == written
+@pytest.mark.parametrize("job_id", ["12", "1021.login01", "7_3"])
+def test_find_run_by_name_folder_and_job_id(tmp_path: Path, job_id: str) -> None:
+    """The id of a PBS job also without its server, of an element also that of its array."""
+    written = replace(FACTS, jobs=(Job(id=job_id),))
+    folder = folder_of(tmp_path, written)
+    for name in ("mine", folder.name, job_id, job_id.partition(".")[0].partition("_")[0]):
+        assert runs.find(tmp_path, name) == record.Run(folder, written)
 
 
 def test_several_of_a_name_and_none_are_errors_that_list_what_there_is(tmp_path: Path) -> None:
+    assert record.runs(tmp_path / "none", pytest.fail) == ()
     with pytest.raises(ConfigError, match=r"there is no run 'mine'; there are: none \(searched in"):
         runs.find(tmp_path, "mine")
     folder_of(tmp_path, FACTS)
@@ -169,7 +156,7 @@ def test_several_of_a_name_and_none_are_errors_that_list_what_there_is(tmp_path:
     assert runs.find(tmp_path, "13").record.jobs[0].id == "13"
 
 
-def test_a_run_that_was_never_written_down_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_sweep_removes_old_runs_without_a_record(tmp_path: Path) -> None:
     written, unwritten, young = (
         folder_of(tmp_path, FACTS),
         scheduler_file.make_folder(tmp_path),

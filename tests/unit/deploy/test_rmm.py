@@ -49,6 +49,8 @@ def test_each_plan() -> None:
     assert resources(rmm_pool_size=0.5) == [cuda, pool]
     assert resources(rmm_pool_size="40GiB", rmm_managed_memory=True) == [managed, pool]
     assert resources(rmm_managed_memory=True) == [managed]
+    more = ("PoolMemoryResource", {"initial_pool_size": 100 * GIB})  # than the GPU has
+    assert resources(rmm_pool_size="100GiB", rmm_managed_memory=True) == [managed, more]
     both = resources(rmm_pool_size="1GiB", rmm_maximum_pool_size=0.9)
     assert both[1][1] == {"initial_pool_size": GIB, "maximum_pool_size": 72 * GIB}
     assert resources(rmm_async=True) == [("CudaAsyncMemoryResource", {})]
@@ -109,16 +111,9 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(given: dict
         ({"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "10GiB"}, 80 * GIB, "is less than rmm_pool_size"),
     ],
 )
-def test_what_the_gpu_does_not_have_is_refused_on_the_node(
-    given: dict[str, object], device_memory_bytes: int, says: str
-) -> None:
+def test_rmm_sizes_beyond_the_gpu_are_refused(given: dict[str, object], device_memory_bytes: int, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         planned(given, device_memory_bytes)
-
-
-def test_managed_memory_may_be_more_than_the_gpu_has() -> None:
-    pool = resources(rmm_pool_size="100GiB", rmm_managed_memory=True)[1]
-    assert pool == ("PoolMemoryResource", {"initial_pool_size": 100 * GIB})
 
 
 def test_libraries_as_dask_cuda_takes_them() -> None:
@@ -164,7 +159,7 @@ def test_cudf_is_told_to_spill_before_it_is_imported() -> None:
     ("given", "module"),
     [({"rmm_pool_size": 0.5}, "rmm"), ({"rmm_async": True}, "rmm"), ({"enable_cudf_spill": True}, "cudf")],
 )
-def test_a_worker_without_the_library_says_what_to_install(
+def test_missing_library_names_the_extra(
     given: dict[str, object], module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [])  # also where both are installed for the tests with a GPU

@@ -42,39 +42,39 @@ def test_cores_and_memory_become_workers(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
-        (
-            {"cores": 8},
-            r"the number of cores of a worker is unknown; create the cluster with cores_per_gpu=.*scale\(jobs=n\)",
-        ),
-        ({"memory": "8GB"}, r"the memory of a worker is unknown; create the cluster with memory= .*memory_limit="),
+        ({"cores": 8}, r"the number of cores of a worker is unknown; .* cores_per_gpu=.*scale\(jobs=n\)"),
+        ({"memory": "8GB"}, r"the memory of a worker is unknown; .* memory= .*memory_limit="),
         ({"cores": "many"}, "cores='many' is no number of cores"),
         ({"cores": math.inf}, "cores=inf is no number of cores"),
         ({"memory": "much"}, "'much' is not a size"),
     ],
 )
-def test_what_cannot_be_translated_says_what_to_write(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_workers_with_refuses_what_is_unknown(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         workers_with(Settings(gpus_per_node=4), given.get("cores"), given.get("memory"))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [(), (2, 1), (2, None, 8, "1GB"), (2, None, 8), (-1,), (2.5,), ("2",), (True,), (None, -1), (None, 1.5)],
-)
-def test_one_way_to_say_how_many(given: tuple[Any, ...]) -> None:
-    words = (*given, None, None, None, None)
-    with pytest.raises(
-        ConfigError, match=r"^scale\(.*\); give one of them, 0 or more: n workers, jobs, or cores and mem"
-    ):
-        check_scale(*(words if len(given) < 5 else (2, None, 8, "1GB"))[:4])
-
-
-@pytest.mark.parametrize("given", [(0,), (4,), (None, 2), (None, None, 8), (None, None, None, "1GB")])
-def test_each_of_them_will_do(given: tuple[Any, ...]) -> None:
-    check_scale(*(*given, None, None, None)[:4])
+def test_check_scale_takes_exactly_one_size() -> None:
+    for n, jobs, cores, memory in ((0, None, None, None), (None, 2, None, None), (None, None, 8, None)):
+        check_scale(n, jobs, cores, memory)
+    check_scale(None, None, None, "1GB")
     check_scale(None, None, 8, "1GB")
+    for wrong in (
+        (),
+        (2, 1),
+        (2, None, 8, "1GB"),
+        (2, None, 8),
+        (-1,),
+        (2.5,),
+        ("2",),
+        (True,),
+        (None, -1),
+        (None, 1.5),
+    ):
+        with pytest.raises(ConfigError, match=r"^scale\(.*\); give one of them, 0 or more: n workers, jobs, or cores"):
+            check_scale(*(*wrong, None, None, None, None)[:4])
 
 
 def test_bounds_of_adapt() -> None:

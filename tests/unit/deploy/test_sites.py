@@ -34,9 +34,7 @@ def submit() -> str | None:
     return found.queue
 
 
-def test_a_known_machine_is_named_once_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_known_machine_is_hinted_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NERSC_HOST", "perlmutter")
     assert submit() is None
     said = capfd.readouterr().err
@@ -58,15 +56,13 @@ def test_an_answer_ends_it(answer: str, monkeypatch: pytest.MonkeyPatch, capfd: 
     assert capfd.readouterr().err == ""
 
 
-def test_where_no_job_is_asked_for_nothing_is_said(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_hint_without_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NERSC_HOST", "perlmutter")
     settings.read({}, "{name}")
     assert capfd.readouterr().err == ""
 
 
-def test_a_home_that_cannot_be_written_to(
+def test_hint_with_read_only_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SYSTEMNAME", "jupiter")

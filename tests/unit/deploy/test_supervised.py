@@ -28,7 +28,7 @@ from hpcgpu.deploy.cluster.run import SchedulerView
 from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive, Scaler
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import guard, record
-from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerRequests
+from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.deploy.jobs.record import Process, Record
 from hpcgpu.deploy.jobs.submitter import Submitter
@@ -65,9 +65,7 @@ class Flaky:
 
 
 @pytest.mark.parametrize("part", ["write_down", "present"])
-def test_the_loop_of_an_elastic_cluster_goes_on_and_says_why_no_workers_come(
-    part: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_job_loop_goes_on_after_an_error(part: str, log: pytest.LogCaptureFixture) -> None:
     """Its home is full; or what is known of the workers cannot be read."""
     flaky = Flaky(OSError(errno.ENOSPC, "No space left on device"), answer={})
     troubles: list[str] = []
@@ -114,7 +112,8 @@ def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: py
     said: list[str] = []
 
     async def body() -> None:
-        SchedulerRequests(said.append).send(Flaky(error).later, ["tls://10.0.0.1:1"])
+        fleet = Fleet(JobLoop(Local(), Policy(), cluster_hooks(say=said.append)), JobSpec(name="x", argv=("true",)), 1)
+        fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
         await when(lambda: said)
 
     run(body)
@@ -159,9 +158,7 @@ def scaler_of(fleet: FleetOf, scheduler: SchedulerOf, changed: Callable[[], Any]
     return Scaler(fleet, view)  # type: ignore[arg-type]
 
 
-def test_a_connection_that_is_not_understood_is_made_anew_and_meanwhile_nobody_steers(
-    log: pytest.LogCaptureFixture,
-) -> None:
+def test_scaler_reconnects_after_a_bad_message(log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         bad = [Comm({"op": "control", "wanted": 3}, {"status": "error"}) for _ in range(3)]
         fleet, changes = FleetOf(), list[object]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -49,25 +50,20 @@ def test_template_asks_as_the_batch_writer_asks(name: str) -> None:
     assert directives(path.read_text()) == directives(batch.get(system).script(spec))
 
 
-def test_templates_are_all_files_of_the_folder() -> None:
-    assert {p.name for p in FOLDER.iterdir()} == {*TEMPLATES, *PROGRAMS}
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_names_its_purpose_and_usage(name: str) -> None:
     purpose, usage = templates.purpose_and_usage(name)
-    assert purpose[0].isupper()
-    assert purpose.endswith(".")
+    assert re.fullmatch(r"[A-Z].*\.", purpose)
     assert f"jobscripts/{name}" in usage
+    assert f"`{name}`" in (ROOT / "docs" / "explanation" / "clusters.md").read_text()
 
 
-def test_both_batch_systems_have_each() -> None:
-    """But pyxis, which is Slurm's."""
-    slurm, pbs = (
-        {n.partition(".")[0].partition("-")[2] for n in TEMPLATES if n.startswith(s)} for s in ("slurm", "pbs")
-    )
-    assert slurm == {"", "full", "apptainer", "pyxis", "jupyter", "array", "sweep"}
-    assert pbs == slurm - {"pyxis"}
+def test_templates_are_the_same_for_both_batch_systems() -> None:
+    """Except pyxis, which is Slurm's."""
+    assert {p.name for p in FOLDER.iterdir()} == {*TEMPLATES, *PROGRAMS}
+    names = [n.partition(".")[0] for n in TEMPLATES]
+    slurm, pbs = ({n.partition("-")[2] for n in names if n.startswith(s)} for s in ("slurm", "pbs"))
+    assert slurm == {"", "full", "apptainer", "pyxis", "jupyter", "array", "sweep"} == pbs | {"pyxis"}
 
 
 def test_shellcheck_finds_nothing() -> None:
@@ -78,18 +74,10 @@ def test_shellcheck_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_page_on_clusters_names_each() -> None:
-    page = (ROOT / "docs" / "explanation" / "clusters.md").read_text()
-    assert [name for name in TEMPLATES if f"`{name}`" not in page] == []
-
-
 def test_the_command_prints_and_lists_them() -> None:
     found = CliRunner().invoke(hpcgpu, ["template"])
     assert [line.split()[0] for line in found.output.splitlines()] == list(TEMPLATES)
     assert CliRunner().invoke(hpcgpu, ["template", "pbs-array.sh"]).output == (FOLDER / "pbs-array.sh").read_text()
     assert CliRunner().invoke(hpcgpu, ["template", "--folder"]).output == f"{FOLDER}\n"
-
-
-def test_a_name_that_is_none() -> None:
     with pytest.raises(ConfigError, match=r"no template 'slurm'; there are: slurm\.sbatch, "):
         templates.text_of("slurm")

@@ -54,13 +54,6 @@ def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
     client.close()
 
 
-def test_the_queue_is_emptied(crypto: ctypes.CDLL) -> None:
-    leave_error(crypto)
-    assert crypto.ERR_peek_error() != 0
-    tls.forget_errors()
-    assert crypto.ERR_peek_error() == 0
-
-
 def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
     server, client = pair
     assert isinstance(server, tls.TlsSocket)

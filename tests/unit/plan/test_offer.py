@@ -52,9 +52,7 @@ def job(**asked: Any) -> JobSpec:
         ((), {"nodes": 99}, ()),
     ],
 )
-def test_what_there_is_not_is_said_by_its_keyword(
-    offers: tuple[Offer, ...], asked: dict[str, Any], texts: tuple[str, ...]
-) -> None:
+def test_shortfalls_name_the_keyword(offers: tuple[Offer, ...], asked: dict[str, Any], texts: tuple[str, ...]) -> None:
     assert shortfalls(job(**asked), offers) == texts
 
 
@@ -67,9 +65,7 @@ OFFERS = st.lists(
 
 
 @given(OFFERS, st.integers(1, 4), st.integers(0, 8), st.integers(1, 8))
-def test_a_job_that_some_nodes_of_a_queue_can_take_is_never_refused(
-    offers: list[Offer], nodes: int, gpus: int, tasks: int
-) -> None:
+def test_shortfalls_never_refuse_what_fits(offers: list[Offer], nodes: int, gpus: int, tasks: int) -> None:
     def takes(queue: str) -> bool:
         fit = [o for o in offers if o.queue == queue]
         able = [o.nodes for o in fit if (o.gpus is None or o.gpus >= gpus) and (o.cpus is None or o.cpus >= tasks)]

@@ -26,90 +26,60 @@ def pending(reason: str = "", starts: str = "", state: JobState = JobState.PENDI
     return JobStatus(state, "PENDING", reason, starts=starts)
 
 
-JOBS: dict[str, tuple[Job, str]] = {
-    "submitted, not asked yet": (job(), "SUBMITTED"),
-    "not listed yet": (job(missing_since_s=1.0), "UNKNOWN (the batch system does not list it)"),
-    "pending": (job(pending()), "PENDING"),
-    "pending, with the reason": (job(pending("Priority")), "PENDING (Priority)"),
-    "pending, to start today": (
-        job(pending("Priority", "2026-11-21T14:05:00")),
-        "PENDING (Priority), starts about 14:05",
-    ),
-    "pending, to start on another day": (
-        job(pending("Resources", "2026-11-22T04:05:59")),
-        "PENDING (Resources), starts about 2026-11-22 04:05",
-    ),
-    "pending, with a start that is no time": (job(pending("", "tomorrow")), "PENDING, starts about tomorrow"),
-    "pending, for what there is not": (
-        job(JobStatus(JobState.PENDING, "PENDING", "PartitionTimeLimit", advice="a shorter walltime=")),
-        "PENDING (PartitionTimeLimit: ask for a shorter walltime=)",
-    ),
-    "can never run": (
-        job(JobStatus(JobState.STUCK, "PENDING", "PartitionNodeLimit: nodes=5, but a has 4", advice="fewer nodes=")),
-        "WILL NOT START (PartitionNodeLimit: nodes=5, but a has 4: ask for fewer nodes=)",
-    ),
-    "waits to be started again, for its node is lost": (
-        job(replace(pending("BeginTime", "2026-11-21T14:05:00"), trouble="node2 is down: Not responding")),
-        "PENDING (BeginTime, node2 is down: Not responding), starts about 14:05",
-    ),
-    "ended with its node": (
+DOWN = replace(RUNNING, trouble="node2 is down")
+AGAIN = replace(pending("BeginTime", "2026-11-21T14:05:00"), trouble="node2 is down: Not responding")
+FULL = job().registered(4, 1.0)  # all workers
+EMPTY = FULL.registered(0, 2.0)
+LIMIT = JobStatus(JobState.PENDING, "PENDING", "PartitionTimeLimit", advice="a shorter walltime=")
+NEVER = JobStatus(JobState.STUCK, "PENDING", "PartitionNodeLimit: nodes=5, but a has 4", advice="fewer nodes=")
+JOBS: list[tuple[Job, str]] = [
+    (job(), "SUBMITTED"),
+    (job(missing_since_s=1.0), "UNKNOWN (the batch system does not list it)"),
+    (job(pending()), "PENDING"),
+    (job(pending("Priority")), "PENDING (Priority)"),
+    (job(pending("Priority", "2026-11-21T14:05:00")), "PENDING (Priority), starts about 14:05"),
+    (job(pending("Resources", "2026-11-22T04:05:59")), "PENDING (Resources), starts about 2026-11-22 04:05"),
+    (job(pending("", "tomorrow")), "PENDING, starts about tomorrow"),
+    (job(LIMIT), "PENDING (PartitionTimeLimit: ask for a shorter walltime=)"),
+    (job(NEVER), "WILL NOT START (PartitionNodeLimit: nodes=5, but a has 4: ask for fewer nodes=)"),
+    (job(AGAIN), "PENDING (BeginTime, node2 is down: Not responding), starts about 14:05"),
+    (job(pending("JobHeldUser", state=JobState.HELD)), "PENDING (held, JobHeldUser)"),
+    (job(RUNNING).listed(RUNNING, 1.0), "STARTING 0/4"),
+    (job().registered(3, 1.0), "STARTING 3/4"),
+    (FULL, "UP 4/4"),
+    (FULL.registered(3, 2.0), "UP 3/4"),
+    (job(RUNNING).registered(4, 1.0).registered(0, 2.0), "STARTING 0/4 (lost its workers)"),
+    (EMPTY.listed(DOWN, 3.0), "STARTING 0/4 (lost its workers: node2 is down)"),
+    (FULL.registered(4, 2.0, silent=True).listed(DOWN, 3.0), "UP 4/4 (node2 is down)"),
+    (FULL.listed(DOWN, 3.0), "UP 4/4"),
+    (job().listed(DOWN, 1.0), "STARTING 0/4 (node2 is down)"),
+    (EMPTY, "STARTING 0/4 (lost its workers)"),
+    (EMPTY.listed(None, 3.0), "UNKNOWN (the batch system does not list it)"),
+    (FULL.listed(None, 2.0), "UP 4/4"),
+    (job(expected=0).registered(3, 1.0), "UP 3"),
+    (job(pending()).registered(4, 1.0), "UP 4/4"),
+    (job(workers=4).listed(JobStatus(JobState.SUSPENDED, "SUSPENDED", "Preempted"), 1.0), "SUSPENDED (Preempted)"),
+    (job(JobStatus(JobState.UNKNOWN, "POWERING_DOWN")), "UNKNOWN (POWERING_DOWN)"),
+    (job(workers=4, retired_s=1.0), "DRAINING"),
+    (job(pending("Priority"), cancelled_s=1.0), "DRAINING (cancelled)"),
+    (
         job(JobStatus(JobState.ENDED, "NODE_FAIL", "NodeDown", trouble="on node[1-2]")),
         "GONE (NODE_FAIL, NodeDown, on node[1-2])",
     ),
-    "held": (job(pending("JobHeldUser", state=JobState.HELD)), "PENDING (held, JobHeldUser)"),
-    "running, no worker yet": (job(RUNNING).listed(RUNNING, 1.0), "STARTING 0/4"),
-    "some workers": (job().registered(3, 1.0), "STARTING 3/4"),
-    "all workers": (job().registered(4, 1.0), "UP 4/4"),
-    "one of them died": (job().registered(4, 1.0).registered(3, 2.0), "UP 3/4"),
-    "all of them died": (job(RUNNING).registered(4, 1.0).registered(0, 2.0), "STARTING 0/4 (lost its workers)"),
-    "its node is down": (
-        job().registered(4, 1.0).registered(0, 2.0).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
-        "STARTING 0/4 (lost its workers: node2 is down)",
-    ),
-    "its node is down, and nobody knows yet of its workers": (
-        job().registered(4, 1.0).registered(4, 2.0, silent=True).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
-        "UP 4/4 (node2 is down)",
-    ),
-    "its node was down": (
-        job().registered(4, 1.0).listed(replace(RUNNING, trouble="node2 is down"), 3.0),
-        "UP 4/4",
-    ),
-    "its node is down, and it never had a worker": (
-        job().listed(replace(RUNNING, trouble="node1 is down, node2 is down"), 1.0),
-        "STARTING 0/4 (node1 is down, node2 is down)",
-    ),
-    "all of them died, not asked since": (
-        job().registered(4, 1.0).registered(0, 2.0),
-        "STARTING 0/4 (lost its workers)",
-    ),
-    "all of them died, and it is not listed": (
-        job().registered(4, 1.0).registered(0, 2.0).listed(None, 3.0),
-        "UNKNOWN (the batch system does not list it)",
-    ),
-    "not listed, but its workers are there": (job().registered(4, 1.0).listed(None, 2.0), "UP 4/4"),
-    "nobody knows how many workers it will have": (job(expected=0).registered(3, 1.0), "UP 3"),
-    "workers came though the batch system still says pending": (job(pending()).registered(4, 1.0), "UP 4/4"),
-    "suspended with its workers": (
-        job(workers=4).listed(JobStatus(JobState.SUSPENDED, "SUSPENDED", "Preempted"), 1.0),
-        "SUSPENDED (Preempted)",
-    ),
-    "a word that nobody knows": (job(JobStatus(JobState.UNKNOWN, "POWERING_DOWN")), "UNKNOWN (POWERING_DOWN)"),
-    "hands over its data": (job(workers=4, retired_s=1.0), "DRAINING"),
-    "cancelled": (job(pending("Priority"), cancelled_s=1.0), "DRAINING (cancelled)"),
-    "ended": (job(JobStatus(JobState.ENDED, "TIMEOUT", "", 1)), "GONE (exit code 1, TIMEOUT)"),
-    "ended, with the reason": (
+    (job(JobStatus(JobState.ENDED, "TIMEOUT", "", 1)), "GONE (exit code 1, TIMEOUT)"),
+    (
         job(JobStatus(JobState.ENDED, "FAILED", "NonZeroExitCode", 3), cancelled_s=1.0),
         "GONE (exit code 3, FAILED, NonZeroExitCode)",
     ),
-    "ended, and nobody says how": (job(JobStatus(JobState.ENDED, "")), "GONE"),
-}
+    (job(JobStatus(JobState.ENDED, "")), "GONE"),
+]
 
 
-@pytest.mark.parametrize(("facts", "text"), JOBS.values(), ids=JOBS)
-def test_a_job_is_described(facts: Job, text: str) -> None:
-    view = describe(facts, TODAY)
-    assert view.text == text
-    assert text.startswith(view.phase.value)
+@pytest.mark.parametrize(("facts", "text"), JOBS)
+def test_describe_job(facts: Job, text: str) -> None:
+    shown = describe(facts, TODAY)
+    assert shown.text == text
+    assert text.startswith(shown.phase.value)
 
 
 TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=8)
@@ -132,7 +102,7 @@ TIMES = st.none() | st.floats(0, 100)
         cancelled_s=TIMES,
     )
 )
-def test_whatever_is_known_of_a_job_can_be_said_and_an_end_keeps_the_batch_systems_words(facts: Job) -> None:
+def test_describe_any_job_keeps_the_batch_systems_words(facts: Job) -> None:
     view = describe(facts, TODAY)
     assert (view.phase is Phase.GONE) == (facts.state is JobState.ENDED)
     assert view.text.startswith(view.phase.value)
@@ -176,48 +146,40 @@ def jobs(*texts: str) -> list[Job]:
     return out
 
 
-LINES: dict[str, tuple[list[Job], tuple[int, ...], str]] = {
-    "one job waits": (jobs("PENDING Priority 14:05"), (0, 8), "PENDING (Priority), starts about 14:05"),
-    "one job starts": ([describe(job().registered(3, 1.0), TODAY)], (3, 4), "STARTING 3/4"),
-    "all is there": (jobs("UP"), (8, 8, 2), "READY 8 workers on 2 nodes"),
-    "one of each": (jobs("UP"), (1, 1, 1), "READY 1 worker on 1 node"),
-    "nobody knows the nodes": (jobs("UP"), (8, 8), "READY 8 workers"),
-    "nothing is wanted": ([], (0, 0), "READY 0 workers"),
-    "ready, while a successor waits": (jobs("UP", "PENDING"), (4, 4, 1), "READY 4 workers on 1 node"),
-    "some wait": (
+LINES: list[tuple[list[Job], tuple[int, ...], str]] = [
+    (jobs("PENDING Priority 14:05"), (0, 8), "PENDING (Priority), starts about 14:05"),
+    ([describe(job().registered(3, 1.0), TODAY)], (3, 4), "STARTING 3/4"),
+    (jobs("UP"), (8, 8, 2), "READY 8 workers on 2 nodes"),
+    (jobs("UP"), (1, 1, 1), "READY 1 worker on 1 node"),
+    (jobs("UP"), (8, 8), "READY 8 workers"),
+    ([], (0, 0), "READY 0 workers"),
+    (jobs("UP", "PENDING"), (4, 4, 1), "READY 4 workers on 1 node"),
+    (
         jobs("PENDING Priority", "UP", "UP", "PENDING Resources", "UP"),
         (12, 20),
         "2 PENDING (Priority, Resources), 3 UP; 12 of 20 workers",
     ),
-    "the soonest start is said": (
+    (  # the soonest start
         jobs("PENDING Priority 2026-11-22", "PENDING Priority 14:05", "PENDING Priority 09:10", "STARTING"),
         (0, 16),
         "3 PENDING (Priority), starts about 09:10, 1 STARTING; 0 of 16 workers",
     ),
-    "who is gone is not counted": (jobs("GONE", "UP", "DRAINING"), (4, 8), "1 UP, 1 DRAINING; 4 of 8 workers"),
-    "all are gone": (jobs("GONE"), (0, 8), "GONE"),
-    "one job lost a worker": (jobs("UP"), (3, 4), "1 UP; 3 of 4 workers"),
-    "no job yet": ([], (0, 8), "no job; 0 of 8 workers"),
-}
+    (jobs("GONE", "UP", "DRAINING"), (4, 8), "1 UP, 1 DRAINING; 4 of 8 workers"),
+    (jobs("GONE"), (0, 8), "GONE"),
+    (jobs("UP"), (3, 4), "1 UP; 3 of 4 workers"),
+    ([], (0, 8), "no job; 0 of 8 workers"),
+]
 
 
-@pytest.mark.parametrize(("shown", "numbers", "line"), LINES.values(), ids=LINES)
-def test_a_cluster_is_one_line(shown: list[Job], numbers: tuple[int, ...], line: str) -> None:
+@pytest.mark.parametrize(("shown", "numbers", "line"), LINES)
+def test_summary_line(shown: list[Job], numbers: tuple[int, ...], line: str) -> None:
     assert summary_line(shown, *numbers) == line
 
 
-@pytest.mark.parametrize(
-    ("shown", "line"),
-    [
-        (["UP"], "UP"),
-        (["PENDING Priority 14:05"], "PENDING (Priority), starts about 14:05"),
-        (["UP", "PENDING Priority", "GONE", "UP"], "1 PENDING (Priority), 2 UP"),
-        (["GONE"], "GONE"),
-        ([], "no job"),
-    ],
-)
-def test_the_jobs_of_a_cluster_are_one_line(shown: list[str], line: str) -> None:
-    assert phases_line(jobs(*shown)) == line
+def test_phases_line() -> None:
+    assert phases_line(jobs("PENDING Priority 14:05")) == "PENDING (Priority), starts about 14:05"
+    assert phases_line(jobs("UP", "PENDING Priority", "GONE", "UP")) == "1 PENDING (Priority), 2 UP"
+    assert (phases_line(jobs("GONE")), phases_line([])) == ("GONE", "no job")
 
 
 def test_describe_without_the_scheduler_has_no_count() -> None:

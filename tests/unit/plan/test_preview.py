@@ -47,9 +47,7 @@ def planned(spec: JobSpec = SPEC, site: Site | None = SITE, settings: Settings |
     each=st.integers(1, 3),
     beside=st.integers(0, 2),
 )
-def test_every_gpu_has_its_workers_and_rank_0_is_on_the_first_node(
-    nodes: int, gpus: int, ranks: str, each: int, beside: int
-) -> None:
+def test_layout_has_all_workers_and_rank_0_first(nodes: int, gpus: int, ranks: str, each: int, beside: int) -> None:
     layout = layout_of(Settings(ranks=ranks, workers_per_gpu=each, cpu_workers=beside), nodes, gpus)
     assert layout.worker_count == nodes * (gpus * each + beside)
     assert layout.nodes[0].ranks[0] == 0

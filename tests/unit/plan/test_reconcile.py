@@ -292,10 +292,7 @@ ASKING: dict[str, tuple[Facts, float | None]] = {
         None,
     ),
     "a little later, when many lose theirs": (facts(1, up("1").registered(0, NOW_S), asked_s=NOW_S - 0.25), 0.75),
-    "then soon, even if it did not answer": (
-        facts(1, up("1").registered(0, NOW_S - 1), answered_s=NOW_S - 99),
-        5.0,
-    ),
+    "then soon, even if it did not answer": (facts(1, up("1").registered(0, NOW_S - 1), answered_s=NOW_S - 99), 5.0),
     "then soon": (facts(1, up("1").registered(0, NOW_S - 1), asked_s=NOW_S), 5.0),
 }
 
@@ -349,7 +346,7 @@ def test_the_job_with_the_scheduler_is_over(known: Job, why: str) -> None:
     assert not why or reconcile(facts(0, known), Policy()).next_s is None
 
 
-def test_the_job_with_the_scheduler_that_will_not_start_is_an_error_that_says_what_to_do() -> None:
+def test_head_job_that_will_not_start_has_advice() -> None:
     why = why_over(job("7", STUCK, role="head"), NOW_S, 60.0)
     assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Request resources that exist")
 
@@ -367,16 +364,14 @@ UNLISTED = up("7", role="head").registered(0, NOW_S - 100).listed(None, NOW_S - 
         (UNLISTED.listed(STRANGE, NOW_S), NOW_S - 90, ""),
     ],
 )
-def test_a_job_whose_scheduler_is_silent_is_lost_when_it_is_not_listed_for_long(
-    known: Job, since_s: float, why: str
-) -> None:
+def test_why_missing_after_a_long_silence(known: Job, since_s: float, why: str) -> None:
     assert why_missing(known, since_s, NOW_S) == why
     assert may_answer(known) == (known.status is STRANGE)
 
 
 @pytest.mark.parametrize("known", [known for known, _ in SITUATIONS.values()], ids=SITUATIONS)
 @pytest.mark.parametrize("head", [known for known, _ in OVERS.values()], ids=OVERS)
-def test_the_job_with_the_scheduler_is_never_replaced_and_changes_nothing_for_others(known: Facts, head: Job) -> None:
+def test_head_job_is_never_replaced(known: Facts, head: Job) -> None:
     assert done(replace(known, jobs=(head, *known.jobs)), HOUR) == done(known, HOUR)
 
 

@@ -48,25 +48,23 @@ def test_what_the_user_said_is_asked_for() -> None:
     )
 
 
-def test_cores_of_cpu_workers_are_asked_for_beside_those_of_the_gpus() -> None:
-    wanted = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
-    assert plan_request(wanted, ARGV).cpus_per_task == 8 + 2  # six cores more, over four tasks
-    assert plan_request(replace(wanted, ranks="node"), ARGV).cpus_per_task == 32 + 6
-    assert plan_request(replace(wanted, cores_per_gpu=None), ARGV).cpus_per_task is None
+CPU_WORKERS = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
 
 
-def test_one_rank_per_node_has_the_cores_of_all_its_workers() -> None:
-    spec = plan_request(Settings(gpus_per_node=4, cores_per_gpu=8, ranks="node"), ARGV)
-    assert (spec.tasks_per_node, spec.cpus_per_task, spec.gpus_per_node) == (1, 32, 4)
-
-
-def test_simulated_gpus_are_none_to_the_batch_system() -> None:
-    spec = plan_request(Settings(gpus="sim:3x1MiB", nodes=2, cores_per_gpu=1), ARGV)
-    assert (spec.tasks_per_node, spec.gpus_per_node, spec.cpus_per_task) == (3, 0, 1)
-
-
-def test_cores_that_nobody_named_are_not_asked_for() -> None:
-    assert plan_request(Settings(gpus_per_node=1), ARGV).cpus_per_task is None
+@pytest.mark.parametrize(
+    ("settings", "tasks", "cores", "gpus"),
+    [
+        (CPU_WORKERS, 4, 8 + 2, 4),  # six cores more, over four tasks
+        (replace(CPU_WORKERS, ranks="node"), 1, 32 + 6, 4),
+        (replace(CPU_WORKERS, cores_per_gpu=None), 4, None, 4),
+        (Settings(gpus_per_node=4, cores_per_gpu=8, ranks="node"), 1, 32, 4),
+        (Settings(gpus="sim:3x1MiB", nodes=2, cores_per_gpu=1), 3, 1, 0),
+        (Settings(gpus_per_node=1), 1, None, 1),
+    ],
+)
+def test_request_of_a_node(settings: Settings, tasks: int, cores: int | None, gpus: int) -> None:
+    spec = plan_request(settings, ARGV)
+    assert (spec.tasks_per_node, spec.cpus_per_task, spec.gpus_per_node) == (tasks, cores, gpus)
 
 
 @pytest.mark.parametrize(
