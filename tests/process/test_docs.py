@@ -25,14 +25,9 @@ from waiting import scaled
 import hpcgpu
 
 NOTEBOOKS = runpy.run_path(str(ROOT / "scripts/notebooks.py"))
-
-
-def is_lesson(page: Path) -> bool:
-    return page.parent.name == "tutorial" and page.stem in NOTEBOOKS["LESSONS"]
-
-
+LESSONS = [NOTEBOOKS["FOLDER"] / f"{name}.md" for name in NOTEBOOKS["LESSONS"]]
 FOUND = {page: [b for b in doc_blocks.blocks(page) if b.kind in ("bash", "python")] for page in doc_blocks.PAGES}
-PAGES = {p: found for p, found in FOUND.items() if not is_lesson(p) and any(b.how == "run" for b in found)}
+PAGES = {p: found for p, found in FOUND.items() if p not in LESSONS and any(b.how == "run" for b in found)}
 
 
 def program(block: Block, folder: Path) -> list[str]:
@@ -56,9 +51,9 @@ def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path
             assert done.returncode == 0, f"{block.text}{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS["LESSONS"])
-def test_a_lesson_runs_as_a_notebook(name: str, tmp_path: Path) -> None:
-    notebook = NOTEBOOKS["notebook"](NOTEBOOKS["FOLDER"] / f"{name}.md")
+@pytest.mark.parametrize("page", LESSONS, ids=lambda p: p.stem)
+def test_a_lesson_runs_as_a_notebook(page: Path, tmp_path: Path) -> None:
+    notebook = NOTEBOOKS["notebook"](page)
     client = NotebookClient(notebook, timeout=scaled(120), resources={"metadata": {"path": str(tmp_path)}})
     asyncio.run(client.async_execute())  # raises with the traceback of the cell
     assert all(cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code")

@@ -136,29 +136,20 @@ with Client() as client:
 """
 
 
-def run(folder: Path, script: Path) -> subprocess.CompletedProcess[str]:
-    argv = ranks.command(script, options=("--gpus", "sim:1", "--no-dashboard"))
-    return ranks.run_command(["env", f"--chdir={folder}", *argv])
-
-
 def test_modules_of_a_shared_folder_are_not_imported(tmp_path: Path) -> None:
-    shared, own = tmp_path / "shared", tmp_path / "own"
-    shared.mkdir()
+    """Those of the user's own folder are, by workers too."""
+    shared, own, scripts = (tmp_path / name for name in ("shared", "own", "scripts"))
+    for folder in (shared, own, scripts):
+        folder.mkdir()
     shared.chmod(0o1777)
-    own.mkdir()
-    (own / "script.py").write_text(SCRIPT)
+    (own / "mine.py").touch()
+    (scripts / "script.py").write_text(SCRIPT)
     for name in ("dask", "distributed", "numpy", "msgspec", "hpcgpu", "cupy", "mine"):
         (shared / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')")
-    done = run(shared, own / "script.py")
-    assert done.returncode == 0, done.stderr
+    argv = ranks.command(scripts / "script.py", options=("--gpus", "sim:1", "--no-dashboard"))
+    for folder in (shared, own):
+        done = ranks.run_command(["env", f"--chdir={folder}", *argv])
+        assert f"worker found: {folder is own}" in done.stdout, done.stderr
+        note = f"modules in {folder} are not imported: all users may write there"
+        assert (note in done.stderr) == (folder is shared), done.stderr
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
-    assert "worker found: False" in done.stdout
-    assert f"modules in {shared} are not imported: all users may write there" in done.stderr
-
-
-def test_the_users_own_are_found_by_the_workers(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "mine.py").write_text("")
-    done = run(tmp_path, tmp_path / "script.py")
-    assert "worker found: True" in done.stdout, done.stderr
-    assert "not found" not in done.stderr

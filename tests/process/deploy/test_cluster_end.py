@@ -51,10 +51,9 @@ def has_nothing(cluster: GPUCluster, state: str) -> None:
     assert state in str(refused.value)
 
 
-def scheduler_of(cluster: GPUCluster) -> int:
-    """Return its process."""
+def kill_scheduler(cluster: GPUCluster) -> None:
     with Client(cluster) as client:
-        return int(client.run_on_scheduler(os.getpid))
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
 
 
 def rows(cluster: PBSGPUCluster) -> list[tuple[str, str]]:
@@ -127,7 +126,7 @@ def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str, reason: str) ->
         elif how == "qdel":
             pbs.end(JOB, 271, f"Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and {reason}")
         else:
-            os.kill(scheduler_of(cluster), signal.SIGKILL)
+            kill_scheduler(cluster)
         lost = f"lost: job {JOB} has ended: F (Job run"
         with pytest.raises(JobError, match=re.escape(f"this PBSGPUCluster is {lost}")):
             waiting.result(scaled(60))
@@ -164,7 +163,7 @@ def test_a_local_cluster_tells_the_same() -> None:
         assert len(cluster.plan) == 1
         assert cluster.plan == cluster.requested == cluster.observed
         waiting = aside(lambda: cluster.sync(cluster._wait_for_workers, 5))  # the public one refuses it
-        os.kill(scheduler_of(cluster), signal.SIGKILL)
+        kill_scheduler(cluster)
         with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
             waiting.result(scaled(60))
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])

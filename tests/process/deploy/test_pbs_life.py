@@ -19,7 +19,7 @@ from signals import signal_all
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
-from hpcgpu.errors import ConfigError, JobError, SubmitError
+from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import Patience
 
 BUILDS = ["release", "head"]
@@ -77,13 +77,6 @@ def test_the_launcher_of_a_site_starts_the_ranks(pbs: Pbs, tmp_path: Path) -> No
         assert client.submit(sum, [1, 2]).result() == 3
         assert "site here, " in cluster.job_script()
     assert (tmp_path / "started").read_text() == "of the site\n"
-
-
-def test_nothing_is_submitted_for_bad_input(pbs: Pbs) -> None:
-    for options, words in (({"nodes": 2}, "the number of GPUs of each node"), ({"nodes": 0, "gpus": "sim:2"}, "nodes")):
-        with pytest.raises(ConfigError, match=words):
-            PBSGPUCluster(**options)
-    assert pbs.calls("qsub") == []
 
 
 def ask_again(pbs: Pbs, times: int, while_: Future | None = None) -> None:
