@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,42 +22,28 @@ import os, signal
 from distributed import Client
 from hpcgpu import LocalGPUCluster
 
-with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
-    kept = client.scatter(41)
-    try:
-        os.killpg(os.getpgrp(), signal.SIGINT)
-        signal.pause()
-    except KeyboardInterrupt:
-        print("interrupted")
-    print(client.submit(lambda x: x + 1, kept).result(60))
-"""
-ENDED = """
-import os, signal
-from hpcgpu import LocalGPUCluster
+def interrupt():
+    os.killpg(os.getpgrp(), signal.SIGINT)
+    signal.pause()
 
-cluster = LocalGPUCluster(gpus="sim:1x64MiB", quiet=True)
-print(cluster.parts.run.job.id, flush=True)
-os.killpg(os.getpgrp(), signal.SIGINT)
-signal.pause()
+cluster = LocalGPUCluster(gpus="sim:2x64MiB", quiet=True)
+client = Client(cluster)
+kept = client.scatter(41)
+try:
+    interrupt()
+except KeyboardInterrupt:
+    print("interrupted", client.submit(lambda x: x + 1, kept).result(60), cluster.job_id, flush=True)
+interrupt()
 """
 
 
-def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text(code)
-    return ranks.run_command(["setsid", "--wait", sys.executable, str(folder / "script.py")])
-
-
-def test_interrupted_cell_leaves_a_local_cluster(tmp_path: Path) -> None:
-    done = run(INTERRUPTED, tmp_path)
-    assert done.stdout.splitlines() == ["interrupted", "42"], done.stderr
-
-
-def test_interrupted_script_ends_its_local_cluster(tmp_path: Path) -> None:
-    """The fixture of all process tests fails if a process is left."""
-    done = run(ENDED, tmp_path)
+def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    done = ranks.run_command(["setsid", "--wait", sys.executable, str(tmp_path / "script.py")])
+    *said, pid = done.stdout.split()
+    assert said == ["interrupted", "42"], done.stderr
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr
-    pid = int(done.stdout)
     until(lambda: not Path(f"/proc/{pid}").exists(), "the ranks end with the script")
 
 
