@@ -33,7 +33,6 @@ def main() -> None:
                 time.sleep(SEEN_S)
                 path = ROOT / "docs" / "pictures" / name
                 tab.whole_picture(path, end)
-            browser.shrink(path)
             crowd.stdin.close()
 
 

@@ -35,7 +35,6 @@ def take(page: browser.Page, name: str, cell: int) -> None:
     """Photograph a cell."""
     path = PICTURES / f"notebook-{name}.png"
     page.picture(path, browser.cell(cell))
-    browser.shrink(path)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB")
 
 

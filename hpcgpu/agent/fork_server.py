@@ -13,18 +13,16 @@ import contextlib
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from hpcgpu.agent.follower import FailoverState, LeaderSocket
+from hpcgpu.agent.follower import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids, process, remover
 from hpcgpu.supervise import tasks
@@ -250,24 +248,21 @@ def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
 class ForkServerSpawner:
     """Implements ``deploy.processes.control.Spawner``.
 
-    ``outputs`` has stdout and stderr of each rank of the node (this process's for others); ``on_death`` is called when
-    the fork server, and with it every process that it forked, is gone.
+    ``on_death`` is called when the fork server, and with it every process that it forked, is gone.
     """
 
-    def __init__(
-        self, fork_server: ForkServer, outputs: Mapping[int, tuple[int, int]], on_death: Callable[[], None]
-    ) -> None:
-        self.fork_server, self._outputs, self._on_death = fork_server, outputs, on_death
+    def __init__(self, fork_server: ForkServer, on_death: Callable[[], None]) -> None:
+        self.fork_server, self._on_death = fork_server, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
         self._read_exits = tasks.log_errors(self._look, "reading the fork server's reports", lambda _: self._give_up())
         self._loop.add_reader(fork_server.sock, self._read_exits)
 
-    def spawn(self, entry: str, spec: object, rank: int) -> Child:
-        """Fork a child that calls ``entry`` with ``(spec, control socket)``, on the output of ``rank``."""
+    def spawn(self, entry: str, spec: object) -> Child:
+        """Fork a child that calls ``entry`` with ``(spec, control socket)``, on the output of this process."""
         ours, theirs = socket.socketpair()
         with theirs:
-            pid = self.fork_server.spawn(entry, spec, (theirs.fileno(), *self._outputs.get(rank, (1, 2))))
+            pid = self.fork_server.spawn(entry, spec, (theirs.fileno(), 1, 2))
         return self.adopt(pid, ours)
 
     def kill(self) -> None:
@@ -331,23 +326,6 @@ class LeaderResources:
             resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "leader")))
             undo.pop_all()
         return resources
-
-    @classmethod
-    def inherit(cls, failover: FailoverState) -> Self:
-        """Make the resources in the folder of a dead leader, whose workers are dead, too."""
-        _quieten()
-        fork_server = ForkServer.execute(failover.lock)  # it imports while this process does
-        with process.importing():
-            import hpcgpu.deploy.processes.nanny  # noqa: F401
-            from hpcgpu.deploy.processes import handshakes
-            from hpcgpu.spill.storage.scratch import Scratch
-
-        handshakes.limit()
-        folder = Path(failover.folder)
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)  # a worker's; sockets and lock stay
-        return cls(fork_server, Scratch(folder, failover.lock), failover.leader_socket)
 
     def __enter__(self) -> Self:
         return self

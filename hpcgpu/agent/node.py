@@ -20,9 +20,9 @@ Records = Sequence[Mapping[str, Any]]
 
 
 class NodePlan(NamedTuple):
-    """A leader's workers, each with its rank, and messages about the node for people."""
+    """A leader's workers, and messages about the node for people."""
 
-    workers: tuple[tuple[int, WorkerSpec], ...]
+    workers: tuple[WorkerSpec, ...]
     notes: tuple[str, ...]
 
 
@@ -74,7 +74,7 @@ def plan(
     }
     workers = plan_node(settings, machine, home, share, scratch=scratch, environ=environ, **extra)
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
-    notes += node_warnings(settings, masks, [spec for _, spec in workers])
+    notes += node_warnings(settings, masks, workers)
     if home is here[0]:
         notes += sites.disagreements(settings, topology)
         notes += folder_notes(settings, sum(n.worker_count for n in here))

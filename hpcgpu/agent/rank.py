@@ -18,7 +18,6 @@ from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpcgpu.agent.follower import FailoverState
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.agent.leader import LeaderContext
     from hpcgpu.agent.missing import MissingRanks
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from hpcgpu.model import Layout, RunDocument
 
 Records = list[dict[str, Any]]
-# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its followers.
+# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its other ranks.
 _OUTLAST_S = 10
 
 
@@ -95,16 +94,10 @@ class Rank:
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
-                from hpcgpu.agent.follower import FailoverState, follow
+                from hpcgpu.agent.follower import follow
 
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
-                end = follow(rank, home.ranks, records[home.leader]["leader_socket"])
-                if not isinstance(end, FailoverState):
-                    return end
-                from hpcgpu.agent.fork_server import LeaderResources
-
-                with LeaderResources.inherit(end) as resources:
-                    return self._lead(resources, records, layout, end)
+                return follow(rank, records[home.leader]["leader_socket"])
             if resources is None:
                 resources = stack.enter_context(self._make_resources(after_mpi=True))
             return self._lead(resources, records, layout)
@@ -125,7 +118,7 @@ class Rank:
             )
 
     def _make_resources(self, *, after_mpi: bool = False) -> LeaderResources:
-        """Make a leader's resources; the many followers do without the imports for them."""
+        """Make a leader's resources; ranks that only wait do without the imports for them."""
         from hpcgpu.agent.fork_server import LeaderResources
 
         return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
@@ -195,37 +188,26 @@ class Rank:
         elsewhere = shape == "head" or (shape == "gang" and self._allocation.batch != "local")
         return not elsewhere and (facts.size in (1, facts.local_size) or one_step)
 
-    def _lead(
-        self, resources: LeaderResources, records: Records, layout: Layout, failover: FailoverState | None = None
-    ) -> int:
+    def _lead(self, resources: LeaderResources, records: Records, layout: Layout) -> int:
         """Run this node's workers until the end; on rank 0 the whole run."""
         import asyncio
         import shutil
 
-        from hpcgpu.agent.follower import dismiss, welcome
         from hpcgpu.agent.leader import report_failure
 
-        rank, settings, scheduler = self._facts.rank, self._run.settings, records[0]["scheduler"]
-        home = layout.node_of(rank)
-        deadline_s = settings.death_timeout_s
-        followers = (
-            failover.receive(deadline_s) if failover else resources.leader_socket.receive(home.ranks[1:], deadline_s)
-        )
-        welcome(followers, resources.scratch.lock)
+        rank, scheduler = self._facts.rank, records[0]["scheduler"]
         try:
             try:
                 planned = node.plan(self._run, self._environ, str(resources.scratch.path), records, layout, rank)
             except HpcGpuError as e:
-                if rank and scheduler and not failover:
+                if rank and scheduler:
                     asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
             os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
-            mine = [w for w in planned.workers if not failover or w[0] not in failover.lost]
-            more = {"followers": followers, "succession": f"{self._host}/{home.leader}", "notes": planned.notes}
-            context = self._context(resources, scheduler, workers=mine, **more)
-            return self._serve(context, resources, layout, failover)
+            context = self._context(resources, scheduler, workers=planned.workers, notes=planned.notes)
+            return self._serve(context, resources, layout)
         finally:
-            dismiss(followers)
+            resources.leader_socket.dismiss(len(layout.node_of(rank).ranks) - 1)
             if self._folder and rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -238,21 +220,17 @@ class Rank:
         common = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
         return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **common)
 
-    def _serve(
-        self, context: LeaderContext, resources: LeaderResources, layout: Layout, failover: FailoverState | None = None
-    ) -> int:
+    def _serve(self, context: LeaderContext, resources: LeaderResources, layout: Layout) -> int:
         """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.leader import ForcedEnd, Leader, Successor
+        from hpcgpu.agent.leader import ForcedEnd, Leader
         from hpcgpu.agent.member import Member
         from hpcgpu.agent.rank0 import Rank0Leader
 
         def make() -> Leader:
             if self._scheduler:
                 return Rank0Leader(context, self._scheduler, layout, resources.scratch.path, self._allocation)
-            if failover:
-                return Successor(context, failover, self._facts.rank)
             return Leader(context) if context.scheduler else Member(context)
 
         async def lead() -> int:
@@ -260,5 +238,5 @@ class Rank:
             leader.on_end = forced.begin
             return await leader.run()
 
-        with ForcedEnd(resources.fork_server, context.followers) as forced:
+        with ForcedEnd(resources.fork_server) as forced:
             return asyncio.run(lead())

@@ -123,7 +123,7 @@ class _StandaloneNode:
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, stop, number)
-        self._spawner = ForkServerSpawner(self._resources.fork_server, {}, lambda: stop(0))
+        self._spawner = ForkServerSpawner(self._resources.fork_server, lambda: stop(0))
         try:
             await self._start()
             await asyncio.gather(*(nanny.finished() for nanny in self._nannies))

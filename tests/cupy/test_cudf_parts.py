@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import cudf_parts
+import cupy_arrays
 import numpy as np
 import pytest
 from cupy_arrays import filled
@@ -36,7 +36,7 @@ def test_cudf_frames_go_through_the_stores_copies(nbytes: int, monkeypatch: pyte
     import rmm
 
     monkeypatch.setattr(rmm, "DeviceBuffer", DeviceBuffer)
-    cudf = cudf_parts.package(monkeypatch)
+    cudf = cupy_arrays.package(monkeypatch)
 
     class Values(sys.modules["cudf.core.abc"].Serializable):  # type: ignore[name-defined,misc]
         __module__ = "cudf.core.series"

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cudf_parts
+import cupy_arrays
 import fake_cuda
 import numpy as np
 import pytest
@@ -149,7 +149,7 @@ def test_cudf_that_spills_itself_is_called_by_our_callback(
     """cuDF's own options and manager: it refuses to put a callback beside ours."""
     import rmm
 
-    cudf = cudf_parts.package(monkeypatch)
+    cudf = cupy_arrays.package(monkeypatch)
     resource = evicting(rmm_resource)
     monkeypatch.setattr(rmm.mr, "get_current_device_resource", lambda: resource)
     cudf.set_option("spill", True)  # as user code may, long after its import

@@ -12,56 +12,44 @@ from lab import NETWORK, PATIENCE_S, Lab
 START = "import os, sys, time\nfrom distributed import Client\nfrom hpcgpu import SLURMGPUCluster\n"
 
 
-def python(lab: Lab, code: str, container: str = Lab.login, check: bool = True) -> str:
-    """Run a script, on the login node or another one, and return all that it printed."""
-    lab.write("script.py", START + textwrap.dedent(code))
-    done = lab.exec(container, ["python", "-u", "script.py"])
-    assert not check or done.returncode == 0, done.stdout + done.stderr
+def python(lab: Lab, code: str, **options: object) -> str:
+    """Run a script, and return all that it printed."""
+    done = lab.python(START + textwrap.dedent(code), **options)
     return done.stdout + done.stderr
 
 
 def hpcgpu(lab: Lab, *words: str, check: bool = True) -> str:
-    done = lab.exec(lab.login, ["python", "-m", "hpcgpu", *words])
-    assert not check or done.returncode == 0, done.stdout + done.stderr
+    done = lab.exec(lab.login, ["python", "-m", "hpcgpu", *words], check=check)
     return done.stdout + done.stderr
-
-
-def folders(lab: Lab) -> list[str]:
-    return lab.exec(lab.login, ["ls", ".hpcgpu/runs"], check=True).stdout.split()
 
 
 @pytest.fixture(autouse=True)
 def no_runs(slurm_lab: Lab) -> None:
-    """A test that failed may have left a folder: its guard was killed with everything else."""
-    slurm_lab.exec(slurm_lab.login, ["sh", "-c", "rm -rf .hpcgpu/runs; mkdir -m 700 -p .hpcgpu/runs"], check=True)
+    slurm_lab.forget_runs()
 
 
 class Background:
-    """A script that runs on and is told to go on by a line on its stdin; all that it says comes on its stdout."""
+    """A script that runs on, and continues when a line comes on its stdin; it prints all to stdout."""
 
     def __init__(self, lab: Lab, code: str) -> None:
         lab.write("background.py", f"{START}sys.stderr = sys.stdout\n{textwrap.dedent(code)}")
         self.process: subprocess.Popen[str] = lab.start(lab.login, ["python", "-u", "background.py"], PATIENCE_S)
-        self.said = ""
+        self.text = ""
 
     def until(self, word: str) -> str:
         """Return the line with the word."""
         assert self.process.stdout
         for line in self.process.stdout:
-            self.said += line
+            self.text += line
             if word in line:
                 return line
-        raise AssertionError(f"no {word!r} in {self.said}{self.process.communicate()[1]}")
+        raise AssertionError(f"no {word!r} in {self.text}{self.process.communicate()[1]}")
 
-    def go_on(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> str:
-        out, err = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0, self.said + out + err
-        return self.said + out + err
+    def end(self, line: str = "") -> str:
+        """Send a line, wait for the end, and return all output."""
+        out, err = self.process.communicate(line, timeout=PATIENCE_S)
+        assert self.process.returncode == 0, self.text + out + err
+        return self.text + out + err
 
 
 DETACH = """
@@ -77,69 +65,50 @@ DETACH = """
 @pytest.fixture
 def detached(slurm_lab: Lab) -> Iterator[str]:
     """The id of a job whose client is gone for good."""
-    said = python(slurm_lab, DETACH)
-    job = said.split("JOB ")[1].split()[0]
+    job = python(slurm_lab, DETACH).split("JOB ")[1].split()[0]
     yield job
-    if folders(slurm_lab):
+    if slurm_lab.runs():
         hpcgpu(slurm_lab, "stop", job, check=False)  # its guard may be quicker
 
 
 def outlives_the_grace(lab: Lab, job: str) -> None:
     """Wait longer than a job without a lease would live, and see that it runs."""
-    ran = "scontrol show job -o " + job + " | grep -o 'RunTime=[0-9:]*'"
-    before = lab.exec(lab.login, ["sh", "-c", ran]).stdout
     lab.exec(lab.login, ["sleep", "12"])
-    assert lab.job(job)["JobState"] == "RUNNING", before
+    assert lab.job(job)["JobState"] == "RUNNING"
 
 
 def test_a_detached_cluster_is_there_for_another_node(slurm_lab: Lab, detached: str) -> None:
+    """Also after an attached object was killed. Its log is followed until ``stop`` ends it."""
+    python(slurm_lab, f"SLURMGPUCluster.attach({detached!r})\nos.kill(os.getpid(), 9)", check=False)
     outlives_the_grace(slurm_lab, detached)
     code = """
     with SLURMGPUCluster.attach("mine") as cluster, Client(cluster) as client:
         print("KEPT", client.datasets["kept"].result(), cluster.job_id, len(client.scheduler_info()["workers"]))
         print("SETTINGS", cluster.settings.job_name, cluster.settings.client_grace_s)
     """
-    said = python(slurm_lab, code, container="node4")
-    assert f"KEPT 3 {detached} 2" in said
-    assert "SETTINGS mine 3.0" in said
+    text = python(slurm_lab, code, container="node4")
+    assert f"KEPT 3 {detached} 2" in text
+    assert "SETTINGS mine 3.0" in text
     outlives_the_grace(slurm_lab, detached)  # closing it has left it as it was
-    seen = hpcgpu(slurm_lab, "ps")
-    assert [w for w in ("mine", "gang", detached, "UP 2/2", "detached") if w not in seen] == []
-    assert "2 workers on 1 node ready" in hpcgpu(slurm_lab, "logs", "mine", "--lines", "5")
+    table = hpcgpu(slurm_lab, "ps")
+    assert [w for w in ("mine", "gang", detached, "UP 2/2", "detached") if w not in table] == []
+    following = slurm_lab.start(slurm_lab.login, ["python", "-m", "hpcgpu", "logs", "-f", "mine"])
+    assert following.stdout
+    assert any("2 workers on 1 node ready" in line for line in following.stdout)
     assert f"mine has ended (jobs {detached})" in hpcgpu(slurm_lab, "stop", "mine")
+    assert "the job ends: the client said goodbye" in following.communicate(timeout=PATIENCE_S)[0]
+    assert following.returncode == 0
     assert slurm_lab.job(detached)["JobState"] == "COMPLETED"  # by a goodbye, not by scancel
-    assert folders(slurm_lab) == []
+    assert slurm_lab.runs() == []
 
 
-TAKE = "SLURMGPUCluster.attach('mine', shutdown_on_close=True)"
-USE = "with Client(cluster) as client:\n    print('SUM', client.submit(sum, [1, 2]).result())\n"
-DIE = "os.kill(os.getpid(), 9)\n"
+def test_a_killed_object_that_took_a_cluster_over_ends_it(slurm_lab: Lab, detached: str) -> None:
+    code = f"SLURMGPUCluster.attach({detached!r}, shutdown_on_close=True)\nos.kill(os.getpid(), 9)"
+    python(slurm_lab, code, check=False)
+    slurm_lab.wait_job(detached)
 
 
-@pytest.mark.parametrize(
-    ("code", "dies"),
-    [
-        (f"cluster = {TAKE}\n{USE}cluster.close()", False),
-        (f"cluster = {TAKE}\n{DIE}", True),
-        ("SLURMGPUCluster.attach('mine').shutdown()", False),
-    ],
-    ids=["taken over and closed", "taken over and killed", "shut down"],
-)
-def test_attached_object_ends_the_job(slurm_lab: Lab, detached: str, code: str, dies: bool) -> None:
-    python(slurm_lab, code, check=not dies)
-    if dies:
-        slurm_lab.wait_job(detached)
-        return
-    assert slurm_lab.job(detached)["JobState"] == "COMPLETED"
-    assert folders(slurm_lab) == []
-
-
-def test_attached_object_that_dies_leaves_the_job(slurm_lab: Lab, detached: str) -> None:
-    python(slurm_lab, f"cluster = SLURMGPUCluster.attach({detached!r})\n{DIE}", check=False)
-    outlives_the_grace(slurm_lab, detached)
-
-
-def test_asynchronous(slurm_lab: Lab) -> None:
+def test_an_asynchronous_cluster_is_detached_and_taken_over(slurm_lab: Lab) -> None:
     code = """
     import asyncio
     async def main():
@@ -151,7 +120,7 @@ def test_asynchronous(slurm_lab: Lab) -> None:
     asyncio.run(main())
     """
     assert "SUM 3" in python(slurm_lab, code)
-    assert folders(slurm_lab) == []
+    assert slurm_lab.runs() == []
 
 
 def test_pending_jobs_are_detached_and_attached(slurm_lab: Lab) -> None:
@@ -172,27 +141,23 @@ def test_pending_jobs_are_detached_and_attached(slurm_lab: Lab) -> None:
         try:
             await starting
         except JobError as e:
-            print("SAID", e)
+            print("ERROR", e)
     asyncio.run(main())
     """
     assert "was detached before its workers were there" in python(slurm_lab, code)
-    waiting = Background(
-        slurm_lab,
-        """
-        with SLURMGPUCluster.attach("late", shutdown_on_close=True) as cluster, Client(cluster) as client:
-            print("SUM", client.submit(sum, [1, 2]).result())
-        """,
-    )
+    code = """
+    with SLURMGPUCluster.attach("late", shutdown_on_close=True) as cluster, Client(cluster) as client:
+        print("SUM", client.submit(sum, [1, 2]).result())
+    """
+    waiting = Background(slurm_lab, code)
     waiting.until("PENDING")
     slurm_lab.exec(slurm_lab.login, ["scancel", later], check=True)
-    waiting.until("SUM 3")
-    waiting.end()
+    assert "SUM 3" in waiting.end()
 
 
-def test_errors_for_people(slurm_lab: Lab, detached: str) -> None:
-    assert f"there is no run 'other'; there are: mine (job {detached}," in hpcgpu(
-        slurm_lab, "stop", "other", check=False
-    )
+def test_attach_to_an_ended_or_foreign_run_is_an_error(slurm_lab: Lab, detached: str) -> None:
+    names = hpcgpu(slurm_lab, "stop", "other", check=False)
+    assert f"there is no run 'other'; there are: mine (job {detached}," in names
     code = f"""
     from hpcgpu import PBSGPUCluster
     from hpcgpu.errors import HpcGpuError
@@ -207,13 +172,13 @@ def test_errors_for_people(slurm_lab: Lab, detached: str) -> None:
             assert time.monotonic() < end
             time.sleep(0.1)
     """
-    said = python(slurm_lab, code)
-    assert "ConfigError mine is a run of slurm; PBSGPUCluster is for pbs" in said
-    assert f"JobError job {detached} has ended: CANCELLED" in said
+    text = python(slurm_lab, code)
+    assert "ConfigError mine is a run of slurm; PBSGPUCluster is for pbs" in text
+    assert f"JobError job {detached} has ended: CANCELLED" in text
     cleaned = hpcgpu(slurm_lab, "ps")
     assert "run mine has ended and its client is gone" in cleaned
     assert "no clusters" in cleaned
-    assert folders(slurm_lab) == []
+    assert slurm_lab.runs() == []
 
 
 TAMPER = """
@@ -233,25 +198,29 @@ TAMPER = """
             print("CASE", case, e)
             assert not any(key.splitlines()[1] in str(e) for key in (right["key"], wrong.key_pem))
     path.write_text(json.dumps(right))
-    with SLURMGPUCluster.attach("mine") as cluster, Client(cluster) as client:
+    cluster = SLURMGPUCluster.attach("mine")
+    with Client(cluster) as client:
         print("KEPT", client.datasets["kept"].result())
+    cluster.shutdown()
 """
 
 
 def test_who_attaches_with_a_wrong_certificate_hears_why_at_once(slurm_lab: Lab, detached: str) -> None:
-    """And no other way to the scheduler is tried, which would take srun and seconds; the cluster lives on."""
-    said = python(slurm_lab, TAMPER)
-    cases = dict(line.removeprefix("CASE ").split(maxsplit=1) for line in said.splitlines() if line.startswith("CASE"))
+    """No other way to the scheduler, by srun and seconds, is tried; the cluster lives on until ``shutdown``."""
+    text = python(slurm_lab, TAMPER)
+    cases = dict(line.removeprefix("CASE ").split(maxsplit=1) for line in text.splitlines() if line.startswith("CASE"))
     assert "the certificates do not belong together" in cases["other"]
     assert "nor through" not in cases["other"]
     assert "cannot be used: [X509: KEY_VALUES_MISMATCH]" in cases["mixed"]
     assert "its nonce is another one" in cases["nonce"]
     assert "scheduler is damaged" in cases["cut"]
-    assert "KEPT 3" in said
+    assert "KEPT 3" in text
+    assert slurm_lab.job(detached)["JobState"] == "COMPLETED"
+    assert slurm_lab.runs() == []
 
 
 OWN = """
-    with SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace=GRACE) as cluster:
+    with SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace=30) as cluster:
         client = Client(cluster)
         print("JOB", cluster.job_id, client.submit(sum, [1, 2]).result())
         sys.stdin.readline()
@@ -263,52 +232,33 @@ OWN = """
 
 
 def test_a_client_that_lost_its_network_for_20_s_finds_its_cluster_again(slurm_lab: Lab) -> None:
-    mine = Background(slurm_lab, OWN.replace("GRACE", "30"))
-    job = mine.until("JOB").split()[1]
-    node = slurm_lab.job(job)["NodeList"]
-    cut = ["OUTPUT", "-d", f"{NETWORK}.1{node.removeprefix('node')}", "-p", "tcp", "!", "--dport", "6818", "-j", "DROP"]
-    slurm_lab.exec(slurm_lab.login, ["iptables", "-A", *cut], user="root", check=True)
-    slurm_lab.exec(slurm_lab.login, ["sleep", "20"])
-    counted = slurm_lab.exec(slurm_lab.login, ["iptables", "-nvxL", "OUTPUT"], user="root", check=True).stdout
-    assert int(counted.splitlines()[2].split()[0]) > 0  # packets that did not come through
-    slurm_lab.exec(slurm_lab.login, ["iptables", "-D", *cut], user="root", check=True)
-    mine.go_on()
-    assert "AGAIN 7 2" in mine.until("AGAIN")
-    mine.end()
+    mine = Background(slurm_lab, OWN)
+    node = slurm_lab.job(mine.until("JOB").split()[1])["NodeList"]
+    with slurm_lab.dropped(slurm_lab.login, f"OUTPUT -d {NETWORK}.1{node.removeprefix('node')} ! --dport 6818"):
+        slurm_lab.exec(slurm_lab.login, ["sleep", "20"])
+        rules = slurm_lab.root("iptables", "-nvxL", "OUTPUT").splitlines()
+        assert int(rules[2].split()[0]) > 0  # packets that did not come through
+    assert "AGAIN 7 2" in mine.end("\n")
 
 
 def test_a_requeued_job_gives_the_cluster_back(slurm_lab: Lab) -> None:
-    mine = Background(slurm_lab, textwrap.dedent(OWN).replace("GRACE", "30"))
+    mine = Background(slurm_lab, OWN)
     job = mine.until("JOB").split()[1]
-    slurm_lab.exec(slurm_lab.login, ["scontrol", "requeue", job], user="root", check=True)
+    slurm_lab.root("scontrol", "requeue", job)
     slurm_lab.wait_job(job, {"PENDING"})
-    slurm_lab.exec(slurm_lab.login, ["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root", check=True)
-    line = mine.until("was requeued")
-    assert f"job {job} was requeued; its results are lost, the cluster is back" in line
+    slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+    assert f"job {job} was requeued; its results are lost, the cluster is back" in mine.until("was requeued")
     mine.until("dashboard: cat ")  # its secret is another one
-    mine.go_on()
-    assert "AGAIN 7 2" in mine.until("AGAIN")
-    mine.end()
+    assert "AGAIN 7 2" in mine.end("\n")
 
 
 def test_a_suspended_job_is_said_and_not_lost(slurm_lab: Lab) -> None:
-    mine = Background(slurm_lab, textwrap.dedent(OWN).replace("GRACE", "4"))
+    mine = Background(slurm_lab, OWN.replace("30", "4"))
     job = mine.until("JOB").split()[1]
-    slurm_lab.exec(slurm_lab.login, ["scontrol", "suspend", job], user="root", check=True)
+    slurm_lab.root("scontrol", "suspend", job)
     mine.until("SUSPENDED")
-    slurm_lab.exec(slurm_lab.login, ["scontrol", "resume", job], user="root", check=True)
+    slurm_lab.root("scontrol", "resume", job)
     mine.until("the cluster is back")
-    mine.go_on()
-    assert "AGAIN 7 2" in mine.until("AGAIN "), mine.end()
-    assert "lost" not in mine.end()
-
-
-def test_logs_are_followed_until_the_job_ends(slurm_lab: Lab, detached: str) -> None:
-    following = slurm_lab.start(slurm_lab.login, ["python", "-m", "hpcgpu", "logs", "-f", "mine"])
-    assert following.stdout
-    assert any("2 workers on 1 node ready" in line for line in following.stdout)
-    hpcgpu(slurm_lab, "stop", detached)
-    rest, _ = following.communicate(timeout=PATIENCE_S)
-    assert "the job ends: the client said goodbye" in rest
-    assert following.returncode == 0
-    assert folders(slurm_lab) == []
+    text = mine.end("\n")
+    assert "AGAIN 7 2" in text
+    assert "lost" not in text

@@ -40,15 +40,9 @@ def test_what_is_hard_to_carry_arrives_unharmed_in_each_element(slurm_lab: Lab) 
     folder = "/home/hpc/logs of 'é' $(id) 100% \"x\""
     name = 'it\'s a "gang" of $(id) 100% é'
     slurm_lab.exec(slurm_lab.login, ["mkdir", "-p", folder], check=True)
-    spec = JobSpec(
-        name=name,
-        argv=("python3", "-c", SHOW, *NASTY),
-        env=(("NASTY", "".join(NASTY)),),
-        log_directory=folder,
-        exit_file=f"{folder}/exit",
-        count=3,
-        walltime_s=600,
-    )
+    argv, env = ("python3", "-c", SHOW, *NASTY), (("NASTY", "".join(NASTY)),)
+    places = {"log_directory": folder, "exit_file": f"{folder}/exit"}
+    spec = JobSpec(name=name, argv=argv, env=env, count=3, walltime_s=600, **places)
     job = submit(slurm_lab, spec)
     elements = Slurm().elements(job, 3)
     for element in elements:
@@ -57,24 +51,22 @@ def test_what_is_hard_to_carry_arrives_unharmed_in_each_element(slurm_lab: Lab) 
         log = slurm_lab.read(Slurm().log(spec, element))
         assert json.loads(log) == {"argv": list(NASTY), "env": "".join(NASTY), "index": str(index)}
         assert slurm_lab.read(f"{folder}/exit.{index}") == f"{index}\n"
-    found = ask(slurm_lab, elements)
-    assert [(s.state, s.exit_code) for s in map(found.get, elements) if s] == [(JobState.ENDED, i) for i in range(3)]
+    jobs = ask(slurm_lab, elements)
+    assert [(s.state, s.exit_code) for s in map(jobs.get, elements) if s] == [(JobState.ENDED, i) for i in range(3)]
     names = slurm_lab.exec(slurm_lab.login, ["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%j"]).stdout
     assert names.splitlines() == [name] * 3
 
 
 def test_elements_are_cancelled_by_ranges_in_one_call(slurm_lab: Lab) -> None:
-    spec = JobSpec(
-        name="x", argv=("sleep", "600"), count=40, walltime_s=600, extra_directives=("--hold", "-o /dev/null")
-    )
-    job = submit(slurm_lab, spec)
+    more = ("--hold", "-o /dev/null")
+    job = submit(slurm_lab, JobSpec(name="x", argv=("sleep", "600"), count=40, walltime_s=600, extra_directives=more))
     elements = Slurm().elements(job, 40)
     (command,) = Slurm().cancel([elements[i] for i in (1, 2, 3, 9, 20)])
     assert command.argv == ("scancel", f"{job}_[1-3,9,20]")
     assert Slurm().read_cancel(run(slurm_lab, command))
-    found = ask(slurm_lab, elements)
-    assert [i for i, e in enumerate(elements) if found[e].state is JobState.ENDED] == [1, 2, 3, 9, 20]
-    assert {found[e].state for i, e in enumerate(elements) if i not in (1, 2, 3, 9, 20)} == {JobState.HELD}
+    states = [ask(slurm_lab, elements)[element].state for element in elements]
+    assert [i for i, state in enumerate(states) if state is JobState.ENDED] == [1, 2, 3, 9, 20]
+    assert {state for i, state in enumerate(states) if i not in (1, 2, 3, 9, 20)} == {JobState.HELD}
     for command in Slurm().cancel(elements):
         assert Slurm().read_cancel(run(slurm_lab, command))
     assert {s.state for e, s in ask(slurm_lab, elements).items() if e in elements} == {JobState.ENDED}
@@ -99,22 +91,29 @@ def heard(log: str, word: str) -> list[str]:
     return sorted(re.findall(rf"^{word} (\d)$", log, re.M))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_warning_to_the_script_reaches_every_rank(slurm_lab: Lab, launcher: str) -> None:
-    slurm_lab.write("rank.py", RANK)
+@pytest.mark.parametrize(("launcher", "signal"), [*((name, "USR1") for name in LAUNCHERS), ("srun", "TERM")])
+def test_a_warned_or_cancelled_job_reaches_every_rank(slurm_lab: Lab, launcher: str, signal: str) -> None:
+    """The script passes a warning on; of a job that is cancelled Slurm sends SIGTERM to all ranks."""
+    slurm_lab.write("rank.py", RANK.replace("USR1", signal))
     argv = (*LAUNCHERS[launcher], "python3", "/home/hpc/rank.py")
-    spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="warned", warn_s=60)
+    spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="ended", warn_s=60)
     job = submit(slurm_lab, spec)
     log = Slurm().log(spec, job)
     follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"
     slurm_lab.wait_job(job, {"RUNNING"})
     slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], check=True)
-    slurm_lab.exec(slurm_lab.login, ["scancel", "--batch", "--signal=USR1", job], check=True)
+    if signal == "USR1":
+        slurm_lab.exec(slurm_lab.login, ["scancel", "--batch", "--signal=USR1", job], check=True)
+    else:
+        (command,) = Slurm().cancel([job])
+        assert Slurm().read_cancel(run(slurm_lab, command))
     facts = slurm_lab.wait_job(job)
-    said = slurm_lab.read(log)
-    assert heard(said, "SIGUSR1") == ["0", "1", "2", "3"], said
-    assert facts["ExitCode"] == "3:0", said
-    assert slurm_lab.read("warned") == "3\n"
+    slurm_lab.wait_idle()
+    text = slurm_lab.read(log)
+    assert heard(text, f"SIG{signal}") == ["0", "1", "2", "3"], text
+    assert slurm_lab.read("ended") == "3\n"
+    if signal == "USR1":
+        assert facts["ExitCode"] == "3:0", text
 
 
 def test_slurm_warns_before_the_time_limit(slurm_lab: Lab) -> None:
@@ -125,22 +124,3 @@ def test_slurm_warns_before_the_time_limit(slurm_lab: Lab) -> None:
     facts = slurm_lab.wait_job(job)
     assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0")
     assert heard(slurm_lab.read(Slurm().log(spec, job)), "SIGUSR1") == ["0"]
-
-
-def test_a_cancelled_job_drains_and_leaves_its_exit_code(slurm_lab: Lab) -> None:
-    """Slurm sends SIGTERM to the ranks; the script waits for them."""
-    slurm_lab.write("rank.py", RANK.replace("USR1", "TERM"))
-    argv = ("srun", "--unbuffered", "python3", "/home/hpc/rank.py")
-    spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="cancelled")
-    job = submit(slurm_lab, spec)
-    log = Slurm().log(spec, job)
-    slurm_lab.wait_job(job, {"RUNNING"})
-    follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"
-    slurm_lab.exec(slurm_lab.login, ["bash", "-c", follow], check=True)
-    (command,) = Slurm().cancel([job])
-    assert Slurm().read_cancel(run(slurm_lab, command))
-    slurm_lab.wait_job(job)
-    slurm_lab.wait_idle()
-    said = slurm_lab.read(log)
-    assert heard(said, "SIGTERM") == ["0", "1", "2", "3"], said
-    assert slurm_lab.read("cancelled") == "3\n"

@@ -12,8 +12,7 @@ from waiting import scaled
 
 @pytest.mark.parametrize("diff", [0, 1], ids=["its cluster", "our cluster"])
 def test_dask_jobqueue(slurm_lab: Lab, diff: int) -> None:
-    slurm_lab.write("coming.py", after(blocks("dask-jobqueue", "diff")[diff]))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "coming.py"], timeout=scaled(150))
+    done = slurm_lab.python(after(blocks("dask-jobqueue", "diff")[diff]), timeout=scaled(150))
     assert done.stdout.splitlines()[-1:] == ["6"], done.stderr
 
 

@@ -40,17 +40,14 @@ def test_the_link_leads_from_the_login_node_to_the_dashboard(slurm_lab: Lab) -> 
     cluster = slurm_lab.start(slurm_lab.login, ["python", "cluster.py"], PATIENCE_S * 2)
     assert cluster.stdout
     try:
-        before = []
-        for line in cluster.stdout:
-            if line.startswith('"'):
-                break
+        before: list[str] = []
+        while not (line := cluster.stdout.readline()).startswith('"'):
+            assert line, f"no cluster: {before}"
             before.append(line.strip())
-        else:
-            raise AssertionError(f"no cluster: {before} {cluster.communicate()[1]}")
         link = json.loads(line)
-        (said,) = [text for text in before if "dashboard: " in text]
+        (shown,) = [text for text in before if "dashboard: " in text]
         assert link.split("/")[3] not in "".join(before)
-        way = said.removeprefix("hpcgpu: dashboard: ").split()
+        way = shown.removeprefix("hpcgpu: dashboard: ").split()
         assert slurm_lab.exec(slurm_lab.login, way, check=True).stdout.strip() == link
         done = slurm_lab.exec(slurm_lab.login, ["python", "fetch.py", link])
         assert done.stdout == "[(200, True), (404, None), (404, None)]\n", done.stdout + done.stderr

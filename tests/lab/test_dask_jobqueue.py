@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
-
 from lab import Lab
 from waiting import scaled
 
@@ -14,13 +11,13 @@ JOBQUEUE = """
     from dask_jobqueue import SLURMCluster
     import hpcgpu
 
-    def until(what):
+    def until(condition):
         end = time.monotonic() + 90
-        while not what():
+        while not condition():
             assert time.monotonic() < end
             time.sleep(0.2)
 
-    def found(client, count):
+    def names(client, count):
         until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == count)
         return sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
 
@@ -31,29 +28,26 @@ JOBQUEUE = """
     ) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
         facts = dict(
-            names=found(client, 4),
-            known=[len(cluster.plan), len(cluster.requested), len(cluster.observed)],
+            names=names(client, 4),
+            counts=[len(cluster.plan), len(cluster.requested), len(cluster.observed)],
             moved=hpcgpu.bindings(client).differences,
             limits=[w["memory_limit"] for w in client.scheduler_info(n_workers=-1)["workers"].values()],
             total=client.submit(sum, [1, 2, 3]).result(),
         )
         cluster.scale(jobs=1)
-        facts["less"] = found(client, 2)
+        facts["less"] = names(client, 2)
         until(lambda: os.popen("squeue -h").read().count("\\n") <= 1)
         cluster.adapt(minimum_jobs=2, maximum_jobs=2, interval="200ms")
-        facts["more"] = found(client, 4)
+        facts["more"] = names(client, 4)
         facts["still"] = [len(cluster.plan), len(cluster.requested), len(cluster.observed)]
     print("FACTS", json.dumps(facts))
 """
 
 
 def test_dask_jobqueue_counts_scales_and_adapts_jobs_of_our_workers(slurm_lab: Lab) -> None:
-    slurm_lab.write("jobqueue.py", textwrap.dedent(JOBQUEUE))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "jobqueue.py"], timeout=scaled(300))
-    assert "FACTS" in done.stdout, done.stderr
-    facts = json.loads(done.stdout.partition("FACTS")[2])
+    facts = slurm_lab.facts(JOBQUEUE, timeout=scaled(300))
     assert facts["names"] == ["mine-0-0", "mine-0-1", "mine-1-0", "mine-1-1"]
-    assert facts["known"] == facts["still"] == [4, 4, 4]
+    assert facts["counts"] == facts["still"] == [4, 4, 4]
     assert facts["moved"] == {}
     assert max(facts["limits"]) <= 500_000_000 * 1.01
     assert facts["total"] == 6

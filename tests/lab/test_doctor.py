@@ -28,17 +28,6 @@ def doctor(lab: Lab, *words: str, home: str = "") -> tuple[Found, str]:
 
 
 @contextlib.contextmanager
-def closed_ports(lab: Lab, source: str, target: str) -> Iterator[None]:
-    """Let one node reach no port of another but slurmd's."""
-    rule = ["-p", "tcp", "--syn", "-d", target, "!", "--dport", "6818", "-j", "DROP"]
-    lab.exec(source, ["iptables", "-A", "OUTPUT", *rule], user="root", check=True)
-    try:
-        yield
-    finally:
-        lab.exec(source, ["iptables", "-D", "OUTPUT", *rule], user="root", check=True)
-
-
-@contextlib.contextmanager
 def full(lab: Lab, node: str) -> Iterator[None]:
     """Fill the small file system in a node's memory."""
     file = f"{SHARED_MEMORY}/fills-it"
@@ -64,7 +53,7 @@ def test_ten_faults_of_one_job_are_named_and_the_rest_is_well(ailing_lab: Lab) -
     words = ("--gpus-per-node", "1", "--cores-per-gpu", "1", "--job-extra-directives", "--gpus-per-node=0")
     mpi = ("--python", "/opt/venv-wheel/bin/python", "--launcher", "/usr/bin/srun --mpi=none")
     more = ("--local-directory", SHARED_MEMORY, "--job-script-prologue", ailing.prologue(AILING, late="node2"))
-    with closed_ports(lab, "node1", f"{NETWORK}.12"), lab.closed_ports(), full(lab, "node2"):
+    with lab.closed_ports("node1", f"{NETWORK}.12"), lab.closed_ports(), full(lab, "node2"):
         found, said = doctor(lab, "--submit", *words, *mpi, *more)
     assert "RUNNING" in said
     assert found["job"]["seen"].endswith("ran on node1, node2")
@@ -106,8 +95,8 @@ def test_a_doctor_that_is_killed_leaves_no_pending_job(slurm_lab: Lab) -> None:
     for pid, sig in zip(found.stdout.split(), ("TERM", "KILL"), strict=True):
         slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", pid], check=True)
     until(lambda: not slurm_lab.jobs(), "their jobs are cancelled", every_s=0.5)
-    folders = ["ls", ".hpcgpu/doctor"]
-    until(lambda: not slurm_lab.exec(slurm_lab.login, folders, check=True).stdout, "nothing is left", every_s=0.5)
+    ls = ["ls", ".hpcgpu/doctor"]
+    until(lambda: not slurm_lab.exec(slurm_lab.login, ls, check=True).stdout, "nothing is left", every_s=0.5)
     for process in started:
         process.communicate(timeout=scaled(60))
 

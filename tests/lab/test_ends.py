@@ -54,19 +54,20 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
     """The launcher is on the login node, rank 0 on another: what both share is the home."""
     slurm_lab.write("ends/script.py", SCRIPT)
     job = ["salloc", "--quiet", "--chdir=ends", "-N2", "-w", "node1,node2", "--ntasks-per-node=1", "--gpus-per-node=1"]
-    command = ["hpcgpu", "launch", "--gpus", "sim:1", "script.py"]
+    job += ["hpcgpu", "launch", "--gpus", "sim:1", "script.py"]
     slurm_lab.exec(slurm_lab.login, ["rm", "-f", "ends/up"])
-    assert slurm_lab.exec(slurm_lab.login, [*job, *command, "3"]).returncode == 3
+    assert slurm_lab.exec(slurm_lab.login, [*job, "3"]).returncode == 3
 
     def folders() -> set[str]:
-        listing = slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls -A .hpcgpu/launches"], check=True)
-        return set(listing.stdout.split())
+        return set(slurm_lab.exec(slurm_lab.login, ["ls", "-A", ".hpcgpu/launches"], check=True).stdout.split())
+
+    def runs() -> bool:
+        return slurm_lab.exec(slurm_lab.login, ["test", "-e", "ends/up"]).returncode == 0
 
     before = folders()  # of launches that other tests have killed
-    launch = slurm_lab.start(slurm_lab.login, [*job, *command, "wait"], timeout=scaled(150))
-    running = ["test", "-e", "ends/up"]
-    until(lambda: slurm_lab.exec(slurm_lab.login, running).returncode == 0, "the script runs", limit_s=120, every_s=0.5)
-    slurm_lab.exec("node1", ["pkill", "-KILL", "slurmstepd"], user="root", check=True)
+    launch = slurm_lab.start(slurm_lab.login, [*job, "wait"], timeout=scaled(150))
+    until(runs, "the script runs", limit_s=120, every_s=0.5)
+    slurm_lab.root("pkill", "-KILL", "slurmstepd", container="node1")
     _, err = launch.communicate(timeout=scaled(150))
     assert launch.returncode not in (0, 124), err
     # salloc does not wait for what it has started

@@ -13,10 +13,6 @@ pytestmark = pytest.mark.timeout(400)
 RIGHT = {"right": True, "lost": {}}
 
 
-def root(lab: Lab, *argv: str) -> None:
-    lab.exec(lab.login, argv, user="root", check=True)
-
-
 def test_a_cancelled_job_hands_over_its_data_and_is_replaced(slurm_lab: Lab) -> None:
     with Faulty(slurm_lab, jobs=3) as run:
         run.do("start()")
@@ -35,19 +31,18 @@ def epilog(lab: Lab) -> Iterator[Callable[[], None]]:
     """Have every job be followed by a program that waits, so that it is COMPLETING, until what is yielded is called."""
     script, line, held = "/etc/slurm/epilog", "/etc/slurm/slurm.conf", "/etc/slurm/held"
     waits = f"#!/bin/sh\\nwhile [ -e {held} ]; do sleep 0.2; done\\n"
-    write = f"touch {held}; printf '{waits}' > {script}; chmod 755 {script}; echo Epilog={script} >> {line}"
 
     def everywhere(command: str) -> None:
         for machine in (lab.login, *lab.nodes):
-            lab.exec(machine, ["sh", "-c", command], user="root", check=True)
+            lab.root("sh", "-c", command, container=machine)
 
-    everywhere(write)
-    root(lab, "scontrol", "reconfigure")
+    everywhere(f"touch {held}; printf '{waits}' > {script}; chmod 755 {script}; echo Epilog={script} >> {line}")
+    lab.root("scontrol", "reconfigure")
     try:
         yield lambda: everywhere(f"rm -f {held}")
     finally:
         everywhere(f"rm -f {held}; sed -i /^Epilog=/d {line}")
-        root(lab, "scontrol", "reconfigure")
+        lab.root("scontrol", "reconfigure")
 
 
 def test_a_slow_epilog_is_said_and_keeps_nobody_from_closing(slurm_lab: Lab) -> None:
@@ -83,13 +78,13 @@ def test_adapt_replaces_a_cancelled_job_once_and_shrinks_when_the_work_is_done(s
         assert run.ask("[tasks[-1].status, client.status]") == ["pending", "running"]
         run.whole_again()
         run.do("client.cancel(tasks[15:]); del tasks[15:]; TASKS = 15")
-        assert run.results() == {"right": True, "lost": {}}
+        assert run.results() == RIGHT
         assert len(submitted(slurm_lab) - before) == 4  # three, and one for the one that was cancelled
         run.until("cluster.wanted_workers", lambda n: n == 1)
         run.whole_again()
         run.until("len(cluster.jobs)", lambda n: n == 2)  # the scheduler's, which is no job of Slurm's, and one
         assert [job for job, state in slurm_lab.jobs().items() if state == "RUNNING"] == run.members()
-        assert run.results() == {"right": True, "lost": {}}
+        assert run.results() == RIGHT
         assert len(submitted(slurm_lab) - before) == 4
 
 
@@ -111,9 +106,9 @@ def test_a_suspended_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
     with Faulty(slurm_lab, jobs=4, scheduler="here") as run:
         run.do("start()")
         job = run.members()[0]
-        root(slurm_lab, "scontrol", "suspend", job)
+        slurm_lab.root("scontrol", "suspend", job)
         run.until("sum(f.done() for f in tasks)", lambda done: done >= 25)
-        root(slurm_lab, "scontrol", "resume", job)
+        slurm_lab.root("scontrol", "resume", job)
         assert run.results() == RIGHT
         run.whole_again()
         assert job in run.members()
@@ -133,14 +128,7 @@ def test_a_job_that_stays_pending_is_said_with_slurms_reason(slurm_lab: Lab) -> 
     with Faulty(slurm_lab, jobs=2, scheduler="here") as run:
         run.do("cluster.scale(jobs=6)")
         run.until("str(cluster.jobs)", lambda table: table.count("PENDING (Resources") == 2)
-        run.do(
-            """
-try:
-    cluster.wait_for_workers(6, timeout=2)
-except TimeoutError as e:
-    why = str(e)
-"""
-        )
+        run.do("try:\n cluster.wait_for_workers(6, timeout=2)\nexcept TimeoutError as e:\n why = str(e)")
         assert "not 6 workers within 2 s: 2 PENDING (Resources" in run.ask("why")
         run.do("start()")
         assert run.results() == RIGHT

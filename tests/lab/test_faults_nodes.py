@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import pytest
 from faults import Faulty, container, docker, make_ready
 from lab import Lab
+from waiting import until
 
 pytestmark = pytest.mark.timeout(400)
+RIGHT = {"right": True, "lost": {}}
 NODE = container("node3")
 CONTROLLER = container(Lab.login)
 IN_NODE = ("exec", "-u", "root", NODE)
@@ -27,10 +29,7 @@ def fault(lab: Lab, bad: tuple[str, ...], good: tuple[str, ...]) -> Iterator[Non
 
 
 def until_named(run: Faulty, job: str, node: str) -> None:
-    """Wait until the table of jobs names the lost node with that job, also when it is gone.
-
-    For a while after Slurm has given its jobs up the node may be ``mixed*`` still, not ``down*`` (22.05.8).
-    """
+    """Wait until the table of jobs names the lost node with that job, also when it is gone."""
     run.until(
         f"[row.text for row in (*cluster.jobs.rows, *cluster.jobs.gone) if row.id == {job!r}]",
         lambda texts: any(f"{node} {words}" in text for text in texts for words in ("is down: Not", "does not answer")),
@@ -75,40 +74,32 @@ def test_a_node_whose_slurmd_does_not_answer_works_until_slurm_gives_its_job_up(
         run.do("start()")
         job = on_node3(run)
         with fault(slurm_lab, bad, good):
-            assert run.results() == {"right": True, "lost": {}}
+            assert run.results() == RIGHT
             assert run.ask(f"list(here({job!r}).values())") == [f"{job}-0"]
             run.until(f"here({job!r})", lambda workers: not workers)  # before slurmd, back, kills all at once
             facts = slurm_lab.job(job)
             assert (facts["JobState"], facts["Restarts"]) == ("PENDING", "1"), facts
             until_named(run, job, "node3")  # where it was is known, though Slurm does not say it any more
-            assert run.results() == {"right": True, "lost": {}}
+            assert run.results() == RIGHT
         run.start_at_once(job)
         run.whole_again()
-        assert run.results() == {"right": True, "lost": {}}
+        assert run.results() == RIGHT
 
 
-def lose_and_return(lab: Lab, which: int) -> None:
-    """Kill a node of a gang's job; have the job start again on others, and the cluster be of use there."""
-    with Faulty(lab, nodes=2) as run:
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "another"])
+def test_a_gang_that_lost_a_node_is_back_when_slurm_restarts_it(slurm_lab: Lab, which: int) -> None:
+    with Faulty(slurm_lab, nodes=2) as run:
         run.do("start()")
         job = run.ask("cluster.job_id")
         lost = run.hosts(job)[which]
-        with fault(lab, ("kill", container(lost)), ("start", container(lost))):
-            lab.wait_job(job, {"PENDING"})
+        with fault(slurm_lab, ("kill", container(lost)), ("start", container(lost))):
+            slurm_lab.wait_job(job, {"PENDING"})
             until_named(run, job, lost)
             run.start_at_once(job)
             run.until("str(cluster.jobs)", lambda table: "UP 2/2" in table)
             assert lost not in run.hosts(job)
             assert run.ask("Client(cluster).submit(sum, [1, 2]).result(timeout=60)") == 3
             assert "pending" not in run.ask("[f.status for f in tasks]")
-
-
-def test_a_gang_that_lost_its_first_node_is_back_when_slurm_starts_it_again(slurm_lab: Lab) -> None:
-    lose_and_return(slurm_lab, 0)
-
-
-def test_a_gang_that_lost_another_node_is_back_when_slurm_starts_it_again(slurm_lab: Lab) -> None:
-    lose_and_return(slurm_lab, 1)
 
 
 def test_a_gang_without_kill_goes_on_without_a_lost_node(slurm_lab: Lab) -> None:
@@ -118,47 +109,37 @@ def test_a_gang_without_kill_goes_on_without_a_lost_node(slurm_lab: Lab) -> None
         first, lost = run.hosts(job)
         there = run.ask(f"only_on({lost!r})")
         with fault(slurm_lab, ("kill", container(lost)), ("start", container(lost))):
-            run.until_on(job, [first])
+            until(lambda: run.hosts(job) == [first], "the job has its first node alone", limit_s=240, every_s=0.2)
             found = run.results()
             assert found["right"]
             assert len(found["lost"]) == there
             assert "UP 1/2" in run.ask("str(cluster.jobs)")
 
 
-SCALE = """
-import threading
-
-def scale():
-    cluster.scale(jobs=3)
-    scaled.set()
-
-scaled = threading.Event()
-threading.Thread(target=scale).start()
-"""
+AWAY = ("stop", "-t", "20", CONTROLLER), ("start", CONTROLLER)
+ELSEWHERE = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # the client is not to die with slurmctld
 
 
 def test_slurmctld_is_away_while_the_cluster_grows(slurm_lab: Lab) -> None:
-    elsewhere = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # the client is not to die with it
-    with Faulty(slurm_lab, jobs=1, scheduler="here", **elsewhere) as run:
+    with Faulty(slurm_lab, jobs=1, scheduler="here", **ELSEWHERE) as run:
         run.do("start()")
-        with fault(slurm_lab, ("stop", "-t", "20", CONTROLLER), ("start", CONTROLLER)):
-            run.do(SCALE)
-            assert run.results() == {"right": True, "lost": {}}
-            assert not run.ask("scaled.is_set()")
-        run.until("scaled.is_set()")
+        with fault(slurm_lab, *AWAY):
+            run.do("import threading; scaling = threading.Thread(target=cluster.scale, kwargs={'jobs': 3})")
+            run.do("scaling.start()")
+            assert run.results() == RIGHT
+            assert run.ask("scaling.is_alive()")
+        run.until("not scaling.is_alive()")
         run.whole_again()
         assert len(run.members()) == 3
 
 
 def test_slurmctld_is_away_while_a_gang_is_closed(slurm_lab: Lab) -> None:
     """What its script has left says that it has ended; squeue would take 40 s to say that it cannot know."""
-    elsewhere = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # the client is not to die with it
-    with Faulty(slurm_lab, **elsewhere) as run:
+    with Faulty(slurm_lab, **ELSEWHERE) as run:
         job = run.ask("cluster.job_id")
-        with fault(slurm_lab, ("stop", "-t", "20", CONTROLLER), ("start", CONTROLLER)):
-            run.do("since = time.monotonic(); cluster.close(); took = time.monotonic() - since")
-            said = run.ask("cluster.get_logs()['Cluster']")
-            print(f"close took {run.ask('took'):.1f} s")
-            assert f"job {job}: its script has ended with exit code 0; the batch system does not answer" in said
+        with fault(slurm_lab, *AWAY):
+            run.do("cluster.close()")
+            log = run.ask("cluster.get_logs()['Cluster']")
+            assert f"job {job}: its script has ended with exit code 0; the batch system does not answer" in log
             assert run.ask("str(cluster.jobs)").count("GONE (closed)") == 1
         slurm_lab.wait_job(job, {"COMPLETED"})

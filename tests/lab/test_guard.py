@@ -3,76 +3,48 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import time
 
 import pytest
-from lab import PATIENCE_S, Lab
-from waiting import scaled
+from lab import Lab
+from waiting import scaled, until
 
-RUNNING = """
-import time
-from hpcgpu import SLURMGPUCluster
-cluster = SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5, dashboard=False)
-print("READY", flush=True)
-time.sleep(600)
-"""
-PENDING = """
-from hpcgpu import SLURMGPUCluster
-SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["--begin=now+1hour"])
-"""
-
-
-def client(lab: Lab, code: str, until: str) -> tuple[subprocess.Popen[str], str, str]:
-    """Start a client in the lab; return it with the ids of its process and of its job once it has said ``until``."""
-    # a test that failed may have left a folder: its guard was killed with everything else
-    lab.exec(lab.login, ["sh", "-c", "rm -rf .hpcgpu/runs; mkdir -m 700 -p .hpcgpu/runs"], check=True)
-    lab.write("client.py", f"import os, sys\nsys.stderr = sys.stdout\nprint('PID', os.getpid(), flush=True)\n{code}")
-    running = lab.start(lab.login, ["python", "-u", "client.py"])
-    assert running.stdout
-    said = ""
-    for line in running.stdout:
-        said += line
-        if until in line:
-            found = re.search(r"PID (\d+)\n(?:.|\n)*job (\d+):", said)
-            assert found, said
-            return running, found[1], found[2]
-    raise AssertionError(f"{said}{running.communicate()[1]}")
-
-
-def folders(lab: Lab) -> list[str]:
-    return lab.exec(lab.login, ["ls", ".hpcgpu/runs"], check=True).stdout.split()
-
-
-def wait_for_no_folder(lab: Lab) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while there := folders(lab):
-        logs = lab.exec(lab.login, ["sh", "-c", "cat .hpcgpu/runs/*/guard.log"]).stdout
-        assert time.monotonic() < end, f"{there}: {logs}"
-        time.sleep(0.2)
+BEGIN = "import os, sys, time\nfrom hpcgpu import SLURMGPUCluster\nsys.stderr = sys.stdout\nprint('PID', os.getpid())\n"
+RUNNING = 'SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5); print("READY", flush=True); time.sleep(600)'
+PENDING = 'SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["--begin=now+1hour"])'
 
 
 @pytest.mark.parametrize("sig", ["TERM", "HUP", "INT", "KILL"])
-@pytest.mark.parametrize(("code", "until"), [(RUNNING, "READY"), (PENDING, "PENDING")], ids=["running", "pending"])
-def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, until: str, sig: str) -> None:
-    process, pid, job = client(slurm_lab, code, until)
-    slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", pid], check=True)
-    process.communicate(timeout=scaled(60))
-    facts = slurm_lab.wait_job(job)
+@pytest.mark.parametrize(("code", "state"), [(RUNNING, "READY"), (PENDING, "PENDING")], ids=["running", "pending"])
+def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig: str) -> None:
+    slurm_lab.forget_runs()
+    slurm_lab.write("client.py", BEGIN + code)
+    client = slurm_lab.start(slurm_lab.login, ["python", "-u", "client.py"])
+    assert client.stdout
+    text = ""
+    for line in client.stdout:
+        text += line
+        if state in line:
+            break
+    found = re.search(r"PID (\d+)\n(?:.|\n)*job (\d+):", text)
+    assert found, text
+    slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", found[1]], check=True)
+    client.communicate(timeout=scaled(60))
+    facts = slurm_lab.wait_job(found[2])
     if code is PENDING:
         assert facts["JobState"] == "CANCELLED"
-    wait_for_no_folder(slurm_lab)
+    elif sig == "KILL":
+        assert facts["ExitCode"] == "0:0"
+    until(lambda: not slurm_lab.runs(), "its guard has removed the folder", limit_s=240, every_s=0.2)
 
 
 def test_a_client_that_closes_takes_its_guard_along(slurm_lab: Lab) -> None:
+    slurm_lab.forget_runs()
     code = """
-from hpcgpu import SLURMGPUCluster
-with SLURMGPUCluster(gpus="sim:2") as cluster:
-    print("GUARDS", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read(), flush=True)
-folders = os.listdir(os.path.expanduser("~/.hpcgpu/runs"))
-print("LEFT", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read(), folders, flush=True)
-"""
-    slurm_lab.write("client.py", "import os" + code)
-    said = slurm_lab.exec(slurm_lab.login, ["python", "client.py"], check=True).stdout
-    assert "GUARDS 1\n" in said
-    assert "LEFT 0\n []" in said
+    import os
+    from hpcgpu import SLURMGPUCluster
+    with SLURMGPUCluster(gpus="sim:2") as cluster:
+        print("GUARDS", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read())
+    print("LEFT", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read())
+    """
+    assert re.findall(r"(GUARDS|LEFT) (\d+)", slurm_lab.python(code).stdout) == [("GUARDS", "1"), ("LEFT", "0")]
+    assert slurm_lab.runs() == []

@@ -10,11 +10,11 @@ CELL = """
 from distributed import Client
 from hpcgpu import SLURMGPUCluster
 with Client() as own:
-    given = dict(gpus="sim:2", ranks="node", walltime="10m", dashboard=False)
-    with SLURMGPUCluster(**given) as cluster, Client(cluster) as client:
+    options = dict(gpus="sim:2", ranks="node", walltime="10m", dashboard=False)
+    with SLURMGPUCluster(**options) as cluster, Client(cluster) as client:
         client.wait_for_workers(2)
-        found = [len(c.scheduler_info(n_workers=-1)["workers"]) for c in (own, client)]
-        print(*found, client.submit(sum, [1, 2]).result(), own.submit(sum, [3, 4]).result())
+        counts = [len(c.scheduler_info(n_workers=-1)["workers"]) for c in (own, client)]
+        print(*counts, client.submit(sum, [1, 2]).result(), own.submit(sum, [3, 4]).result())
 """
 # Runs a cell in a new kernel of the server, on its node, and shuts the server down.
 NOTEBOOK = """

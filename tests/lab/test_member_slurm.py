@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 
 import pytest
@@ -21,12 +20,12 @@ CLUSTER = """
     from hpcgpu.deploy.network.tls import security
     from hpcgpu.model import RunDocument, Settings
 
-    def wait(what):
+    def wait(condition):
         end = time.monotonic() + 100
-        while not (found := what()):
+        while not (value := condition()):
             assert time.monotonic() < end
             time.sleep(0.1)
-        return found
+        return value
 
     def names():
         return sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
@@ -43,10 +42,10 @@ CLUSTER = """
     spec, system = plan_job(run, None, "slurm")
     script = system.script(replace(spec, count=2, exit_file=""))
     head = subprocess.Popen([sys.executable, "-m", "hpcgpu.agent", document.render(replace(run, shape="head"))])
-    array = subprocess.run(system.submit(script, spec).argv, input=script, capture_output=True, text=True).stdout
-    array = array.strip()
-    found = wait(lambda: scheduler_file.read(folder))
-    client = Client(found.addresses[0], security=security(found.certificate))
+    sbatch = subprocess.run(system.submit(script, spec).argv, input=script, capture_output=True, text=True)
+    array = sbatch.stdout.strip()
+    contact = wait(lambda: scheduler_file.read(folder))
+    client = Client(contact.addresses[0], security=security(contact.certificate))
     wait(lambda: len(names()) == 4)
     joined = names()
     by_name = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
@@ -71,10 +70,7 @@ def test_an_element_that_must_go_hands_its_data_over(slurm_lab: Lab, go: str, st
     left, state = names(), ended(f"{{array}}_0")
     kept = [sum(value) for value in client.gather(data)]
 """
-    slurm_lab.write("members.py", textwrap.dedent(CLUSTER) + textwrap.dedent(code) + textwrap.dedent(END))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "members.py"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads(done.stdout.split("FACTS")[1])
+    facts = slurm_lab.facts("".join(map(textwrap.dedent, (CLUSTER, code, END))))
     array = facts["array"]
     assert facts["joined"] == [f"{array}_{element}-{i}" for element in (0, 1) for i in (0, 1)]
     assert facts["left"] == [f"{array}_1-{i}" for i in (0, 1)]

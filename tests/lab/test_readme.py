@@ -31,14 +31,11 @@ def test_more_and_fewer(slurm_lab: Lab) -> None:
     first, more = [text for kind, text in README if kind == "python"]
     imports = [text for text in first.splitlines() if "import" in text]
     code = "\n".join([*imports, more, '    print(len(client.scheduler_info()["workers"]))', ""])
-    slurm_lab.write("more.py", code)
-    done = slurm_lab.exec(slurm_lab.login, ["python", "more.py"], timeout=scaled(150))
-    assert done.stdout.splitlines()[-1] == "12", done.stderr
+    assert slurm_lab.python(code, timeout=scaled(150)).stdout.splitlines()[-1] == "12"
 
 
 def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
-    slurm_lab.write("life.py", of_the_lab("docs/explanation/clusters.md"))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "life.py"], timeout=scaled(150))
+    done = slurm_lab.python(of_the_lab("docs/explanation/clusters.md"), timeout=scaled(150))
     assert done.stdout.splitlines()[-1] == "6", done.stderr
     assert re.search(r"^\d+_1  UP 2/2 +workers +1 ", done.stdout, re.M), done.stdout
     assert "hpcgpu: READY 6 workers" in done.stderr
@@ -65,6 +62,5 @@ def test_launch(slurm_lab: Lab) -> None:
 
 
 def test_the_tutorials_cluster_of_two_nodes(slurm_lab: Lab) -> None:
-    slurm_lab.write("two_nodes.py", of_the_lab("docs/tutorial/slurm-lab.md"))
-    done = slurm_lab.exec(slurm_lab.login, ["python", "two_nodes.py"], timeout=scaled(150))
+    done = slurm_lab.python(of_the_lab("docs/tutorial/slurm-lab.md"), timeout=scaled(150))
     assert done.stdout.splitlines()[-1:] == ["285"], done.stderr

@@ -57,8 +57,7 @@ def test_the_name_of_a_site_is_enough(slurm_lab: Lab, draft: str) -> None:
     plan, warned = hpcgpu(slurm_lab, "plan", "--gpus", "8", "--walltime", "01:00:00")
     assert "start: about" in plan, plan
     assert warned == ""
-    slurm_lab.write("cluster.py", CLUSTER)
-    done = slurm_lab.exec(slurm_lab.login, ["python", "cluster.py"], env={"HPCGPU_SITE": "lab"})
+    done = slurm_lab.python(CLUSTER, env={"HPCGPU_SITE": "lab"})
     assert done.stdout.splitlines()[:1] == ["6 main"], done.stdout + done.stderr
     line = 1 + next(i for i, text in enumerate(draft.splitlines()) if text.startswith("defaults:"))
     assert f"  queue = main    (site lab, ~/{FILE}:{line})" in done.stdout
@@ -67,18 +66,16 @@ def test_the_name_of_a_site_is_enough(slurm_lab: Lab, draft: str) -> None:
 def test_a_file_that_says_more_than_the_machine_is_named_and_the_machine_counts(slurm_lab: Lab, draft: str) -> None:
     file = draft.replace('"cpus": 8', '"cpus": 64').replace('"name": "main", ', '"name": "main", "walltime": "24h", ')
     slurm_lab.write(FILE, file)
-    limit = ["scontrol", "update", "partition=main", "MaxTime=2:00:00"]
-    slurm_lab.exec(slurm_lab.login, limit, user="root", check=True)
+    slurm_lab.root("scontrol", "update", "partition=main", "MaxTime=2:00:00")
     try:
         plan, warned = hpcgpu(slurm_lab, "plan", "--gpus", "8", "--walltime", "1h")
     finally:
-        slurm_lab.exec(slurm_lab.login, [*limit[:-1], "MaxTime=UNLIMITED"], user="root", check=True)
-    said = warned.splitlines()
-    assert len(said) == 2
-    assert "jobs in queue main have 24:00:00 at most" in said[0]
-    assert "sinfo says 02:00:00: what sinfo says counts" in said[0]
-    assert "jobs may ask for 64 CPUs of such a node" in said[1]
-    assert "sinfo says 8: what sinfo says counts" in said[1]
+        slurm_lab.root("scontrol", "update", "partition=main", "MaxTime=UNLIMITED")
+    walltime, cpus = warned.splitlines()
+    assert "jobs in queue main have 24:00:00 at most" in walltime
+    assert "sinfo says 02:00:00: what sinfo says counts" in walltime
+    assert "jobs may ask for 64 CPUs of such a node" in cpus
+    assert "sinfo says 8: what sinfo says counts" in cpus
     assert "  cores_per_gpu = 2    (site lab, sinfo, not ~/.config/hpcgpu/sites/lab.yaml:" in plan
 
 

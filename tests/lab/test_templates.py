@@ -49,13 +49,9 @@ def test_sbatch_takes_it(name: str, slurm_lab: Lab) -> None:
 
 def test_they_run(slurm_lab: Lab) -> None:
     """Each in a folder of its own; what a run says stands in the log of its job."""
-    for path, text in (
-        ("templates/bin/apptainer", APPTAINER),
-        ("templates/pyxis/srun", PYXIS),
-        ("templates/runs.txt", "first 1\nsecond 2"),
-        ("templates/s.py", SCRIPT),
-    ):
-        slurm_lab.write(path, text)
+    files = {"bin/apptainer": APPTAINER, "pyxis/srun": PYXIS, "runs.txt": "first 1\nsecond 2", "s.py": SCRIPT}
+    for path, text in files.items():
+        slurm_lab.write(f"templates/{path}", text)
     slurm_lab.exec(slurm_lab.login, ["sh", "-c", "chmod 755 templates/*/*; rm -f templates/*.out"], check=True)
 
     def submit(name: str, *words: str, options: tuple[str, ...] = SMALL, env: str = "", index: str = "") -> str:
@@ -78,12 +74,11 @@ def test_they_run(slurm_lab: Lab) -> None:
     logs = {name: slurm_lab.read(f"templates/slurm-{name}.out") for name in jobs}
     assert codes == dict.fromkeys(logs, "0:0"), logs
     assert "HOSTS 2 WORKERS 2 ARGUMENTS its arguments" in logs["full"]
-    assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["apptainer"]
-    assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["pyxis"]
+    assert all("HOSTS 2 WORKERS 2 ARGUMENTS" in logs[name] for name in ("apptainer", "pyxis")), logs
     assert "best of 2: rate=0.1, loss" in logs["sweep"]
-    runs = [slurm_lab.wait_job(f"{array}_{i}")["ExitCode"] for i in (1, 2, 3)]
-    told = [slurm_lab.read(f"templates/slurm-array-{i}.out") for i in (1, 2, 3)]
-    assert runs == ["0:0", "0:0", "2:0"], told
-    assert "HOSTS 1 WORKERS 1 ARGUMENTS first 1" in told[0]
-    assert "HOSTS 1 WORKERS 1 ARGUMENTS second 2" in told[1]
-    assert told[2] == "line 3 of runs.txt has no arguments for this run\n"
+    codes = {i: slurm_lab.wait_job(f"{array}_{i}")["ExitCode"] for i in (1, 2, 3)}
+    runs = {i: slurm_lab.read(f"templates/slurm-array-{i}.out") for i in (1, 2, 3)}
+    assert codes == {1: "0:0", 2: "0:0", 3: "2:0"}, runs
+    assert "HOSTS 1 WORKERS 1 ARGUMENTS first 1" in runs[1]
+    assert "HOSTS 1 WORKERS 1 ARGUMENTS second 2" in runs[2]
+    assert runs[3] == "line 3 of runs.txt has no arguments for this run\n"

@@ -41,10 +41,7 @@ def ucx(slurm_lab: Lab) -> Lab:
 
 
 def run(lab: Lab, code: str) -> dict:
-    lab.write("with-ucx.py", textwrap.dedent(SEEN) + textwrap.dedent(code))
-    done = lab.exec(lab.login, [PYTHON, "with-ucx.py"], timeout=scaled(200))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return lab.facts(textwrap.dedent(SEEN) + textwrap.dedent(code), PYTHON, timeout=scaled(200))
 
 
 def check(facts: dict, nodes: int) -> None:
@@ -61,7 +58,7 @@ def check(facts: dict, nodes: int) -> None:
 def test_a_gang_of_two_nodes(ucx: Lab) -> None:
     code = """
         with SLURMGPUCluster(nodes=2, **given) as cluster, Client(cluster) as client:
-            print(json.dumps(facts(client)))
+            print("FACTS", json.dumps(facts(client)))
     """
     check(run(ucx, code), nodes=2)
 
@@ -73,19 +70,19 @@ def test_a_cluster_that_grows_and_shrinks(ucx: Lab) -> None:
         with SLURMGPUCluster(**given) as cluster, Client(cluster) as client:
             cluster.scale(jobs=1)  # beside the one that has the scheduler
             cluster.wait_for_workers(4, timeout=120)
-            found = facts(client)
-            data = client.map(lambda i: bytes([i]) * (1 << 20), range(8), workers=[found["last"]], pure=False)
+            before = facts(client)
+            data = client.map(lambda i: bytes([i]) * (1 << 20), range(8), workers=[before["last"]], pure=False)
             wait(data, timeout=60)
             cluster.scale(jobs=0)
-            while (workers := client.nthreads()).keys() & {found["last"]}:
+            while (workers := client.nthreads()).keys() & {before["last"]}:
                 time.sleep(0.1)
             assert len(workers) <= 3
-            found["kept"] = [(block[0], len(block)) for block in client.gather(data)]
-            print(json.dumps(found))
+            before["kept"] = [(block[0], len(block)) for block in client.gather(data)]
+            print("FACTS", json.dumps(before))
     """
-    found = run(ucx, code)
-    check(found, nodes=2)
-    assert found["kept"] == [[i, 1 << 20] for i in range(8)]
+    facts = run(ucx, code)
+    check(facts, nodes=2)
+    assert facts["kept"] == [[i, 1 << 20] for i in range(8)]
 
 
 def test_the_template(ucx: Lab) -> None:

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import fakesys
-from compiling import compile_library
+from fake_nvml import compile_library
 from paths import ROOT
 
 Found = dict[str, dict[str, str]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -60,9 +61,9 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """Return the value of an expression, of a promise when it is kept."""
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, f"{script}: {found['exceptionDetails']}"
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
+        return answer["result"].get("value")
 
     def wait_for(self, condition: str) -> Any:
         """Return the value of an expression as soon as it is true."""
@@ -74,31 +75,34 @@ class Page:
         self.call("Page.navigate", url=url)
         self.wait_for(f"location.href !== 'about:blank' && document.readyState === 'complete' && ({until})")
 
-    def picture(self, path: Path, clip: str) -> None:
+    def picture(self, path: Path, element: str) -> None:
         """Save a picture of the element that an expression gives; all of it is in the window."""
-        box = self.evaluate(
-            f"(r => ({{x: r.x, y: r.y, width: r.width, height: r.height}}))(({clip}).getBoundingClientRect())"
+        x, y, width, height = self.evaluate(
+            f"(r => [r.x, r.y, r.width, r.height])(({element}).getBoundingClientRect())"
         )
-        found = self.call("Page.captureScreenshot", clip={**box, "scale": 1})
-        path.write_bytes(base64.b64decode(found["data"]))
+        self._capture(path, x, y, width, height)
 
     def whole_picture(self, path: Path, end: str) -> None:
         """Save a picture of the page from its top to the y of an expression, whatever the window shows."""
         self.evaluate(_STILL)
-        width, height = self.evaluate(f"[document.documentElement.clientWidth, {end}]")
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        self._capture(path, 0, 0, *self.evaluate(f"[document.documentElement.clientWidth, {end}]"))
+
+    def _capture(self, path: Path, x: float, y: float, width: float, height: float) -> None:
+        """Save a part of the page with 256 colours: a third of the bytes, and no visible difference."""
+        clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
+        answer = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        image = Image.open(io.BytesIO(base64.b64decode(answer["data"])))
+        image.convert("RGB").quantize(256).save(path, optimize=True)
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         """Set the window's size, and how many pixels of a picture one of its pixels is."""
-        found = {"width": width, "height": height, "deviceScaleFactor": scale}
-        self.call("Emulation.setDeviceMetricsOverride", **found, mobile=False)
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale}
+        self.call("Emulation.setDeviceMetricsOverride", **metrics, mobile=False)
 
     def another(self) -> Page:
         """Open one more page."""
-        wanted = urllib.request.Request(f"http://{self._browser}/json/new?about:blank", method="PUT")
-        with urllib.request.urlopen(wanted, timeout=_PATIENCE_S) as answer:
+        request = urllib.request.Request(f"http://{self._browser}/json/new?about:blank", method="PUT")
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
             return Page(json.load(answer)["webSocketDebuggerUrl"])
 
     def close(self) -> None:
@@ -110,35 +114,41 @@ def page(folder: Path) -> Iterator[Page]:
     """Start a browser with its files in this folder."""
     assert CHROMIUM
     argv = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    with (
-        tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short,  # a socket's path has 107 bytes at most
-        subprocess.Popen(
-            argv,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "HOME": str(folder), "TMPDIR": short},
-        ) as browser,
-    ):
-        assert browser.stderr
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short:  # a socket's path has 107 bytes at most
+        browser, line = _started(argv, "DevTools listening on", {"HOME": str(folder), "TMPDIR": short})
         try:
-            said = []
-            for line in browser.stderr:
-                said.append(line)
-                if "DevTools listening on" in line:
-                    break
-            else:
-                raise RuntimeError(f"{CHROMIUM} ended with {browser.wait(30)} and said: {''.join(said)}")
-            address = said[-1].split()[-1]
+            address = line.split()[-1]
             with urllib.request.urlopen(f"http://{address.split('/')[2]}/json/list", timeout=_PATIENCE_S) as answer:
-                found = next(target for target in json.load(answer) if target["type"] == "page")
-            opened = Page(found["webSocketDebuggerUrl"])
+                target = next(target for target in json.load(answer) if target["type"] == "page")
+            opened = Page(target["webSocketDebuggerUrl"])
             opened.size(1100, 800)
             yield opened
             opened.close()
         finally:
-            browser.terminate()
-            browser.wait(30)
+            _end(browser)
+
+
+def _started(argv: Sequence[str], word: str, env: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
+    """Start a program; return it with the line on stderr that has the word."""
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen(argv, **pipes, env={**os.environ, **env})
+    assert process.stderr
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if word in line:
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # more must not fill the pipe
+            return process, line
+    raise RuntimeError(f"{argv[0]} ended with {process.wait(30)}: {''.join(lines)}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -154,33 +164,12 @@ def lab(folder: Path, base_url: str = "/") -> Iterator[str]:
     no_news = {"fetchNews": "false", "checkForUpdates": False}
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(no_news))
     private = {name: str(folder / name.lower()) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
-    env = {
-        **os.environ,
-        **private,
-        "HOME": str(folder),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-    }
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as server:
-        assert server.stderr
-        said = []
-        try:
-            for line in server.stderr:
-                said.append(line)
-                if "http://127.0.0.1" in line:
-                    break
-            else:
-                raise AssertionError("".join(said))
-            url = line.split()[-1].partition("lab")[0]
-            # what it says later must not fill the pipe
-            threading.Thread(target=server.stderr.read, daemon=True).start()
-            yield url
-        finally:
-            server.terminate()
-            try:
-                server.wait(15)
-            except subprocess.TimeoutExpired:
-                server.kill()
+    private |= {"JUPYTER_DATA_DIR": str(folder / "data"), "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings")}
+    server, line = _started(argv, "http://127.0.0.1", {**private, "HOME": str(folder)})
+    try:
+        yield line.split()[-1].partition("lab")[0]
+    finally:
+        _end(server)
 
 
 def write_notebook(path: Path, cells: Sequence[str]) -> None:
@@ -230,8 +219,3 @@ def change_theme(page: Page, name: str) -> None:
 def cell(number: int) -> str:
     """Return an expression for a cell, with its outputs."""
     return f"document.querySelectorAll('.jp-Cell')[{number}]"
-
-
-def shrink(path: Path) -> None:
-    """Write a picture anew with 256 colours: a third of the bytes, and nobody sees it."""
-    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)

@@ -1,11 +1,15 @@
-"""Connections of distributed whose other end is a test."""
+"""Connections of distributed, and a scheduler of this process, for a test at their other end."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+from distributed import Scheduler
 from distributed.comm import CommClosedError
+
+from hpcgpu.deploy.network.tls import Certificate, security
 
 
 class Comm:
@@ -37,3 +41,14 @@ class Comm:
     def abort(self) -> None:
         self.aborted.set()
         self.say(None)
+
+
+def knock(scheduler: Certificate, how: Callable[[str], Any]) -> Any:
+    """Start a scheduler with a certificate, and come to it."""
+
+    async def main() -> Any:
+        trust = security(scheduler)
+        async with Scheduler(host="127.0.0.1", port=0, protocol="tls", security=trust, dashboard=False) as there:
+            return await how(there.address)
+
+    return asyncio.run(main())

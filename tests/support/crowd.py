@@ -41,14 +41,7 @@ METRICS = {
 
 
 class Crowd:
-    """The process of the workers.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Whose scheduler they join.
-
-    """
+    """The process of the workers."""
 
     def __init__(self, cluster: Any) -> None:
         self._process = subprocess.Popen(

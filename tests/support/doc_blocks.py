@@ -39,10 +39,7 @@ _FENCE = re.compile(r"(?:<!-- (file|lab|checked): ([^\n]*?) -->\n)?```([\w{}-]*)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: ``how`` it is tried (``run`` if nothing is said), the rest of that comment, its language and text.
-
-    ``before`` is the text that people see between the block before and this one.
-    """
+    """A block: ``how`` it is tried (``run`` if nothing is said), the rest of that comment, its language and text."""
 
     how: str
     word: str

@@ -31,18 +31,10 @@ def _node(cores: Sequence[int], homes: Sequence[int], packages: Sequence[int], v
 
 def _with_ports(topology: Topology, kind: str, homes: Sequence[int | None]) -> Topology:
     """Ports of ``kind`` on these NUMA nodes; Slingshot's are named by their interface, the others as mlx5_N."""
-    name = "hsn" if kind == "slingshot" else "mlx5_"
-    nics = tuple(
-        Nic(
-            f"{name}{i}",
-            f"0000:{128 + i:02x}:00.0",
-            kind=kind,
-            numa_node=home,
-            interface=f"hsn{i}" if kind == "slingshot" else "",
-        )
-        for i, home in enumerate(homes)
-    )
-    return replace(topology, nics=nics)
+    hsn = kind == "slingshot"
+    ports = ((f"{'hsn' if hsn else 'mlx5_'}{i}", f"0000:{128 + i:02x}:00.0", home) for i, home in enumerate(homes))
+    nics = (Nic(name, pci, kind=kind, numa_node=home, interface=name if hsn else "") for name, pci, home in ports)
+    return replace(topology, nics=tuple(nics))
 
 
 def site_nodes() -> Iterator[tuple[str, Topology]]:

@@ -6,6 +6,7 @@ which takes a line of JSON for each command and answers with one. Standard libra
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -18,16 +19,7 @@ from typing import Any
 
 
 class Errands:
-    """A container's end of it, as root.
-
-    Parameters
-    ----------
-    container : str
-        Its name.
-    checkout : str
-        Where it sees this checkout.
-
-    """
+    """A container's end of it, as root."""
 
     def __init__(self, container: str, checkout: str) -> None:
         argv = ["docker", "exec", "-i", container, "/usr/bin/python3", "-I", f"{checkout}/tests/support/errands.py"]
@@ -35,29 +27,13 @@ class Errands:
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
 
     def run(self, timeout: float, **errand: Any) -> dict[str, Any]:
-        """Run a command and return its exit code and what it printed.
-
-        Raises
-        ------
-        EOFError
-            If the container does not answer; with docker's words.
-        TimeoutError
-            If it has not answered within ``timeout`` seconds.
-
-        """
+        """Run a command and return its exit code and what it printed."""
         assert self._process.stdin
         try:
             self._process.stdin.write(json.dumps(errand).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # why, is to be read
-        line = self._read_line(timeout)
-        try:
-            return json.loads(line)
-        except json.JSONDecodeError:
-            raise EOFError(line) from None
-
-    def _read_line(self, timeout: float) -> str:
         assert self._process.stdout
         line = b""
         end = time.monotonic() + timeout
@@ -68,7 +44,10 @@ class Errands:
             if not part:
                 break
             line += part
-        return line.decode()
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError:
+            raise EOFError(line.decode()) from None
 
     def close(self) -> None:
         """End it; what runs in the container reads the end of its input, and ends."""
@@ -83,15 +62,16 @@ def run_here(argv: list[str], user: str, env: dict[str, str], stdin: str) -> dic
     place = who.pw_dir if who.pw_uid else "/"
     ids = {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": os.getgrouplist(user, who.pw_gid)}
     # Files, not pipes: what a command leaves behind may hold its output open.
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(stdin.encode())
-        given.seek(0)
-        pipes = {"stdin": given, "stdout": out, "stderr": err}
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        files[0].write(stdin.encode())
+        files[0].seek(0)
+        pipes = dict(zip(("stdin", "stdout", "stderr"), files, strict=True))
         code = subprocess.call(argv, cwd=place, env=env, start_new_session=True, **ids, **pipes)
-        out.seek(0)
-        err.seek(0)
-        code = code if code >= 0 else 128 - code  # as a shell, and docker, has it
-        return {"code": code, "out": out.read().decode(errors="replace"), "err": err.read().decode(errors="replace")}
+        for file in files[1:]:
+            file.seek(0)
+        out, err = (file.read().decode(errors="replace") for file in files[1:])
+        return {"code": code if code >= 0 else 128 - code, "out": out, "err": err}  # as a shell, and docker, has it
 
 
 if __name__ == "__main__":

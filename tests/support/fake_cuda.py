@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from compiling import compile_library
+from fake_nvml import compile_library
 from paths import ROOT, TESTS
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -40,14 +40,7 @@ def not_passed(folder: Path, tests: Sequence[str], *options: str) -> list[str]:
 
 
 class Standin:
-    """The driver of this process, if it is this one.
-
-    Raises
-    ------
-    OSError, AttributeError
-        There is none, or it is another one.
-
-    """
+    """The driver of this process, if it is this one."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compiling import compile_library
+import pytest
 
 SOURCE = Path(__file__).with_suffix(".c")
 MIB = 2**20
@@ -63,3 +65,12 @@ def compiled(folder: Path, *options: str) -> FakeNvml:
     """Compile it into ``folder``; ``-DOLD_DRIVER``: without nvmlDeviceGetNumaNodeId."""
     compile_library(SOURCE, folder / "libnvidia-ml.so.1", *options)
     return FakeNvml(folder)
+
+
+def compile_library(source: Path, target: Path, *options: str) -> None:
+    """Compile a shared library, which a new process finds by LD_LIBRARY_PATH."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip(f"no gcc here to compile {source.name} (Debian: gcc and libc6-dev)")
+    argv = [gcc, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *options]
+    subprocess.run([*argv, "-o", str(target), str(source)], check=True, timeout=60)

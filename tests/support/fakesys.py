@@ -26,11 +26,7 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def build(name: str, root: Path, numa_known: bool = True, extra: tuple[NumaNode, ...] = ()) -> Topology:
-    """Write the machine below ``root`` and return what is recorded of it.
-
-    ``numa_known=False``: firmware that tells no device's NUMA node (``numa_node`` is -1 for all).
-    ``extra``: NUMA nodes that are not recorded.
-    """
+    """Write the machine below ``root`` and return what is recorded of it."""
     text = (TOPOLOGIES / f"{name}.xml").read_text()
     topology, xml = hwloc_xml.read(text), ET.fromstring(text)
     sys = root / "sys"
@@ -52,10 +48,10 @@ def _write(folder: Path, **files: object) -> None:
         (folder / name).write_text(f"{value}\n")
 
 
-def _mask(cpus: Iterable[int]) -> str:
-    """Write a mask as the kernel does: words of 32 bits, the highest first."""
+def mask(cpus: Iterable[int], prefix: str = "") -> str:
+    """Write a mask as the kernel does: words of 32 bits, the highest first; hwloc's have the prefix ``0x``."""
     value = sum(1 << i for i in cpus)
-    words = [f"{value >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(value.bit_length(), 1), 32)]
+    words = [f"{prefix}{value >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(value.bit_length(), 1), 32)]
     return ",".join(reversed(words))
 
 
@@ -68,42 +64,28 @@ def _cpus(sys: Path, topology: Topology) -> None:
     for node in topology.numa_nodes:
         packages.setdefault(node.package, set()).update(node.cpuset)
     for cache in topology.l3:
+        files = {"level": 3, "type": "Unified", "size": "32768K"}
         for cpu in cache:
-            _write(
-                sys / f"devices/system/cpu/cpu{cpu}/cache/index3",
-                level=3,
-                type="Unified",
-                size="32768K",
-                shared_cpu_map=_mask(cache),
-                shared_cpu_list=cache,
-            )
+            folder = sys / f"devices/system/cpu/cpu{cpu}/cache/index3"
+            _write(folder, **files, shared_cpu_map=mask(cache), shared_cpu_list=cache)
     for number, core in enumerate(topology.cores):
         package = next((i for i, cpus in packages.items() if cpus & core), 0)
-        siblings, beside = _mask(core), _mask(packages.get(package, everything))
+        files = {"core_id": number, "physical_package_id": package, "core_cpus_list": core}
+        files |= dict.fromkeys(("core_cpus", "thread_siblings"), mask(core)) | {"thread_siblings_list": core}
+        files |= dict.fromkeys(("package_cpus", "core_siblings"), mask(packages.get(package, everything)))
         for cpu in core:
-            _write(
-                sys / f"devices/system/cpu/cpu{cpu}/topology",
-                core_id=number,
-                physical_package_id=package,
-                core_cpus=siblings,
-                core_cpus_list=core,
-                thread_siblings=siblings,
-                thread_siblings_list=core,
-                package_cpus=beside,
-                core_siblings=beside,
-            )
+            _write(sys / f"devices/system/cpu/cpu{cpu}/topology", **files)
 
 
 def _nodes(sys: Path, nodes: Iterable[NumaNode]) -> None:
     nodes = sorted(nodes, key=lambda n: n.os_index)
     for node in nodes:
-        _write(
-            sys / f"devices/system/node/node{node.os_index}",
-            cpumap=_mask(node.cpuset),  # of zeros for memory without PUs: hwloc drops a node without the file
-            cpulist=node.cpuset,
-            meminfo=f"Node {node.os_index} MemTotal: {node.memory_bytes // 1024} kB",
-            distance=" ".join("10" if n is node else "20" if n.package == node.package else "40" for n in nodes),
-        )
+        folder = sys / f"devices/system/node/node{node.os_index}"
+        # a cpumap of zeros for memory without PUs: hwloc drops a node without the file
+        _write(folder, cpumap=mask(node.cpuset), cpulist=node.cpuset)
+        distances = ("10" if n is node else "20" if n.package == node.package else "40" for n in nodes)
+        meminfo = f"Node {node.os_index} MemTotal: {node.memory_bytes // 1024} kB"
+        _write(folder, meminfo=meminfo, distance=" ".join(distances))
     _write(sys / "devices/system/node", online=CpuSet(n.os_index for n in nodes))
 
 
@@ -128,18 +110,11 @@ def _device(sys: Path, device: ET.Element, chain: tuple[str, ...], nodes: CpuSet
     near = [n for n in topology.numa_nodes if n.os_index in nodes]
     cpus = CpuSet().union(*(n.cpuset for n in near or topology.numa_nodes))
     folder = sys.joinpath("devices", *chain)
-    _write(
-        folder,
-        **{"class": f"0x{klass}00"},
-        vendor=f"0x{vendor}",
-        device=f"0x{number}",
-        subsystem_vendor=f"0x{board}",
-        subsystem_device=f"0x{model}",
-        revision=f"0x{revision}",
-        numa_node=near[0].os_index if len(near) == 1 else -1,
-        **_link_of(float(device.get("pci_link_speed", "0"))),
-        local_cpus=_mask(cpus),
-    )
+    numbers = {"class": f"{klass}00", "vendor": vendor, "device": number, "revision": revision}
+    numbers |= {"subsystem_vendor": board, "subsystem_device": model}
+    _write(folder, **{name: f"0x{value}" for name, value in numbers.items()}, local_cpus=mask(cpus))
+    _write(folder, numa_node=near[0].os_index if len(near) == 1 else -1)
+    _write(folder, **_link_of(float(device.get("pci_link_speed", "0"))))
     config = bytearray(64)  # hwloc reads of it the kind of header and, of a bridge, the buses below it
     for offset, word in ((0, vendor), (2, number), (0x0A, klass)):
         config[offset : offset + 2] = int(word, 16).to_bytes(2, "little")
@@ -173,13 +148,8 @@ def _osdev(sys: Path, osdev: ET.Element, chain: tuple[str, ...], device: ET.Elem
         for port in (k[4:-5] for k in facts if re.fullmatch(r"Port\d+State", k)):
             lid = int(facts.get(f"Port{port}LID", "0"), 16)
             infiniband = device.get("pci_type", "")[:4] in ("0207", "0208") or lid
-            _write(
-                entry / "ports" / port,
-                state=f"{facts[f'Port{port}State']}: -",
-                lid=f"{lid:#x}",
-                lid_mask_count=0,
-                link_layer="InfiniBand" if infiniband else "Ethernet",
-            )
+            files = {"state": f"{facts[f'Port{port}State']}: -", "lid": f"{lid:#x}", "lid_mask_count": 0}
+            _write(entry / "ports" / port, **files, link_layer="InfiniBand" if infiniband else "Ethernet")
         _link(sys / "class/infiniband" / name, entry)
     elif kind == (16 if version3 else 2):
         entry = folder / "net" / name

@@ -18,11 +18,11 @@ from hpcgpu import SLURMGPUCluster
 from hpcgpu.errors import HpcGpuError
 
 TASKS, TASK_S, PARTS = 40, 0.3, 8
-said, real = sys.stdout, os.dup(1)
+answers = sys.stdout
 sys.stdout = sys.stderr
 
 def answer(value):
-    print(json.dumps(value), file=said, flush=True)
+    print(json.dumps(value), file=answers, flush=True)
 
 def work(i, part):
     time.sleep(TASK_S)
@@ -37,13 +37,12 @@ def start():
 
 def here(job):
     # the job's workers: their names by their addresses
-    there = client.scheduler_info(n_workers=-1)["workers"]
-    return {address: w["name"] for address, w in there.items() if w["name"].startswith(f"{job}-")}
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: w["name"] for address, w in workers.items() if w["name"].startswith(f"{job}-")}
 
 def only_on(job):
     # how many of the scattered parts no other job has
-    where = [set(client.who_has([f])[f.key]) for f in scattered]
-    return sum(there <= set(here(job)) for there in where)
+    return sum(set(client.who_has([f])[f.key]) <= set(here(job)) for f in scattered)
 
 def results():
     # what became of all of it; an error is named
@@ -75,28 +74,16 @@ answer("closed")
 
 
 class Faulty:
-    """A client in the lab that answers questions while its cluster suffers.
-
-    Parameters
-    ----------
-    lab : Lab
-        Where.
-    jobs : int or None
-        One-node jobs beside the first one; None: leave the cluster as it starts.
-    where : str
-        The container of the client.
-    **options
-        Of the cluster; one simulated GPU on each node and five cores for it, so that a node has one job.
-
-    """
+    """A client in the lab that answers questions while its cluster suffers."""
 
     def __init__(self, lab: Lab, jobs: int | None = None, where: str = "", **options: Any) -> None:
         self.lab = lab
-        wanted = {"gpus": "sim:1", "cores_per_gpu": 5, "client_grace": 60, "dashboard": False, **options}
+        # one simulated GPU on each node and five cores for it, so that a node has one job
+        options = {"gpus": "sim:1", "cores_per_gpu": 5, "client_grace": 60, "dashboard": False, **options}
         if jobs is not None:
-            wanted["shape"] = "elastic"
+            options["shape"] = "elastic"
         lab.write("faulty.py", CLIENT)
-        argv = ["python", "-u", "faulty.py", json.dumps([wanted, jobs])]
+        argv = ["python", "-u", "faulty.py", json.dumps([options, jobs])]
         self._where = where or lab.login
         self._process = lab.start(self._where, argv, timeout=2 * PATIENCE_S)
 
@@ -105,18 +92,15 @@ class Faulty:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            self._print_scheduler_log()
+        if error[0] is not None:  # a scheduler beside the client writes to its run's folder, which goes with it
+            print(self.lab.exec(self._where, ["sh", "-c", "tail -n 60 ~/.hpcgpu/runs/*/hpcgpu.log"]).stdout)
         try:
-            said, wrong = self._process.communicate(timeout=90)
+            out, err = self._process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            said, wrong = self._process.communicate()
-        print(wrong)
-        if error[0] is None:
-            assert '"closed"' in said, f"{said}{wrong}"
-        else:
-            self._print_logs()
+            out, err = self._process.communicate()
+        print(err)
+        assert error[0] is not None or '"closed"' in out, f"{out}{err}"
 
     def ask(self, expression: str) -> Any:
         """Return what an expression is in the client."""
@@ -129,17 +113,16 @@ class Faulty:
     def until(self, expression: str, what: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
         """Ask until the answer is the awaited one, and return it."""
         end = time.monotonic() + patience_s
-        while not what(found := self.ask(expression)):
-            assert time.monotonic() < end, f"{expression} is still {found}; {self.ask('str(cluster.jobs)')}"
+        while not what(answer := self.ask(expression)):
+            assert time.monotonic() < end, f"{expression} is still {answer}; {self.ask('str(cluster.jobs)')}"
             time.sleep(0.2)
-        return found
+        return answer
 
     def members(self) -> list[str]:
         """Return the ids of the jobs that come and go."""
         return self.ask("[row.id for row in cluster.jobs.rows if 'scheduler' not in row.has]")
 
     def node_of(self, job: str) -> str:
-        """Return the node of a job."""
         return self.lab.job(job)["NodeList"]
 
     def hosts(self, job: str) -> list[str]:
@@ -147,39 +130,19 @@ class Faulty:
         nodes = ["scontrol", "show", "hostnames", self.node_of(job)]
         return self.lab.exec(self.lab.login, nodes, check=True).stdout.split()
 
-    def until_on(self, job: str, nodes: list[str]) -> None:
-        """Wait until the job has these nodes and no others."""
-        end = time.monotonic() + PATIENCE_S
-        while (found := self.hosts(job)) != nodes:
-            assert time.monotonic() < end, f"job {job} is on {found}"
-            time.sleep(0.2)
-
-    def results(self) -> dict[str, Any]:
-        """Wait for all tasks; print and return what was lost."""
-        found = self.ask("results()")
-        print(f"lost: {found['lost'] or 'nothing'}")
-        return found
+    def results(self) -> Any:
+        """Wait for all tasks; return whether they are right, and the errors of lost data."""
+        return self.ask("results()")
 
     def start_at_once(self, job: str) -> None:
         """Spare a requeued job the two minutes for which Slurm holds it."""
         self.until("str(cluster.jobs)", lambda table: "PENDING" in table)
-        update = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
-        self.lab.exec(self.lab.login, update, user="root", check=True)
+        self.lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def whole_again(self) -> None:
         """Wait until as many workers are there as are wanted."""
         counts = "[len(client.scheduler_info(n_workers=-1)['workers']), cluster.wanted_workers]"
         self.until(counts, lambda n: n[0] == n[1])
-
-    def _print_logs(self) -> None:
-        """Print the ends of what this cluster's jobs have said, for who looks for the cause of a failed test."""
-        logs = self.lab.exec(self.lab.login, ["sh", "-c", "tail -n 40 $(ls -t slurm-*.out | head -6)"])
-        print(logs.stdout, logs.stderr)
-
-    def _print_scheduler_log(self) -> None:
-        """Print what a scheduler beside the client has said: its log goes with its run's folder, and is no job's."""
-        found = self.lab.exec(self._where, ["sh", "-c", "tail -n 60 ~/.hpcgpu/runs/*/hpcgpu.log"])
-        print(found.stdout, found.stderr)
 
     def _say(self, kind: str, text: str) -> Any:
         assert self._process.stdin
@@ -190,12 +153,10 @@ class Faulty:
     def _hear(self, about: str) -> Any:
         assert self._process.stdout
         line = self._process.stdout.readline()
-        if not line:
-            said, wrong = self._process.communicate(timeout=60)
-            raise AssertionError(f"the client ended at {about}: {said}{wrong}")
-        found = json.loads(line)
-        assert not (isinstance(found, dict) and "error" in found), f"{about}: {found}"
-        return found
+        assert line, f"the client ended at {about}: {self._process.communicate(timeout=60)}"
+        answer = json.loads(line)
+        assert not (isinstance(answer, dict) and "error" in answer), f"{about}: {answer}"
+        return answer
 
 
 def docker(*argv: str) -> None:
@@ -207,18 +168,13 @@ def container(node: str) -> str:
 
 
 def make_ready(lab: Lab) -> None:
-    """Wait until Slurm gives every node to jobs; what it has drained or given up because of a fault is resumed.
-
-    Of itself it looks at a node that it has given up only after up to 84 s (22.05.8).
-    """
+    """Wait until Slurm gives every node to jobs; what it has drained or given up because of a fault is resumed."""
     end = time.monotonic() + PATIENCE_S
-    while wrong := {node: state for node, state in _states(lab).items() if state not in ("idle", "mixed", "allocated")}:
-        assert time.monotonic() < end, f"nodes are not ready: {wrong}"
-        for node in (n for n, state in wrong.items() if state.startswith(("drain", "down"))):
+    states = ["no answer"]
+    while not all(state.split()[-1] in ("idle", "mixed", "allocated") for state in states):
+        assert time.monotonic() < end, f"nodes are not ready: {states}"
+        for node in (state.split()[0] for state in states if state.split()[-1].startswith(("drain", "down"))):
             lab.exec(lab.login, ["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root")
         time.sleep(0.3)
-
-
-def _states(lab: Lab) -> dict[str, str]:
-    out = lab.exec(lab.login, ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout
-    return {"sinfo": "no answer"} if not out else dict(line.split() for line in out.splitlines())
+        out = lab.exec(lab.login, ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout
+        states = out.splitlines() or ["no answer"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from errands import Errands
@@ -18,17 +20,8 @@ from waiting import scaled
 
 LAB_SH = ROOT / "docker" / "lab.sh"
 UNAVAILABLE = 3  # exit code of lab.sh
-ENDED = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "BOOT_FAIL",
-    "DEADLINE",
-}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+ENDED |= {"PREEMPTED", "BOOT_FAIL", "DEADLINE"}
 # Labs beside each other, with networks of their own: HPCGPU_LAB names another one than that without a number, and each
 # worker of pytest-xdist (gw0, gw1, ...) has the next one.
 _BESIDE = int(os.environ.get("HPCGPU_LAB") or 0) + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -69,10 +62,7 @@ class Lab:
         self._errands: dict[str, Errands] = {}
 
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
-        """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them.
-
-        LabUnavailable: there is no such venv, it lacks a module, or it is of another Python than the lab's.
-        """
+        """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
         packages = self.packages_of(venv, modules[0])
         words = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
         done = self.exec(self.login, ["sh", "-c", _MAKE.format(**words, modules=", ".join(modules))])
@@ -80,34 +70,22 @@ class Lab:
             raise LabUnavailable(f"{packages} is not of the lab's Python: {done.stderr}")
 
     def packages_of(self, venv: str, module: str) -> str:
-        """Return where the lab sees the packages of a venv of the checkout.
-
-        LabUnavailable: there is no such venv, or it lacks the module.
-        """
+        """Return where the lab sees the packages of a venv of the checkout."""
         found = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
         if found is None or not (found / module).exists():
             raise LabUnavailable(f"{venv} has no {module}")
         return f"{CHECKOUT}/{found.relative_to(ROOT)}"
 
     def lab_sh(self, word: str, timeout: float, typed: str = "") -> subprocess.CompletedProcess[str]:
-        argv = [LAB_SH, word]
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout, env=self._environment(), input=typed
-        )
+        options: dict[str, Any] = {"capture_output": True, "text": True, "env": self._environment(), "input": typed}
+        return subprocess.run([LAB_SH, word], timeout=timeout, **options)
 
     def _environment(self) -> dict[str, str]:
         more = {"PYTHON": sys.executable, "HPCGPU_LAB": self.number, "ACCOUNTING": "1" if self.accounting else ""}
         return {**os.environ, **more}
 
     def build(self) -> None:
-        """Build what is not built.
-
-        Raises
-        ------
-        LabUnavailable
-            If this machine has no Docker, no compose, or no way to a base image.
-
-        """
+        """Build what is not built."""
         done = self.lab_sh("build", timeout=850)
         if done.returncode == UNAVAILABLE:
             raise LabUnavailable(done.stderr.strip().removeprefix("slurm lab: "))
@@ -122,10 +100,8 @@ class Lab:
     def down_at_the_end(self) -> Iterator[None]:
         """Take it down at the end, also when this process is killed: then its end of a pipe is closed."""
         argv = ["sh", "-c", 'cat > /dev/null; exec "$0" down', LAB_SH]
-        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        waiting = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, text=True, env=self._environment(), process_group=0, **out
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        waiting = subprocess.Popen(argv, text=True, env=self._environment(), process_group=0, **pipes)
         try:
             yield
         finally:
@@ -200,6 +176,30 @@ class Lab:
     def read(self, path: str) -> str:
         return self.exec(self.login, ["cat", path], check=True).stdout
 
+    def root(self, *argv: str, container: str = login) -> str:
+        """Run a command as root, on the login node or another machine; return its output."""
+        return self.exec(container, argv, user="root", check=True).stdout
+
+    def python(self, code: str, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run code by a Python of the login node; ``words`` replace ``python -u``."""
+        self.write("script.py", textwrap.dedent(code))
+        container = options.pop("container", self.login)
+        return self.exec(container, [*(words or ("python", "-u")), "script.py"], check=check, **options)
+
+    def facts(self, code: str, *words: str, **options: Any) -> Any:
+        """Run code that prints ``FACTS`` and JSON; return the JSON."""
+        done = self.python(code, *words, **options)
+        print(done.stdout, done.stderr)  # shown if the test fails
+        return json.loads(done.stdout.partition("FACTS")[2])
+
+    def runs(self) -> list[str]:
+        """Return the folders of runs in the user's home."""
+        return self.exec(self.login, ["ls", ".hpcgpu/runs"], check=True).stdout.split()
+
+    def forget_runs(self) -> None:
+        """Remove folders of runs whose guard was killed with a failed test."""
+        self.exec(self.login, ["sh", "-c", "rm -rf .hpcgpu/runs; mkdir -m 700 -p .hpcgpu/runs"], check=True)
+
     def submit(self, script: str, *options: str) -> str:
         """Give a batch script to sbatch and return the job id."""
         return self.exec(self.login, ["sbatch", "--parsable", *options], stdin=script, check=True).stdout.strip()
@@ -253,11 +253,16 @@ class Lab:
         self.wait_idle(before)
 
     @contextmanager
-    def closed_ports(self) -> Iterator[None]:
-        """Let the login container reach no port of the compute nodes but slurmd's, as on sites with a firewall."""
-        to_nodes = ["-p", "tcp", "--syn", "-d", f"{NETWORK}.8/29", "!", "--dport", "6818", "-j", "DROP"]
-        self.exec(self.login, ["iptables", "-A", "OUTPUT", *to_nodes], user="root", check=True)
+    def dropped(self, container: str, rule: str) -> Iterator[None]:
+        """Let a container drop the TCP packets of an iptables rule: ``OUTPUT -d ADDRESS``."""
+        chain, *match = rule.split()
+        words = [chain, "-p", "tcp", *match, "-j", "DROP"]
+        self.root("iptables", "-A", *words, container=container)
         try:
             yield
         finally:
-            self.exec(self.login, ["iptables", "-D", "OUTPUT", *to_nodes], user="root", check=True)
+            self.root("iptables", "-D", *words, container=container)
+
+    def closed_ports(self, container: str = login, target: str = f"{NETWORK}.8/29") -> AbstractContextManager[None]:
+        """Close all ports of the compute nodes but slurmd's for a container, as a site's firewall does."""
+        return self.dropped(container, f"OUTPUT -d {target} --syn ! --dport 6818")

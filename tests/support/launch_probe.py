@@ -14,8 +14,13 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from hpcgpu.model.world import World
+
+PROBE, ME = "tests/support/launch_probe.py", ("@ME@",)
 SETTLED_S = 1.5  # an mpirun that ends all when one dies has done so within 0.3 s (Open MPI 4 and 5, MPICH 5.0.2)
 LIMIT_S = 40
 
@@ -68,6 +73,22 @@ def kill_one(ranks: dict[int, tuple[socket.socket, dict[str, Any]]]) -> list[int
     for s in waiting:
         s.sendall(b"bye")
     return sorted(others[s] for s in waiting)
+
+
+def check(seen: dict[str, Any], world: World, hosts: list[str]) -> None:
+    """Fail unless a test that ran this file saw the ranks of a world, unbound, with the extra one on the first host."""
+    ranks = seen["ranks"]
+    assert [(r["rank"], r["size"]) for r in ranks] == [(i, world.size) for i in range(world.size)]
+    promised = Counter(dict.fromkeys(hosts, world.per_node))
+    promised[hosts[0]] += world.extra
+    assert Counter(r["host"] for r in ranks) == promised
+    assert ranks[0]["host"] == hosts[0]
+    free = set(range(os.cpu_count() or 1)) & os.sched_getaffinity(0)
+    assert all(set(r["cpus"]) == free for r in ranks), "a rank is bound"
+
+
+def others(world: World) -> list[int]:
+    return [i for i in range(world.size) if i != 1]
 
 
 if __name__ == "__main__":

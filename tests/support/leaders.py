@@ -9,14 +9,6 @@ def addresses():
     # c.scheduler_info() may answer without workers: the client renews it every 2 s, with none (distributed 2026.8.0)
     return {w["name"]: a for a, w in c.sync(c.scheduler.identity, n_workers=-1)["workers"].items()}
 
-def leaders():
-    pid_of = c.run(os.getpid, nanny=True)
-    return {name: pids.index(pid_of[a]) for name, a in sorted(addresses().items())}
-
-def bindings():
-    seen = c.run(lambda dask_worker: (sorted(os.sched_getaffinity(0)), os.path.dirname(dask_worker.local_directory)))
-    return {name: seen[a] for name, a in sorted(addresses().items())}
-
 def wait(fact):
     end = time.monotonic() + 100
     while not fact():
@@ -27,14 +19,8 @@ def wait_until_said(rank, words):
     said = os.path.join(os.path.dirname(sys.argv[1]), f"err-{rank}")
     wait(lambda: words in open(said).read())
 
-def kill(*ranks):
-    before = addresses()
-    for rank in ranks:
-        os.kill(pids[rank], signal.SIGKILL)
-    return before
-
-def wait_for_new(before, *names):
-    wait(lambda: all((now := addresses()).get(n, before[n]) != before[n] for n in names))
+def kill(rank):
+    os.kill(pids[rank], signal.SIGKILL)
 
 def slow(x):
     time.sleep(0.02)

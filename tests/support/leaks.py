@@ -16,11 +16,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-from signals import signal_all
 
 LIMIT_S = 30.0  # a job whose client is gone ends within 5 s, its guard a little later
 # Threads of others that live as long as this process; each is made by the first who needs it.
@@ -35,49 +32,37 @@ STAYS = re.compile(r"dask-scratch-space$|ompi\.")
 KEPT = re.compile(r"/dev/|/proc/|/sys/|.*\.so")
 
 
-@dataclass(frozen=True)
-class Before:
-    """What is there before a test."""
+def resources() -> dict[object, str]:
+    """Return this process's threads, children, open files and listening sockets, each with its description."""
+    return {
+        **{t: f"thread {t.name}" for t in threading.enumerate() if not POOLS.match(t.name)},
+        **{pid: f"child process {pid}: {command_line(pid)}" for pid in children()},
+        **{(fd, target): f"descriptor {fd}: {target}" for fd, target in files()},
+    }
 
-    threads: frozenset[threading.Thread]
-    children: frozenset[int]
-    files: frozenset[tuple[int, str]]
 
-    @classmethod
-    def now(cls) -> Before:
-        return cls(frozenset(threading.enumerate()), frozenset(children()), frozenset(files()))
-
-    def left(self) -> list[str]:
-        """Return what has come since, and is still there."""
-        threads = [t for t in threading.enumerate() if t not in self.threads and not POOLS.match(t.name)]
-        return [
-            *(f"thread {t.name}" for t in threads),
-            *(f"child process {pid}: {words(pid)}" for pid in children() if pid not in self.children),
-            *(f"descriptor {fd}: {what}" for fd, what in files() if (fd, what) not in self.files),
-        ]
+def came_since(before: dict[object, str]) -> list[str]:
+    return [text for resource, text in resources().items() if resource not in before]
 
 
 def children() -> list[int]:
     """Return the processes that this one has started and that have not been waited for."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def files() -> list[tuple[int, str]]:
-    """Return the files that this process has open, and the sockets on which it listens.
-
-    Not other sockets: a cluster that tests share makes connections whenever it wants.
-    """
-    found = []
+    """Return this process's open files and listening sockets; a shared cluster's connections come and go."""
+    descriptors = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            what = str(link.readlink())
-            if not KEPT.match(what) and (not what.startswith("socket:") or listens(int(link.name))):
-                found.append((int(link.name), what))
-    return found
+            target = str(link.readlink())
+            if not KEPT.match(target) and (not target.startswith("socket:") or listens(int(link.name))):
+                descriptors.append((int(link.name), target))
+    return descriptors
 
 
 def listens(descriptor: int) -> bool:
@@ -86,33 +71,32 @@ def listens(descriptor: int) -> bool:
         return bool(same.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def words(pid: int) -> str:
+def command_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200].strip()
     return ""
 
 
 def processes(places: list[Path]) -> dict[int, str]:
-    """Return the processes in whose environment one of these folders stands: this process has started their like."""
-    wanted, found = [os.fsencode(place) for place in places], {}
+    """Return the processes in whose environment one of these folders stands, with their command lines."""
+    names, pids = [os.fsencode(place) for place in places], []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                given = environ(entry.path)
-                if any(place in given for place in wanted):
-                    found[int(entry.name)] = words(int(entry.name))
-    return found
+                variables = environ(entry.path)
+                pids += [int(entry.name)] if any(name in variables for name in names) else []
+    return {pid: command_line(pid) for pid in pids}
 
 
 def environ(process: str) -> bytes:
     """Return the environment of a process, given its folder in /proc; in the middle of exec(2) it has none yet."""
     end_s = time.monotonic() + 1
-    while not (found := Path(process, "environ").read_bytes()):
+    while not (variables := Path(process, "environ").read_bytes()):
         Path(process, "exe").readlink()  # an error: a thread of the kernel, or a zombie
         if Path(process, "cmdline").read_bytes() or time.monotonic() > end_s:
             break
         time.sleep(0.001)
-    return found
+    return variables
 
 
 def names(folder: Path) -> list[str]:
@@ -122,30 +106,16 @@ def names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """See that nothing is left of threads, children, open files and sockets.
-
-    Raises
-    ------
-    AssertionError
-        What it is.
-
-    """
-    before = Before.now()
+    """See that nothing is left of threads, children, open files and sockets."""
+    before = resources()
     yield
-    if left := settled(before.left):
-        raise AssertionError(f"left behind: {'; '.join(left)}")
+    left = settled(lambda: came_since(before))
+    assert not left, f"left behind: {'; '.join(left)}"
 
 
 @contextlib.contextmanager
 def no_process_left(home: Path) -> Iterator[Path]:
-    """Have a temporary folder that is this test's own; see that nothing is left in it, and no process that knows it.
-
-    Parameters
-    ----------
-    home : Path
-        The test's own home; what a process has of it in its environment gives it away, too.
-
-    """
+    """Have a temporary folder that is this test's own; see that nothing is left in it, and no process that knows it."""
     folder, was = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp")), os.environ.get("TMPDIR")
     os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
     try:
@@ -164,9 +134,15 @@ def no_process_left(home: Path) -> Iterator[Path]:
 def settled(left: Callable[[], list[str]]) -> list[str]:
     """Return what is left when what was ending has ended."""
     end_s = time.monotonic() + LIMIT_S
-    while found := left():
+    while remaining := left():
         gc.collect()  # each time: what ends meanwhile may leave more of it
-        if not (found := left()) or time.monotonic() > end_s:
+        if not (remaining := left()) or time.monotonic() > end_s:
             break
         time.sleep(0.1)
-    return found
+    return remaining
+
+
+def signal_all(pids: Iterable[int], sig: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from functools import cache
 
+import fakesys
 import pytest
 from paths import TOPOLOGIES
 
@@ -34,8 +36,6 @@ def gpus_of(topology: Topology) -> tuple[Gpu, ...]:
     return topology.gpus or simulated_gpus(topology, 4, GIB, "node")
 
 
-# --- machines made of recorded ones ------------------------------------------------------------------------------
-
 HWLOC = [name for name in MACHINES if name != "aws-p4de-24xl-topo"]
 
 
@@ -44,19 +44,15 @@ def text_of(name: str) -> str:
     return (TOPOLOGIES / f"{name}.xml").read_text()
 
 
-def mask(pus: Iterable[int]) -> str:
-    """A set as hwloc writes it: words of 32 bits, the highest first."""
-    value = sum(1 << i for i in pus)
-    words = [f"{value >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(value.bit_length(), 1), 32)]
-    return ",".join(f"0x{word}" for word in reversed(words))
+mask = functools.partial(fakesys.mask, prefix="0x")
 
 
 def granted(text: str, pus: Iterable[int], nodes: Iterable[int] | None = None) -> str:
     """What ``lstopo --disallowed`` writes in a job with these PUs and NUMA nodes."""
-    text = re.sub(r'allowed_cpuset="[^"]*"', f'allowed_cpuset="{mask(pus)}"', text, count=1)
-    return (
-        text if nodes is None else re.sub(r'allowed_nodeset="[^"]*"', f'allowed_nodeset="{mask(nodes)}"', text, count=1)
-    )
+    for name, numbers in (("cpuset", pus), ("nodeset", nodes)):
+        if numbers is not None:
+            text = re.sub(rf'allowed_{name}="[^"]*"', f'allowed_{name}="{mask(numbers)}"', text, count=1)
+    return text
 
 
 def with_device(text: str, place: int, address: str, ids: str, model: str = "") -> str:

@@ -47,17 +47,8 @@ _UNITS: Mapping[str, str] = {
 # Keywords of LocalCUDACluster and of dask cuda worker (dask-cuda 26.10) that mean the same under the same name;
 # docs/reference/memory-options.md says what is better here.
 _CUDA = {"memory_limit", "device_memory_limit", "jit_unspill", "local_directory", "protocol", "threads_per_worker"}
-_CUDA |= {
-    "interface",
-    "resources",
-    "death_timeout",
-    "set_rmm_allocator_for_libs",
-    "security",
-    "dashboard_address",
-    "scheduler_port",
-    *RMM,
-    *CUDF,
-}
+_CUDA |= {"interface", "resources", "death_timeout", "set_rmm_allocator_for_libs", "security", "dashboard_address"}
+_CUDA |= {"scheduler_port", *RMM, *CUDF}
 # What has another name or another form there, and is in no migration hint: their keyword, and a remark.
 INSTEAD: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "dask-cuda": {
@@ -118,12 +109,8 @@ def render() -> str:
     """Return the page."""
     by_name = {user_name(f): f for f in options()}
     names = theirs()
-    lines = [HEAD]
-    for group, members in GROUPS.items():
-        lines.append(f"## {group}\n\n")
-        for name in members:
-            lines += [f"{line}\n" for line in _entry(by_name[name], names)]
-    return "".join(lines).rstrip("\n") + "\n"
+    groups = ("".join(line + "\n" for n in m for line in _entry(by_name[n], names)) for m in GROUPS.values())
+    return HEAD + "".join(f"## {name}\n\n{text}" for name, text in zip(GROUPS, groups, strict=True)).rstrip("\n") + "\n"
 
 
 def _entry(f: Field[Any], names: Mapping[str, set[str]]) -> Iterator[str]:
@@ -131,10 +118,7 @@ def _entry(f: Field[Any], names: Mapping[str, set[str]]) -> Iterator[str]:
     flag = name.replace("_", "-")
     kind = " or ".join(f"`{c!r}`" for c in meta["choices"]) or type_of(f)
     unit = _UNITS.get(meta["kind"], "")
-    yield f"### `{name}`"
-    yield ""
-    yield f"{_sentence(meta['text'])}"
-    yield ""
+    yield f"### `{name}`\n\n{_sentence(meta['text'])}\n"
     also = "".join(f"; {word}" for word in (unit, meta["example"] and f"such as `{meta['example']}`") if word)
     yield f"- value: {kind}{also}"
     yield f"- default: {_shown(default_of(f))}"

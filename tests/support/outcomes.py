@@ -121,14 +121,13 @@ class Outcomes:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for reason, ids in self.skipped.items():
             terminalreporter.line(f"skipped {len(ids)}: {reason}")
+        lines = []
         for reason, ids in self.broken().items():
-            terminalreporter.line(f"CI=true and {LIST} requires these, which were skipped ({reason}):", red=True)
-            for nodeid in ids:
-                terminalreporter.line(f"  {nodeid}")
-        for pattern in self.unmatched:
-            terminalreporter.line(f"CI=true and {LIST} requires {pattern}: there is no such test", red=True)
-        for nodeid in self.without_outcome():
-            terminalreporter.line(f"collected, but neither passed, failed nor skipped: {nodeid}", red=True)
+            lines += [f"CI=true and {LIST} requires these, which were skipped ({reason}):", *(f"  {i}" for i in ids)]
+        lines += [f"CI=true and {LIST} requires {pattern}: there is no such test" for pattern in self.unmatched]
+        lines += [f"collected, but neither passed, failed nor skipped: {i}" for i in self.without_outcome()]
+        for line in lines:
+            terminalreporter.line(line, red=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

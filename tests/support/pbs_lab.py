@@ -43,10 +43,10 @@ for line in sys.stdin:
     code = json.loads(line)
     try:
         try:
-            found = eval(compile(code, "<test>", "eval"), scope)
+            value = eval(compile(code, "<test>", "eval"), scope)
         except SyntaxError:
-            found = exec(code, scope)
-        print(json.dumps({"found": found}, default=str), flush=True)
+            value = exec(code, scope)
+        print(json.dumps({"value": value}, default=str), flush=True)
     except BaseException as e:
         print(json.dumps({"error": f"{type(e).__name__}: {e}"}), flush=True)
 """
@@ -54,10 +54,6 @@ for line in sys.stdin:
 
 class PbsLabUnavailable(Exception):
     """It cannot be had on this machine; the text says why."""
-
-
-class ClientError(Exception):
-    """What a client's code raised."""
 
 
 class Client:
@@ -80,18 +76,17 @@ class Client:
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return the value of what was sent; raise ClientError if it failed."""
+        """Return the value of what was sent; fail if that raised an error."""
         assert self._process.stdout
         line = self._process.stdout.readline()
         assert line, f"the client has ended: {self.said}"
         answer = json.loads(line)
-        if "error" in answer:
-            raise ClientError(answer["error"])
-        return answer["found"]
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
 
     @property
     def said(self) -> str:
-        """What it has printed for people."""
+        """Its standard error."""
         return self._log.read_text()
 
     def end(self) -> None:
@@ -107,14 +102,7 @@ class Client:
 
 
 class PbsLab:
-    """The login node, four nodes, and what runs on them.
-
-    Parameters
-    ----------
-    state : Path
-        The lab's own folder.
-
-    """
+    """The login node, four nodes, and what runs on them."""
 
     nodes = ("node1", "node2", "node3", "node4")
     python = PYTHON
@@ -131,45 +119,25 @@ class PbsLab:
             raise PbsLabUnavailable(f"one is up already, in {used}: PBSLAB_RUN={used} {folder}/down.sh")
         self._folder, self._state, self._clients, self._broken = folder, state, 0, False
         self._shown = [str(ROOT), str(Path(sys.base_prefix).resolve())]
+        self._env = {**os.environ, "PBSLAB_RUN": str(state), "PBSLAB_SHARE": ":".join(self._shown)}
+        self._env["PBSLAB_NODES"] = str(len(self.nodes))
 
-    def _environment(self) -> dict[str, str]:
-        here = {
-            "PBSLAB_RUN": str(self._state),
-            "PBSLAB_SHARE": ":".join(self._shown),
-            "PBSLAB_NODES": str(len(self.nodes)),
-        }
-        return {**os.environ, **here}
-
-    def run(self, program: str, *words: str, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run one of the lab's programs."""
-        argv = [self._folder / program, *words]
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-        )
+    def run(self, program: str, *words: str, limit_s: float = 120) -> str:
+        """Run one of the lab's programs; return its output."""
+        options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "env": self._env}
+        done = subprocess.run([self._folder / program, *words], timeout=limit_s, **options)
         assert done.returncode == 0, f"{program} {shlex.join(words)}: {done.stdout}{done.stderr}"
-        return done
+        return done.stdout
 
     def up(self) -> None:
-        """Start it.
-
-        Raises
-        ------
-        PbsLabUnavailable
-            Its programs cannot be had here.
-
-        """
-        for again in (True, False):
+        """Start it."""
+        try:
             try:
                 self.run("up.sh", str(len(self.nodes)), limit_s=400)
-                break
-            except AssertionError as e:  # its database gives up early on a machine that is busy
-                if not again:
-                    raise PbsLabUnavailable(str(e)[:500]) from e
+            except AssertionError:  # its database gives up early on a machine that is busy
+                self.run("up.sh", str(len(self.nodes)), limit_s=400)
+        except AssertionError as e:
+            raise PbsLabUnavailable(str(e)[:500]) from e
         for machine in ("login01", *self.nodes):
             self._expose(machine)
 
@@ -195,8 +163,8 @@ class PbsLab:
             self._expose(words[0])
 
     def on(self, machine: str, line: str, user: str = "labuser") -> str:
-        """Run a shell line on a machine; return what it printed."""
-        return self.run("on", machine, "-u", user, line).stdout
+        """Run a shell line on a machine; return its output."""
+        return self.run("on", machine, "-u", user, line)
 
     def hpcgpu(self, *words: str) -> str:
         """Run a command of ours on the login node; return what it printed."""
@@ -209,8 +177,8 @@ class PbsLab:
         log = self._state / f"client-{self._clients}.log"
         argv = [self._folder / "on", "login01", f"mkdir -p work; cd work; exec {PYTHON} -c {shlex.quote(CLIENT)}"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with log.open("w") as said:
-            process = subprocess.Popen(argv, **pipes, stderr=said, env=self._environment())
+        with log.open("w") as stderr:
+            process = subprocess.Popen(argv, **pipes, stderr=stderr, env=self._env)
         client = Client(process, log)
         try:
             client("from pathlib import Path; from distributed import Client; from hpcgpu import PBSGPUCluster")
@@ -233,12 +201,10 @@ class PbsLab:
         return str(jobs[job_id]["exec_host"].partition("/")[0])
 
     def processes(self) -> list[str]:
-        """Return what runs for the lab's user, but for shells that wait for a job."""
-        found = [f"{m}: {line}" for m in ("login01", *self.nodes) for line in self._of_user(m)]
-        return [line for line in found if "hpcgpu" in line or "python" in line]
-
-    def _of_user(self, machine: str) -> list[str]:
-        return self.run("on", machine, "-u", "root", "ps -u labuser -o pid=,args= || :").stdout.splitlines()
+        """Return the processes of the lab's user, but for shells that wait for a job."""
+        ps = {m: self.on(m, "ps -u labuser -o pid=,args= || :", user="root") for m in ("login01", *self.nodes)}
+        lines = [f"{machine}: {line}" for machine, text in ps.items() for line in text.splitlines()]
+        return [line for line in lines if "hpcgpu" in line or "python" in line]
 
     def run_folders(self) -> list[Path]:
         """Return the folders of all runs."""
@@ -252,13 +218,4 @@ class PbsLab:
 
     def wait_idle(self, limit_s: float = 60) -> None:
         """Return when nothing is left of any run."""
-        last: list[str] = []
-
-        def nothing() -> bool:
-            last[:] = self.left()
-            return not last
-
-        try:
-            until(nothing, "nothing is left on the lab", limit_s=limit_s, every_s=0.5)
-        except AssertionError as e:
-            raise AssertionError(f"{e}: {last}") from e
+        until(lambda: not self.left(), "nothing is left on the lab", limit_s=limit_s, every_s=0.5, shown=self.left)

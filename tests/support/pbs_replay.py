@@ -22,24 +22,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pbs_words import SERVER, block, listing, recorded
-from recordings import Record
-from signals import signal_all
+from leaks import signal_all
+from recordings import SERVER, Record, block, listing, recorded
 
 KILL_DELAY_S = 10.0
 
 
 class Pbs:
-    """The server; a test's own, and each program's.
-
-    Parameters
-    ----------
-    folder : Path
-        Its state.
-    build : str
-        ``release`` or ``head``: whose words it has.
-
-    """
+    """The server; a test's own, and each program's."""
 
     def __init__(self, folder: Path, build: str = "") -> None:
         self.folder, self.jobs = folder, folder / "jobs"
@@ -93,10 +83,7 @@ class Pbs:
         self.write("trouble", what)
 
     def lose(self, what: str) -> None:
-        """Let qsub not be answered from now on: ``accepted`` or ``unheard``, it hangs; ``broken``, it knows it; or not.
-
-        It hangs when the server does (33-server-trouble).
-        """
+        """Let qsub hang from now on (``accepted``, ``unheard``), fail (``broken``), or answer again (``""``)."""
         self.write("lose", what)
 
     def refuse(self, refusal: Record) -> None:

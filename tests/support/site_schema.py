@@ -28,15 +28,11 @@ def json_schema() -> str:
     site = parts.pop("Site")
     site["properties"]["dialect"] = {"type": "object", "description": _text(Site, "dialect")}
     site["properties"]["defaults"] = _settings()
-    spoken = [
-        {
-            "if": {"properties": {"batch": {"const": batch}}},
-            "then": {"properties": {"dialect": {"$ref": f"#/$defs/{kind.__name__}"}}},
-        }
-        for batch, kind in DIALECTS.items()
-    ]
+    properties = {batch: {"dialect": {"$ref": f"#/$defs/{kind.__name__}"}} for batch, kind in DIALECTS.items()}
+    conditions = {batch: {"properties": {"batch": {"const": batch}}} for batch in DIALECTS}
+    rules = [{"if": conditions[batch], "then": {"properties": properties[batch]}} for batch in DIALECTS]
     site["required"] = ["version", *site["required"]]
-    whole = {"$schema": _DRAFT, **site, "title": "hpcgpu site file", "allOf": spoken, "$defs": parts}
+    whole = {"$schema": _DRAFT, **site, "title": "hpcgpu site file", "allOf": rules, "$defs": parts}
     return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -52,14 +48,10 @@ def _complete(part: dict[str, Any], kind: type) -> None:
 
 
 def _settings() -> dict[str, Any]:
-    known = {user_name(f): {"description": f.metadata["text"]} for f in options() if user_name(f) != "site"}
-    known["source"] = {"description": _text(DIALECTS["slurm"], "source")}
-    return {
-        "type": "object",
-        "description": _text(Site, "defaults"),
-        "properties": known,
-        "additionalProperties": False,
-    }
+    keys = {user_name(f): {"description": f.metadata["text"]} for f in options() if user_name(f) != "site"}
+    keys["source"] = {"description": _text(DIALECTS["slurm"], "source")}
+    shape = {"type": "object", "properties": keys, "additionalProperties": False}
+    return {**shape, "description": _text(Site, "defaults")}
 
 
 def _text(kind: type, name: str) -> str:
@@ -96,8 +88,8 @@ def reference() -> str:
         "`# yaml-language-server: $schema=.../docs/reference/site.schema.json` at the top of a file.",
         "How to write one: [site_configs/README.md](../../site_configs/README.md).",
     ]
-    spoken = [(kind, f"dialect` with `batch: {batch}") for batch, kind in DIALECTS.items()]
-    for kind, path in (*_kinds(Site), *spoken):
+    dialects = [(kind, f"dialect` with `batch: {batch}") for batch, kind in DIALECTS.items()]
+    for kind, path in (*_kinds(Site), *dialects):
         out += ["", f"## {f'`{path}`' if path else 'The file'}", "", cleandoc(kind.__doc__ or "").partition("\n")[0]]
         out += ["", "| key | value | meaning |", "|---|---|---|"]
         out += [_row(f, hints(kind)[f.name]) for f in fields(kind) if f.name in hints(kind)]

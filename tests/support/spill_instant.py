@@ -12,10 +12,7 @@ from hpcgpu.spill.state.units import Copy, Instruction, Ticket, Unit
 
 
 class Instant:
-    """Carries out what the machine instructs.
-
-    ``up`` and ``down`` are bytes copied so far, ``told`` all other instructions.
-    """
+    """Carries out what the machine instructs."""
 
     def __init__(self, limits: Mapping[int, int], choose: Choice = victims, low: float = 0.95) -> None:
         self.state = SpillState(limits, low, choose)

@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from spill_invariants import broken
-
 from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Resume, Ticket, Unit
+from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Resume, Ticket, Unit, below
 
 Action = tuple[Any, ...]
 
 
-class Broken(AssertionError):
-    """A law is broken."""
-
-
-def holds(what: object, law: str) -> None:
-    if not what:
-        raise Broken(law)
+def holds(condition: object, law: str) -> None:
+    if not condition:
+        raise AssertionError(law)
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,8 @@ class World:
         if action[0] == "part":
             self.todo.remove(action[1])
             action = action[2:]
-        self.carry_out(getattr(self, "do_" + action[0])(*action[1:]))
+        call = getattr(self, f"do_{action[0]}", None) or getattr(self.state, action[0])  # delete, shrink, limit, tick
+        self.carry_out(call(*action[1:]))
         self.check()
 
     def do_moved(self, i: int) -> Any:
@@ -139,42 +134,39 @@ class World:
     def do_urgent(self, *units: int) -> Any:
         return self.do_need(*units, at_once=True)
 
-    def do_use(self, unit: int) -> Any:
-        self.version[unit] += 1
-        self.contents[unit][self.units[unit].top] = self.version[unit]
-        return self.state.used((self.units[unit],), writes=True)
-
     def do_peer(self, *units: int) -> Any:
         return self.do_need(*units, for_peer=True)
+
+    def write(self, i: int, tier: int) -> Unit:
+        """Give a unit new contents in a tier."""
+        self.version[i] += 1
+        self.contents[i][tier] = self.version[i]
+        return self.units[i]
+
+    def do_use(self, i: int) -> Any:
+        return self.state.used((self.write(i, self.units[i].top),), writes=True)
 
     def do_release(self, i: int) -> Any:
         reader = self.readers.pop(i)
         if reader.ticket.writes and reader.is_told and not reader.has_failed:
             for unit in reader.ticket.units:
-                self.version[unit.name] += 1
-                self.contents[unit.name][unit.top] = self.version[unit.name]
+                self.write(unit.name, unit.top)
         return self.state.release(reader.ticket)
-
-    def do_delete(self, key: int) -> Any:
-        return self.state.delete(key)
 
     def do_set(self, key: int, *units: int) -> Any:
         for i in units:
             if not self.units[i].valid:
-                self.version[i] += 1
-                self.contents[i] = {self.units[i].at: self.version[i]}
+                self.contents[i] = {}
+                self.write(i, self.units[i].at)
         return self.state.set(key, tuple(self.units[i] for i in units))
 
-    def do_grow(self, unit: int, nbytes: int) -> Any:
-        self.version[unit] += 1
-        self.contents[unit][self.units[unit].top] = self.version[unit]
-        return self.state.grow(self.units[unit], nbytes)
+    def do_grow(self, i: int, nbytes: int) -> Any:
+        return self.state.grow(self.write(i, self.units[i].top), nbytes)
 
-    def do_join(self, key: int, unit: int, nbytes: int) -> Any:
-        self.version[unit] += 1
-        self.contents[unit][self.units[unit].at] = self.version[unit]
-        self.state.join(self.units[unit], Unit(-1, nbytes))
-        return self.state.set(key, (self.units[unit],))
+    def do_join(self, key: int, i: int, nbytes: int) -> Any:
+        unit = self.write(i, self.units[i].at)
+        self.state.join(unit, Unit(-1, nbytes))
+        return self.state.set(key, (unit,))
 
     def do_leave(self, unit: int, nbytes: int) -> Any:
         part = Unit(-1, nbytes)
@@ -188,20 +180,8 @@ class World:
     def do_give_up(self, i: int) -> Any:
         return self.state.alloc_given_up(self.allocations.pop(i))
 
-    def do_shrink(self, tier: int, nbytes: int) -> Any:
-        return self.state.shrink(tier, nbytes)
-
-    def do_limit(self, tier: int, nbytes: int) -> Any:
-        return self.state.limit(tier, nbytes)
-
     def do_expect(self, task: str, running: bool, *keys: int) -> Any:
         return self.state.expect(task, keys, (0,), running)
-
-    def do_task_over(self, task: str) -> Any:
-        return self.state.task_over(task)
-
-    def do_tick(self) -> Any:
-        return self.state.tick()
 
     # --- what is instructed -------------------------------------------------------------------------------------------
     def carry_out(self, instructions: Any) -> None:
@@ -236,8 +216,8 @@ class World:
             self.allocations.remove(do.waiter)
             return
         reader = next((r for r in self.readers if r.ticket is do.waiter), None)
-        if reader is None or reader.is_told:
-            raise Broken("a reader is told once, and not when it has gone")
+        assert reader is not None, "a reader that has gone is not told"
+        holds(not reader.is_told, "a reader is told once")
         reader.is_told, reader.has_failed = True, isinstance(do, Fail)
         for unit in do.waiter.units if isinstance(do, Resume) else ():
             tier = unit.tier if do.waiter.for_peer else unit.top
@@ -248,7 +228,7 @@ class World:
     # --- what holds always --------------------------------------------------------------------------------------------
     def check(self) -> None:
         for law in broken(self.state, self.units, [r.ticket for r in self.readers], self.copies):
-            raise Broken(law)
+            raise AssertionError(law)
         for unit, contents, version in zip(self.units, self.contents, self.version, strict=True):
             for tier in (DISK, HOST, unit.top):
                 if unit.valid >> tier & 1:
@@ -289,19 +269,8 @@ class World:
         by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
         rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.unspills.pauses
         aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in state.keys.items()))
-        return (
-            units,
-            copies,
-            readers,
-            orders,
-            queues,
-            rooms,
-            rest,
-            aliases,
-            tuple(self.todo),
-            self.failures,
-            self.losses,
-        )
+        state_key = (units, copies, readers, orders, queues, rooms, rest, aliases)
+        return (*state_key, tuple(self.todo), self.failures, self.losses)
 
 
 @dataclass
@@ -335,11 +304,11 @@ def explore(story: Story, at_most: int = 1_000_000) -> Found:
             try:
                 world.do(action)
             except Exception as e:
-                found.broken, found.path = f"{type(e).__name__}: {e}", _unrolled((path, action))
+                found.broken, found.path = f"{type(e).__name__}: {e}", (*path, action)
                 return found
             if (key := world.key()) not in seen:
                 seen[key] = len(seen)
-                queue.append((pickle.dumps(world, 5), (path, action)))
+                queue.append((pickle.dumps(world, 5), (*path, action)))
             if action[0] == "moved":
                 after.setdefault(number, set()).add(seen[key])
             world = None
@@ -355,9 +324,64 @@ def explore(story: Story, at_most: int = 1_000_000) -> Found:
     return found
 
 
-def _unrolled(path: Any) -> tuple[Action, ...]:
-    out: list[Action] = []
-    while path:
-        path, action = path
-        out.append(action)
-    return tuple(reversed(out))
+def broken(
+    state: SpillState, units: Collection[Unit], tickets: Collection[Ticket], under_way: Collection[Copy]
+) -> Iterator[str]:
+    """Yield the laws that a state between two events breaks; ``units`` are all that ever had a name."""
+    yield from _bytes(state, units, under_way)
+    for unit in units:
+        yield from _unit(unit, [copy for copy in under_way if copy.unit is unit], tickets)
+    for copy in under_way:
+        yield from _copy(copy)
+    for tier in state.stays:
+        if tier not in state.accounting.blocked and state.accounting.fits(tier, 0):
+            yield f"tier {tier} is said to stay above its limit, and has room"
+    waiting = [t for t in tickets if not t.over]
+    for unit in (unit for t in waiting if t.at_once for unit in t.units if t.lacks(unit)):
+        if unit.move is None:
+            yield f"unit {unit.name} waits for room, and a copy down waits for it"
+    if state.waiting != len(waiting):
+        yield f"{state.waiting} tickets are said to wait, and {len(waiting)} do"
+    if not under_way and (waiting or state.allocations.waiting):
+        yield "somebody waits, and nothing is under way"
+
+
+def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Copy]) -> Iterator[str]:
+    tiers = {*state.accounting.bytes, *(c.to for c in under_way)}
+    for tier in tiers:
+        there = sum(u.size(tier) for u in units if u.valid >> tier & 1)
+        coming = sum(c.nbytes for c in under_way if c.to == tier)
+        leaving = sum(c.unit.nbytes for c in under_way if c.source == tier > c.to)
+        copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
+        if state.accounting.bytes.get(tier, 0) != there + coming:
+            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {there + coming} are there"
+        if state.accounting.leaving.get(tier, 0) != leaving:
+            yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
+        if state.accounting.copy_bytes.get(tier, copies) != copies:
+            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are there"
+
+
+def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterator[str]:
+    if unit.tier != unit.valid.bit_length() - 1:
+        yield f"unit {unit.name} is said to lie in tier {unit.tier}, and is valid in {unit.valid:b}"
+    if unit.keys and not unit.valid:
+        yield f"unit {unit.name} is named, and nowhere"
+    if unit.valid and not (unit.keys or unit.pins or copies):
+        yield f"unit {unit.name} is needed by nobody, and still there"
+    if len(copies) != (unit.move is not None):
+        yield f"unit {unit.name} has {len(copies)} copies under way, and says {unit.move}"
+    for copy in copies:
+        if copy.source != unit.tier:
+            yield f"unit {unit.name} is copied from tier {copy.source}, and lies in {unit.tier}"
+    if unit.dirty and unit.valid != 1 << unit.top:
+        yield f"unit {unit.name} is dirty, and has copies"
+    if unit.pins != sum(unit in t.units for t in tickets):
+        yield f"unit {unit.name} has {unit.pins} pins"
+
+
+def _copy(copy: Copy) -> Iterator[str]:
+    unit, is_down = copy.unit, copy.to < copy.source
+    if copy.to != (below(copy.source) if is_down else unit.top if copy.source == HOST else HOST):
+        yield f"unit {unit.name} is copied from tier {copy.source} to {copy.to}, which is not the next one"
+    if is_down and isinstance(copy.by, Ticket):
+        yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from pbs_words import block, listing
+from recordings import block, listing
 
 # A task of PBS has little of the environment.
 _TMRSH = """\

@@ -1,11 +1,13 @@
-"""Things that happen beside a test or in its event loop, and waiting for what it is about."""
+"""Waits of tests, with limits for this machine; work beside a test; log records of a test."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
+import timeit
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -20,11 +22,7 @@ _LOOP_S = 0.066
 def _measured_slowness() -> float:
     """Return how much slower this machine is now than that one, at least 1; child processes read it."""
     if "HPCGPU_SLOWNESS" not in os.environ:
-        walls_s = []
-        for _ in range(5):
-            start_s = time.perf_counter()
-            sum(number + 1 for number in range(1_000_000))
-            walls_s.append(time.perf_counter() - start_s)
+        walls_s = timeit.repeat("sum(number + 1 for number in range(1_000_000))", number=1)  # five of them
         os.environ["HPCGPU_SLOWNESS"] = f"{max(1.0, sorted(walls_s)[2] / _LOOP_S):.2f}"
     return float(os.environ["HPCGPU_SLOWNESS"])
 
@@ -41,7 +39,7 @@ LIMIT_S = scaled(60)
 
 
 class Said:
-    """What has been printed so far."""
+    """What the test has printed so far."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys, self._text = capsys, ""
@@ -68,28 +66,21 @@ def aside(call: Callable[[], object]) -> Future:
 
 
 def until(
-    condition: Callable[[], T], what: str, while_: Future | None = None, *, limit_s: float = 60, every_s: float = 0.05
+    condition: Callable[[], T],
+    what: str,
+    while_: Future | None = None,  # when it fails, so does the wait
+    *,
+    limit_s: float = 60,
+    every_s: float = 0.05,
+    shown: Callable[[], object] = str,  # its value is in the error
 ) -> T:
-    """Wait for a condition that nothing tells of, and return what it returned.
-
-    Parameters
-    ----------
-    condition : callable
-        Asked again and again until it returns something true.
-    what : str
-        What is waited for, for the error.
-    while_ : Future, optional
-        Of what is done aside: when that fails, so does the wait.
-    limit_s, every_s : float
-        How long to wait (longer on a slow machine), and how long between two looks, in seconds.
-
-    """
+    """Wait for a condition that nothing tells of, and return what it returned."""
     limit_s = scaled(limit_s)
     end_s = time.monotonic() + limit_s
     while not (found := condition()):
         if while_ is not None and while_.done():
             while_.result()
-        assert time.monotonic() < end_s, f"waited {limit_s:g} s in vain: {what}; it is {found!r}"
+        assert time.monotonic() < end_s, f"waited {limit_s:g} s in vain: {what}; it is {found!r} {shown()}"
         time.sleep(every_s)
     return found
 
@@ -108,3 +99,13 @@ async def when(condition: Callable[[], object]) -> None:
     """Wait for a condition that nothing tells of; :func:`run` has the limit."""
     while not condition():
         await asyncio.sleep(0.01)
+
+
+def logged(log: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[logging.LogRecord]:
+    """Return this test's records but asyncio's, which may be about an earlier test."""
+    return [r for r in log.records if r.levelno >= level and r.name != "asyncio"]
+
+
+def failures(log: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages with a traceback."""
+    return [r.getMessage() for r in logged(log) if r.exc_info]

@@ -271,7 +271,6 @@ def test_distributed_is_imported_by_deploy_and_agent_only() -> None:
 # What makes sense together only is one module, and says here why; none is longer than 500 lines.
 LONG = {
     "agent/fork_server.py": "both ends of one socket, and what lives as long as the process behind it",
-    "agent/leader.py": "one life cycle: the leader, its watch over followers, its successor, its end by force",
     "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
     "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",

@@ -60,8 +60,8 @@ class Child:
 class Spawner(Protocol):
     """Forks a child that calls ``entry`` ("module:function") with ``(spec, control socket)``."""
 
-    def spawn(self, entry: str, spec: object, rank: int) -> Child:
-        """Fork, and return at once; the child gets stdout and stderr of ``rank``."""
+    def spawn(self, entry: str, spec: object) -> Child:
+        """Fork, and return at once."""
 
     def kill(self) -> None:
         """Kill the process that forks, and with it all children; each is then reported as ended."""

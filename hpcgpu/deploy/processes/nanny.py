@@ -40,8 +40,8 @@ class ForkNanny(Nanny):
     ``kwargs`` are distributed's; name, threads, memory limit, resources and folder are the spec's if not given.
     """
 
-    def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, rank: int, **kwargs: Any) -> None:
-        self.spawner, self.spec, self.rank = spawner, spec, rank  # the worker writes to the rank's output
+    def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, **kwargs: Any) -> None:
+        self.spawner, self.spec = spawner, spec
         # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
         planned = {
@@ -81,7 +81,6 @@ def make_nanny(
     *,
     spawner: Spawner,
     security: Security,
-    rank: int = 0,
     **options: Any,
 ) -> ForkNanny:
     """Make the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
@@ -91,7 +90,7 @@ def make_nanny(
     compat.spare_nvml()
     common = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
     listens = _listens_on(route.own_host, spec.binding.interface, chosen=settings.interface is not None)
-    return ForkNanny(route.address, spawner=spawner, spec=spec, rank=rank, **{**common, **listens, **options})
+    return ForkNanny(route.address, spawner=spawner, spec=spec, **{**common, **listens, **options})
 
 
 def _listens_on(own_host: str, interface: str, *, chosen: bool) -> dict[str, str]:
@@ -149,7 +148,7 @@ class ForkedWorker:
     def _fork(self) -> Child:
         nanny = self.nanny
         try:
-            return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec(), nanny.rank)
+            return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec())
         except Exception as e:  # no descriptor, no memory
             if nanny.status == Status.running:  # distributed's Nanny would stay forever, without a worker
                 self._give_up(e)

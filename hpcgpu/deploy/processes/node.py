@@ -88,7 +88,7 @@ def plan_here(
     planned = replace(settings, memory_limit=SHARE) if limit_bytes else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
     share = host_share(read_allocation(environ, machine.name), kept_bytes=kept_bytes, part=(1, sharers))
-    specs = tuple(spec for _, spec in plan_node(planned, machine, layout, share, scratch=scratch, environ=environ))
+    specs = plan_node(planned, machine, layout, share, scratch=scratch, environ=environ)
     if not limit_bytes:
         return specs
     return tuple(replace(s, memory_limit_bytes=min(limit_bytes, s.memory_limit_bytes or limit_bytes)) for s in specs)
@@ -123,15 +123,15 @@ def plan_node(
     environ: Mapping[str, str],
     before: Sequence[NodeLayout] = (),
     **more: Any,
-) -> tuple[tuple[int, WorkerSpec], ...]:
-    """Plan the workers of one process on this node, each with its rank: of a leader, or of a process without ranks.
+) -> tuple[WorkerSpec, ...]:
+    """Plan the workers of one process on this node: of a leader, or of a process without ranks.
 
     ``scratch`` is a private folder for their files; ``more`` are further fields of NodeFacts. The others are as of
     :func:`hpcgpu.plan.binding.workers.plan_workers`.
     """
     gpus, topology = machine.gpus, machine.topology
     facts = facts_of(machine.name, topology, share.memory, environ, gpus=gpus, scratch=scratch, in_job=share.in_job)
-    return plan_workers(settings, replace(facts, **more), layout, before)
+    return tuple(spec for _, spec in plan_workers(settings, replace(facts, **more), layout, before))
 
 
 def facts_of(

@@ -30,7 +30,6 @@ from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
 from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, process
-from hpcgpu.supervise import tasks
 from hpcgpu.supervise.failure_log import reason_of
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
@@ -40,8 +39,6 @@ _TELL_S = 0.3
 _DISMISS_S = 4.0
 # A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0).
 _SILENT_S = 20.0
-# When a leader has died, another rank of its node has this long to take its place.
-_SUCCESSOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,16 +180,14 @@ class LeaderConnections:
     """Hold the leaders' connections: which leaders live, and which have workers.
 
     End of file, at either end, means that the peer is gone. ``control``: to rank 0, which hears of lost leaders, and of
-    how many have workers. ``grows``: more leaders may come, whatever happens to these. ``successor_s``: how long
-    another leader may take to replace a lost one.
+    how many have workers. ``grows``: more leaders may come, whatever happens to these.
     """
 
-    def __init__(self, control: Control, *, grows: bool = False, successor_s: float = _SUCCESSOR_S) -> None:
-        self._control, self._grows, self._successor_s = control, grows, successor_s
-        self._comms: dict[Any, str] = {}  # succession of each: a node's leader and its successors
+    def __init__(self, control: Control, *, grows: bool = False) -> None:
+        self._control, self._grows = control, grows
+        self._comms: set[Any] = set()
         self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
         self._working: set[Any] = set()  # connections of leaders with workers, running or being restarted
-        self._awaited = 0
         self._died: list[str] = []
         self._had_workers = False
         self._left = asyncio.Event()
@@ -201,7 +196,7 @@ class LeaderConnections:
     @property
     def none_come(self) -> bool:
         """True if there were workers, and no more will come."""
-        return self._had_workers and not self._grows and not self._working and not self._awaited
+        return self._had_workers and not self._grows and not self._working
 
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
@@ -211,12 +206,12 @@ class LeaderConnections:
         self,
         comm: Any,  # distributed has no types
         node: str = "",
-        succession: str = "",
         notes: Sequence[str] = (),
         workers: int = 0,
     ) -> None:
         """Hold a leader's connection (``hpcgpu_watch``) until it ends."""
-        self._comms[comm], self._notes[comm] = succession, (node, notes)
+        self._comms.add(comm)
+        self._notes[comm] = (node, notes)
         if workers:
             self._had_workers = True
             self._working.add(comm)
@@ -229,10 +224,12 @@ class LeaderConnections:
                     self._end_of_workers(comm, message["died"])
                 lost = False
         finally:
-            del self._comms[comm], self._notes[comm]
+            self._comms.discard(comm)
+            del self._notes[comm]
             self._left.set()
-            if lost:
-                self._await_successor(node, succession, had_workers=comm in self._working)
+            if lost and not self._dismissed:
+                self._control.send("leader_lost", node=node)
+                self._died += [f"node {node} lost its leader"] if comm in self._working else []
             self._working.discard(comm)
             self._tell()
 
@@ -242,24 +239,9 @@ class LeaderConnections:
         self._died += [died] if died else []
         self._tell()
 
-    def _await_successor(self, node: str, succession: str, *, had_workers: bool) -> None:
-        self._awaited += had_workers
-        report = tasks.log_errors(self._report, "the report of a lost leader", tasks.only_log)
-        asyncio.get_running_loop().call_later(self._successor_s, report, node, succession, had_workers)
-
-    def _report(self, node: str, succession: str, had_workers: bool) -> None:
-        self._awaited -= had_workers
-        if self._dismissed:
-            return
-        if succession not in self._comms.values():
-            self._control.send("leader_lost", node=node)
-            self._died += [f"node {node} lost its leader"] if had_workers else []
-        self._tell()
-
     def _tell(self) -> None:
         if self._had_workers and not self._grows and not self._dismissed:
-            left = len(self._working) + self._awaited
-            self._control.send("leaders", working=left, died="; ".join(self._died))
+            self._control.send("leaders", working=len(self._working), died="; ".join(self._died))
 
     async def dismiss(self) -> None:
         """Tell the leaders that the run ends, and wait until they have ended their workers.

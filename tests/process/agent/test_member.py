@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import pytest
 import ranks
+from comms import knock
 from distributed import Client
 from distributed.security import Security
-from knocking import knock
-from signals import signal_all
+from leaks import signal_all
 from waiting import scaled, until
 
 from hpcgpu.config import document
@@ -211,7 +211,7 @@ def test_a_scheduler_that_dies_ends_its_members_with_the_reason(cluster: Ranks, 
 
 
 def test_a_member_without_its_scheduler_says_why_at_once(cluster: Ranks) -> None:
-    assert f"there is no scheduler file in {cluster.folder}" in end_of(cluster.member(death_timeout_s=1.0), 1)
+    assert f"{cluster.folder} has no scheduler file" in end_of(cluster.member(death_timeout_s=1.0), 1)
     cluster.start("head")
     assert cluster.published()
     wrong = Certificate.make()

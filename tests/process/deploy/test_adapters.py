@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import ranks
+from comms import knock
 from dask_jobqueue import SLURMCluster
 from distributed import Client, LocalCluster
-from knocking import knock
 from waiting import scaled, until
 
 import hpcgpu

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import ranks
+from leaks import signal_all
 from shared_host import Place, shared_host
-from signals import signal_all
 from waiting import scaled
 
 pytestmark = pytest.mark.skipif(

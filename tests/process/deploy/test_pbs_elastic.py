@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
+from leaks import signal_all
 from pbs_replay import Pbs
-from signals import signal_all
 from waiting import Said, aside, scaled, until
 
 from hpcgpu import PBSGPUCluster

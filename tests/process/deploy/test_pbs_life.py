@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
+from leaks import signal_all
 from pages import blocks
 from pbs_replay import Pbs
-from pbs_words import quirks, recorded
-from signals import signal_all
+from recordings import quirks, recorded
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster

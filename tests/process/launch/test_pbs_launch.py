@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ranks
 import two_nodes
-from launched import ME, PROBE, check, others
+from launch_probe import ME, PROBE, check, others
 from paths import ROOT
 from ranks import BIN, environment
 from waiting import scaled

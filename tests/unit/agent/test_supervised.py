@@ -11,12 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from background import failures
-from waiting import Said, run, when
+from waiting import failures, run
 
-from hpcgpu.agent.follower import FollowerConnection
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
-from hpcgpu.agent.leader import FollowerLiveness, Leader, LeaderContext
+from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.agent.member import Member
 from hpcgpu.model import RunDocument, Settings
 
@@ -36,57 +34,13 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_workers_of_a_dead_rank_that_cannot_be_retired_are_said(
-    pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture, said: Said
-) -> None:
-    async def retire(_: list[str]) -> list[str]:
-        asked.set()
-        raise KeyError("name")
-
-    asked = asyncio.Event()
-
-    async def body() -> str:
-        ours, theirs = pair
-        liveness = FollowerLiveness(
-            [FollowerConnection(3, ours, 1, 2)], lambda _: ["w"], retire, asyncio.Event(), "node1"
-        )
-        theirs.close()
-        await asked.wait()
-        await when(lambda: "retired" in said.text)
-        liveness.close()
-        return said.text
-
-    assert "node1: rank 3 died; its worker w could not be retired: KeyError: 'name'" in run(body)
-    assert failures(log) == ["the end of rank 3 failed: KeyError: 'name'"]
-
-
-def test_a_rank_whose_end_cannot_be_looked_at_is_said_once(
-    pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
-) -> None:
-    """Its connection stays readable: the loop would look for ever."""
-
-    async def body() -> None:
-        ours, theirs = pair
-        follower = FollowerConnection(3, ours, 1, 2)
-        liveness = FollowerLiveness([follower], lambda _: ["w"], None, asyncio.Event(), "node1")  # type: ignore[arg-type]
-        liveness._followers.clear()  # what cannot be
-        theirs.close()
-        await when(lambda: failures(log))
-        for _ in range(5):  # each time the loop looks at what is readable
-            await asyncio.sleep(0)
-        liveness.close()
-
-    run(body)
-    assert failures(log) == ["the look at rank 3 failed: KeyError: 3"]
-
-
 def test_a_fork_server_whose_reports_cannot_be_read_is_taken_for_dead(
     pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
         ours, theirs = pair
         died = asyncio.Event()
-        spawner = ForkServerSpawner(ForkServer(ours, 0), {}, died.set)
+        spawner = ForkServerSpawner(ForkServer(ours, 0), died.set)
         child = spawner.adopt(1 << 30, theirs)
         theirs.send(b"garbage")
         await died.wait()

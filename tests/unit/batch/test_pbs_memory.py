@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from paths import BATCH
-from pbs_words import block, listing, recorded
-from recordings import Record, records
+from recordings import Record, block, listing, recorded, records
 
 from hpcgpu.batch import pbs_memory
 from hpcgpu.errors import SubmitError

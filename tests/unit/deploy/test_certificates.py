@@ -8,9 +8,9 @@ import tempfile
 from typing import Any
 
 import pytest
+from comms import knock
 from distributed import Client
 from distributed.comm.core import FatalCommClosedError
-from knocking import knock
 
 from hpcgpu.deploy.network.connect_first import connect_first
 from hpcgpu.deploy.network.tls import Certificate, security

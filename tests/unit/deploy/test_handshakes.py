@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from background import said
 from distributed.comm import connect, listen, registry
-from waiting import run, scaled, when
+from waiting import logged, run, scaled, when
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.tls import Certificate, security
@@ -71,7 +70,7 @@ async def listening(protocol: str) -> AsyncIterator[tuple[Any, str, int]]:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in said(caplog)]
+    return [r.getMessage() for r in logged(caplog)]
 
 
 @BOTH

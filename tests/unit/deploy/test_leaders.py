@@ -32,14 +32,14 @@ def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ende
         retired, none, broken = Comm({"died": ""}), Comm(), Comm()
         async with asyncio.TaskGroup() as serving:
             serving.create_task(leaders.serve(none, node="n0"))
-            serving.create_task(leaders.serve(retired, node="n1", succession="n1/1", workers=2))
+            serving.create_task(leaders.serve(retired, node="n1", workers=2))
             await when(lambda: told.workers(0))
             assert leaders.none_come
-            late = serving.create_task(leaders.serve(broken, node="n2", succession="n2/2", workers=2))
+            late = serving.create_task(leaders.serve(broken, node="n2", workers=2))
             await when(lambda: told.workers(1))
             broken.abort()
             await late
-            assert not leaders.none_come  # another may take its place
+            assert leaders.none_come
             retired.abort()
             none.abort()
 
@@ -49,7 +49,7 @@ def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ende
 def test_how_workers_died_is_told() -> None:
     async def body() -> None:
         told, comm = Told(), Comm({"died": "worker b: nanny-instantiate-timeout"})
-        serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", succession="n1/1", workers=2))
+        serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", workers=2))
         await when(lambda: told.workers(0, "worker b: nanny-instantiate-timeout"))
         comm.abort()
         await serving
@@ -57,21 +57,15 @@ def test_how_workers_died_is_told() -> None:
     run(body)
 
 
-def test_workers_of_a_lost_leader_are_awaited_until_nobody_has_taken_its_place() -> None:
+def test_a_lost_leader_is_told_at_once() -> None:
     async def body() -> None:
-        told, lost, successor = Told(), Comm(), Comm()
-        leaders = LeaderConnections(told, successor_s=0.1)
+        told, lost = Told(), Comm()
+        leaders = LeaderConnections(told)
         lost.abort()
-        await leaders.serve(lost, node="n1", succession="n1/1", workers=2)
-        assert told.workers(1)
-        assert not leaders.none_come
-        await when(lambda: told.workers(0, "node n1 lost its leader"))
+        await leaders.serve(lost, node="n1", workers=2)
+        assert told.workers(0, "node n1 lost its leader")
         assert {"op": "leader_lost", "node": "n1"} in told.all
         assert leaders.none_come
-        leading = asyncio.create_task(leaders.serve(successor, node="n1", succession="n1/1", workers=2))
-        await when(lambda: not leaders.none_come)
-        successor.abort()
-        await leading
 
     run(body)
 
@@ -80,11 +74,11 @@ def test_where_more_may_come_nobody_is_told() -> None:
     async def body() -> None:
         told, comm = Told(), Comm({"died": "worker a: nanny-close"})
         leaders = LeaderConnections(told, grows=True)
-        serving = asyncio.create_task(leaders.serve(comm, node="n1", succession="n1/1", workers=2))
+        serving = asyncio.create_task(leaders.serve(comm, node="n1", workers=2))
         await when(lambda: not comm.messages)
         comm.abort()
         await serving
         assert not leaders.none_come
-        assert told.all == []
+        assert told.all == [{"op": "leader_lost", "node": "n1"}]
 
     run(body)

@@ -15,13 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from background import failures
 from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import cluster_hooks
 from local_system import Local
-from waiting import LIMIT_S, aside, run, until, when
+from waiting import LIMIT_S, aside, failures, run, until, when
 
 from hpcgpu.config import document
 from hpcgpu.deploy.cluster.run import SchedulerView

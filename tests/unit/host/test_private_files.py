@@ -175,7 +175,7 @@ def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_folder_in_its_place_is_an_error_and_costs_no_descriptor(tmp_path: Path) -> None:
-    before = leaks.Before.now()
+    before = leaks.resources()
     with pytest.raises(IsADirectoryError):
         private.read(tmp_path)
-    assert before.left() == []
+    assert leaks.came_since(before) == []

@@ -4,8 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from background import said
-from waiting import run, scaled
+from waiting import logged, run, scaled
 
 from hpcgpu.errors import JobError
 from hpcgpu.model.backoff import Backoff
@@ -35,7 +34,7 @@ def test_a_round_that_raises_is_said_once_and_the_next_one_comes(caplog: pytest.
     work = Work(OSError(28, "full: 7"), OSError(28, "full: 8"), KeyError("x"), None)
     run(lambda: kept(work))
     assert work.rounds == 4
-    records = said(caplog)
+    records = logged(caplog)
     assert [r.getMessage().partition(": ")[2] for r in records] == ["OSError: [Errno 28] full: 7", "KeyError: 'x'"]
     assert all(r.exc_info and r.getMessage().startswith("the loop failed, and goes on in") for r in records)
 
@@ -85,7 +84,7 @@ def test_a_loop_that_is_cancelled_ends_and_says_nothing(caplog: pytest.LogCaptur
         return loop._task.cancelled()
 
     assert run(body)
-    assert not said(caplog, 0)
+    assert not logged(caplog, 0)
 
 
 def test_a_cancellation_that_nobody_asked_for_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +110,7 @@ def test_what_a_task_raises_is_logged_and_handed_on(caplog: pytest.LogCaptureFix
 
     run(body)
     assert [repr(e) for e in failed] == ["ValueError('no')"]
-    (record,) = said(caplog, 0)
+    (record,) = logged(caplog, 0)
     assert (record.levelname, record.getMessage()) == ("ERROR", "the errand failed: ValueError: no")
     assert record.exc_info
 
@@ -170,7 +169,7 @@ def test_a_timer_goes_on_whatever_it_calls_and_says_it_once(caplog: pytest.LogCa
 
     rings: list[None] = []
     run(body)
-    (record,) = said(caplog)
+    (record,) = logged(caplog)
     assert record.getMessage() == "the look failed, and goes on in 0.001 s: OSError: gone"
 
 
@@ -230,5 +229,5 @@ def test_a_call_in_a_thread_returns_raises_and_says_what_nobody_awaits(caplog: p
             await tasks.to_thread(fails)
 
     run(body)
-    (record,) = said(caplog)
+    (record,) = logged(caplog)
     assert "OSError: full" in record.getMessage()

@@ -3,8 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from background import said
-from waiting import scaled
+from waiting import logged, scaled
 
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.supervise import threads
@@ -28,7 +27,7 @@ def test_a_round_that_raises_is_said_once_and_the_next_one_comes(
     assert not loop.is_alive()
     assert raises == []
     assert pauses == [0.001, 0.002]
-    (record,) = said(caplog)
+    (record,) = logged(caplog)
     assert record.getMessage().startswith("the mover failed, and goes on in 0.001 s: " + type(error).__name__)
     assert record.exc_info
 

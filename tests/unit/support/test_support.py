@@ -37,7 +37,7 @@ def test_folders_mirror_the_package_and_give_the_markers() -> None:
 @contextlib.contextmanager
 def child() -> Iterator[str]:
     process = subprocess.Popen(["sleep", "600"])
-    until(lambda: leaks.words(process.pid), "it is another program")
+    until(lambda: leaks.command_line(process.pid), "it is another program")
     yield f"child process {process.pid}: sleep 600"
     process.kill()
     process.wait()
@@ -51,10 +51,10 @@ def listener() -> Iterator[str]:
 
 @pytest.mark.parametrize("made", [child, listener])
 def test_leaks_of_this_process_are_named(made: Callable[[], contextlib.AbstractContextManager[str]]) -> None:
-    before = leaks.Before.now()
+    before = leaks.resources()
     with made() as name:
-        assert any(left.startswith(name) for left in before.left())
-    assert before.left() == []
+        assert any(left.startswith(name) for left in leaks.came_since(before))
+    assert leaks.came_since(before) == []
 
 
 def test_leaks_of_processes_and_files_are_named_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_leaks_of_processes_and_files_are_named_and_removed(tmp_path: Path, monk
     code = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=-3, stderr=-3, start_new_session=True).pid)"
     with pytest.raises(AssertionError, match=r"left behind: process \d+: sleep 600"), leaks.no_process_left(tmp_path):
         pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    assert not leaks.words(pid)
+    assert not leaks.command_line(pid)
     monkeypatch.setattr(leaks, "LIMIT_S", 0.1)
     with pytest.raises(AssertionError, match="left behind: forgotten"), leaks.no_process_left(tmp_path) as folder:
         (folder / "forgotten").touch()

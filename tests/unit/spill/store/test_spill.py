@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from background import said
 from dask.sizeof import sizeof
 from spill_stores import KIB, fill
-from waiting import scaled
+from waiting import logged, scaled
 
 from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.sim import SimArray, SimGpu
@@ -187,7 +186,7 @@ def test_a_value_that_cannot_be_pickled_stays_in_memory(
     assert all(store["kept", i] is kept[i] for i in range(3))
     assert store["host"].sum() == 100_000
     assert store.immovable == (3, sum(map(sizeof, kept)))
-    (record,) = said(caplog)
+    (record,) = logged(caplog)
     assert record.getMessage().startswith("a builtins.dict cannot be pickled; such values stay in memory")
     assert len(record.getMessage()) < 200
     store.clear()

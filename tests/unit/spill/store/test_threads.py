@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_invariants import broken
 from spill_stores import KIB
+from spill_worlds import broken
 from waiting import aside, scaled
 
 from hpcgpu.sim import SimGpu
