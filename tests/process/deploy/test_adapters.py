@@ -135,7 +135,7 @@ def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(arguments: list[str], words: str) -> None:
-    done = ranks.in_process("worker", "tcp://127.0.0.1:1", *arguments)
+    done = ranks.run_command([*WORKER, "tcp://127.0.0.1:1", *arguments])
     assert done.returncode in (1, 2)
     assert re.search(words, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
