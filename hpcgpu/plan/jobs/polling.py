@@ -22,8 +22,8 @@ def poll_in_s(
 ) -> float | None:
     """Return in how many seconds to poll for these jobs; None if their workers show everything.
 
-    ``asked_s``: the last poll. ``acted``: ids of jobs that are being retired or cancelled. A started job is polled once:
-    its nodes are known then, and no longer after a requeue. The job with the scheduler is not polled at once.
+    ``asked_s``: the last poll. ``acted``: ids of jobs that are being retired or cancelled. Poll once for a started job,
+    when its nodes are known: after a requeue they may not be. The job with the scheduler is not polled at once.
     """
     unsettled = [j for j in jobs if j.id in acted or _is_unsettled(j)]
     if not unsettled:
