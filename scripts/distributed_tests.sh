@@ -10,7 +10,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 with=${STORE:-whole}
 for store in none "$with"; do
-    (cd "$folder" && STORE=$store PYTHONPATH="$here/tests/support" "${PYTHON:-python3}" -m pytest -q -c /dev/null \
+    (cd "$folder" && STORE=$store PYTHONPATH="$here/scripts" "${PYTHON:-python3}" -m pytest -q -c /dev/null \
         --rootdir "$folder" -p store_in_workers -p no:cacheprovider -W ignore --timeout 60 --tb=line -rfE \
         -n "${WORKERS:-2}" "${@:-.}" > "$out/$store.log") || true
     grep -E '^(FAILED|ERROR) .*::' "$out/$store.log" | sed 's/ - .*//; s/^[A-Z]* //' | sort -u > "$out/$store.failed" || true

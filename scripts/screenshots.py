@@ -38,6 +38,13 @@ def take(page: browser.Page, name: str, cell: int) -> None:
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB")
 
 
+def change_theme(page: browser.Page, name: str) -> None:
+    """Change JupyterLab's theme and wait for its end."""
+    page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{name}'}}).then(() => 1)")
+    page.wait_for(f"document.body.dataset.jpThemeName === '{name}' && !document.getElementById('jupyterlab-splash')")
+    page.wait_for("document.getAnimations().length === 0")
+
+
 def on_one_machine(folder: Path) -> None:
     """Make those of a LocalGPUCluster."""
     browser.write_notebook(folder / "demo.ipynb", notebooks.cells())
@@ -47,7 +54,7 @@ def on_one_machine(folder: Path) -> None:
         browser.run_cells(page, notebooks.END)
         page.wait_for(f"/Spilled to disk: [1-9]/.test({browser.output(notebooks.CLUSTER)}.innerText)")
         for name, cell in SHOWN.items():
-            browser.change_theme(page, THEMES[name.rpartition("-")[2]])
+            change_theme(page, THEMES[name.rpartition("-")[2]])
             take(page, name, cell)
         browser.run_cells(page, 1)
 
@@ -62,7 +69,7 @@ def in_a_queue(folder: Path) -> None:
     with browser.lab(folder) as url, browser.page(folder / "chromium") as page:
         page.size(WIDTH, HEIGHT, SCALE)
         browser.open_notebook(page, f"{url}doc/tree/queue.ipynb")
-        browser.start_cell(page)
+        page.evaluate("void jupyterapp.commands.execute('notebook:run-cell-and-select-next')")  # no wait
         until(lambda: pbs.ids() and pbs.get(pbs.ids()[0], "state"), "the job is submitted")
         pbs.say(pbs.ids()[0], "Q", FULL)
         page.wait_for(f"/Insufficient.*\\[1[0-9] s\\]/.test({browser.output(0)}.innerText)")

@@ -2,8 +2,6 @@
 
 A fork of it costs 5 ms where an import costs 0.4 CPU s. It must stay single-threaded: it is made before MPI, event
 loops, CUDA and threads. Its parent is the rank; it dies with it, and its children with it.
-
-Over 300 lines: both ends of its socket are here, the spawner that nannies ask, and the resources with its lifetime.
 """
 
 from __future__ import annotations

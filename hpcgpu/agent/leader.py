@@ -121,7 +121,8 @@ class Leader:
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""
         await self.start_workers()
-        return await self.wait_for_scheduler()
+        await self.hear_goodbye()
+        return 0
 
     async def start_workers(self) -> None:
         """Start this node's workers, and hold a connection to the scheduler that ends when it ends."""
@@ -145,9 +146,9 @@ class Leader:
         if failed and len(failed) == len(done):
             raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
         if self.nannies:
-            self._outliving = tasks.start(self._outlive_workers, "the look for the end of all workers", tasks.only_log)
+            self._outliving = tasks.start(self._report_end, "the wait for the end of all workers", tasks.only_log)
 
-    async def _outlive_workers(self) -> None:
+    async def _report_end(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""
         await self.workers_ended()
         ended = [f"worker {n.name}: {n.ended}" for n in self.nannies if n.ended]
@@ -163,13 +164,8 @@ class Leader:
         """Seconds in which the scheduler's addresses are tried."""
         return self.context.run.settings.death_timeout_s
 
-    async def wait_for_scheduler(self) -> int:
-        """Wait until the scheduler says goodbye or is gone; return the exit code."""
-        await self.hear_goodbye()
-        return 0
-
     async def hear_goodbye(self) -> bool:
-        """Wait for the scheduler's end; return whether it said goodbye."""
+        """Wait for the scheduler's end; return True if it said goodbye."""
         with contextlib.suppress(OSError):
             while await self.watch.read() != "end":
                 continue
@@ -213,10 +209,8 @@ class ForcedEnd:
 
     def _watch(self) -> None:
         self._begun.wait()
-        if not self._over.wait(self._limit_s):
-            self._force()
-
-    def _force(self) -> None:
+        if self._over.wait(self._limit_s):
+            return
         try:
             log.say(f"process {os.getpid()} has not ended within {self._limit_s:g} s; it is killed, and its workers")
             self._fork_server.kill()

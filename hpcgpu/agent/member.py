@@ -82,16 +82,16 @@ class Member(Leader):
             launcher = pids.find(self.context.environ.get(pids.LAUNCHER, ""))
             pidfd = stack.enter_context(pids.watched(*launcher)) if launcher else None
             if pidfd is not None:
-                orphaned = tasks.log_errors(
-                    self._orphaned, "leaving without a launcher", lambda _: self.end(os.EX_SOFTWARE, _GONE)
-                )
-                loop.add_reader(pidfd, orphaned, pidfd)
+
+                def leave() -> None:
+                    loop.remove_reader(pidfd)
+                    self._leave(_GONE)
+
+                name = "leaving without a launcher"
+                orphaned = tasks.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE))
+                loop.add_reader(pidfd, orphaned)
                 stack.callback(loop.remove_reader, pidfd)
             yield
-
-    def _orphaned(self, pidfd: int) -> None:
-        asyncio.get_running_loop().remove_reader(pidfd)
-        self._leave(_GONE)
 
     async def _find_scheduler(self) -> SchedulerFile:
         """Wait for the cluster's scheduler file."""

@@ -1,7 +1,6 @@
 """Rank 0: the leader with the scheduler, which runs the user's script or serves a client outside.
 
-The scheduler process is forked before the rendezvous and presented to the other ranks in it. Over 300 lines: rank 0
-alone has that process, from its fork to its end.
+The scheduler process is forked before the rendezvous and presented to the other ranks in it.
 """
 
 from __future__ import annotations
@@ -283,12 +282,18 @@ class Rank0Leader(Leader):
             self._control.send("event", facts={"action": "time-limit", "left_s": left_s})
 
     async def _wait_for_workers(self) -> None:
+        from hpcgpu.deploy.network import scheduler_file
+
         deadline_s = self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
                 while self._present < self._expected:
                     self._changed.clear()
-                    await self._report_progress()
+                    if self._present and not self.context.run.script:  # the client outside waits for all workers
+                        with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
+                            folder = Path(self.context.run.folder)
+                            report = functools.partial(scheduler_file.report_progress, folder, self._present)
+                            await tasks.to_thread(report)
                     await self._changed.wait()
         except TimeoutError:
             if not self._present:
@@ -302,15 +307,6 @@ class Rank0Leader(Leader):
         workers = f"{self._expected} worker{'s' if self._expected > 1 else ''}"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
         log.say(f"{workers} on {nodes} ready{idle}{await tasks.to_thread(self._write_dashboard)}")
-
-    async def _report_progress(self) -> None:
-        """Report the number of workers to the client outside, which waits for all."""
-        if self._present and not self.context.run.script:
-            from hpcgpu.deploy.network import scheduler_file
-
-            with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                folder, count = Path(self.context.run.folder), self._present
-                await tasks.to_thread(functools.partial(scheduler_file.report_progress, folder, count))
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""

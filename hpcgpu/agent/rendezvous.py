@@ -7,8 +7,7 @@ By files, in a folder that all nodes share: the folder's name may be that of a l
 So rank 0 calls with a random word, each rank answers that call with a random word of its own, and a rank takes only the
 world that has both.
 
-Both are in one module, over 300 lines, since they are one step of a rank in two ways. Every rank imports this module.
-So functions import the modules that bring pathlib, which takes 5 CPU ms.
+Every rank imports this module. So functions import the modules that bring pathlib, which takes 5 CPU ms.
 """
 
 from __future__ import annotations

@@ -156,13 +156,15 @@ def _private_words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[s
     groups = [grp.getgrgid(gid).gr_name for gid in os.getgroups() if gid]
     hosts = {*nodes, socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
     names = {
-        "user": [me.pw_name, *_user(), *filter(None, me.pw_gecos.split(","))],
+        "user": [me.pw_name, *filter(None, me.pw_gecos.split(","))],
         "group": [name for name in groups if name != me.pw_name],
         "account": [value for name in _ACCOUNTS if (value := os.environ.get(name, ""))],
         "path": [str(Path.home()), me.pw_dir, *(os.environ[name] for name in _PATHS if name in os.environ)],
         "host": sorted(hosts),
         "secret": [],
     }
+    with suppress(OSError, KeyError):
+        names["user"].append(getpass.getuser())
     if run:
         # not by its parser: the report may be about a document that this hpcgpu cannot read
         account = json.loads(run.record.document)["settings"].get("account")
@@ -175,11 +177,6 @@ def _private_words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[s
         names["secret"] += list(_secrets(run.folder))
     names["path"] = [path for path in names["path"] if path not in ("/", "/root", "/tmp", "/home")]
     return names
-
-
-def _user() -> Iterator[str]:
-    with suppress(OSError, KeyError):
-        yield getpass.getuser()
 
 
 def _secrets(folder: Path) -> Iterator[str]:

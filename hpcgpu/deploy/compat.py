@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hmac
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import dask
 import psutil
@@ -30,19 +31,6 @@ from hpcgpu.supervise.failure_log import FailureLog
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
 
-class Handshakes(Protocol):
-    """Takes note of connections whose peers have not shown yet who they are."""
-
-    def begin(self, stream: Any, address: str) -> None:
-        """Take note of one that was accepted."""
-
-    def done(self, stream: Any) -> None:
-        """Forget one that has shown who it is, or has gone."""
-
-    def fail(self, stream: Any, why: object) -> None:
-        """Take note of one that came to nothing."""
-
-
 def spare_nvml(always: bool = False) -> None:
     """Keep this process's monitors from an NVML that fails: init_once raises NVMLError_LibRmVersionMismatch."""
     if always or nvml.read().trouble:
@@ -60,7 +48,7 @@ def _was_closed(error: BaseException) -> bool:
 class _Limited(BaseTCPListener):
     """A listener that reports its handshakes, TLS's and Dask's; distributed sets them no limit (_handle_stream)."""
 
-    handshakes: ClassVar[Handshakes]
+    handshakes: ClassVar[Any]  # deploy.processes.handshakes.Handshakes
 
     def _handle_stream(self, stream: Any, address: Any) -> Any:
         # here, at once: the coroutine begins only after up to 128 connections have been accepted
@@ -120,7 +108,7 @@ class _AcceptedStream(SSLIOStream):
         super().__init__(sock, ssl_options=sock.context, **kwargs)
 
 
-def limit_handshakes(handshakes: Handshakes) -> None:
+def limit_handshakes(handshakes: Any) -> None:
     """Make the listeners that this process opens from now on report their handshakes."""
     _Limited.handshakes = handshakes
     backends["tcp"], backends["tls"] = _TcpBackend(), _TlsBackend()
@@ -156,9 +144,7 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refu
         if not rest:
             url = "status" if slash else f"{secret}/status"
             return app.get_handler_delegate(request, RedirectHandler, {"url": url, "permanent": False})
-        if (
-            rest == "sitemap.json"
-        ):  # distributed's (2026.8.0) raises KeyError at bokeh's static files, which have no path
+        if rest == "sitemap.json":  # distributed's (2026.8.0) raises KeyError at bokeh's static files without a path
             return app.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
         request.path = f"/{rest}"
         return inner(request, **kwargs)
@@ -177,25 +163,18 @@ class MemoryManager(NannyMemoryManager):
     def memory_monitor(self, nanny: Nanny) -> None:
         """Terminate the worker only if its memory without the simulated part is over the limit.
 
-        It is called again whatever it raises, and tornado would log each error: here it is said once.
+        It is called again whatever it raises. Tornado would log each error; here it is logged once.
         """
         try:
-            self._look(nanny)
+            process = nanny.process and nanny.process.process
+            with contextlib.suppress(psutil.Error):
+                used = psutil.Process(process.pid).memory_info().rss - self._simulated_bytes() if process else 0
+                if used > self.memory_limit * self.memory_terminate_fraction:
+                    super().memory_monitor(nanny)
         except Exception as e:
             self._failures.failed(e)
         else:
             self._failures.went_well()
-
-    def _look(self, nanny: Nanny) -> None:
-        process = nanny.process and nanny.process.process
-        if process is None:
-            return
-        try:
-            used = psutil.Process(process.pid).memory_info().rss - self._simulated_bytes()
-        except psutil.Error:
-            return
-        if used > self.memory_limit * self.memory_terminate_fraction:
-            super().memory_monitor(nanny)
 
 
 def exclude_simulated(worker: Worker, simulated_bytes: Callable[[], int]) -> None:

@@ -18,7 +18,6 @@ from hpcgpu.config.entry_points import check_entry_point
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import log
 from hpcgpu.host.home import expanded
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
@@ -34,7 +33,6 @@ _MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
     **dict.fromkeys(("target", "spill", "pause", "terminate"), read_part),
     "max-spill": read_disk_limit,
 }
-_logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def read(
     _check_ucx(settings)
     # a script for GPUs runs on simulated ones unchanged
     if settings.gpus and (unused := [name for name in (*RMM, *CUDF) if getattr(settings, name)]):
-        say_once(
+        sites.say_once(
             f"{settings.said('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
         )
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
@@ -93,13 +91,6 @@ def read(
     if folder.startswith("~"):  # no shell and no batch system replaces it
         settings = replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
     return Wanted(settings, site, system)
-
-
-def say_once(text: str) -> None:
-    """Log a text, once in this process."""
-    if text not in _logged:
-        _logged.add(text)
-        log.say(text)
 
 
 def check_dask_memory() -> None:
@@ -152,7 +143,7 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
         section = jobqueue.without(section, dask.config.get(path, {}, config=defaults) or {})
     ignored = "; ".join(jobqueue.ignored(section))
     if ignored:
-        say_once(f"dask config {path}: ignored are {ignored}")
+        sites.say_once(f"dask config {path}: ignored are {ignored}")
     return path, section
 
 

@@ -36,6 +36,13 @@ def read(name: str) -> Site:
     return read_site(file.text, file.name)
 
 
+def say_once(text: str) -> None:
+    """Log a text, once in this process."""
+    if text not in _logged:
+        _logged.add(text)
+        log.say(text)
+
+
 def described(site: Site) -> dict[str, Any]:
     """Return all keys of a site file as plain data, missing ones with their defaults."""
     import msgspec
@@ -97,9 +104,7 @@ def say_differences(differing: tuple[Difference, ...], settings: Settings, site:
     from hpcgpu.config.sites.live import to_say
 
     for text in to_say(differing, settings, site):
-        if text not in _logged:
-            _logged.add(text)
-            log.say(text)
+        say_once(text)
 
 
 def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:

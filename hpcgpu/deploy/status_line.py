@@ -6,7 +6,7 @@ import html
 import io
 import shutil
 import sys
-from typing import Any, Protocol
+from typing import Any
 
 from hpcgpu.host import log
 from hpcgpu.plan.jobs.job import Phase
@@ -21,16 +21,18 @@ _LINE = (
 )
 
 
-class Surface(Protocol):
-    """One line that changes, and lines beside it that stay."""
+class Surface:
+    """A line that changes, and lines beside it that stay: in a file or a pipe each change is a line."""
 
-    ticks: bool  # whether the line can show seconds that pass
+    ticks = False  # True: the line can show seconds that pass
 
     def show(self, text: str) -> None:
         """Update the line."""
+        log.say(text)
 
     def say(self, text: str) -> None:
         """Add a line that stays."""
+        log.say(text)
 
     def end(self) -> None:
         """Leave the line as it is."""
@@ -41,30 +43,14 @@ class Surface(Protocol):
 
 def surface() -> Surface:
     """Return the surface that people see."""
-    if shell := _kernels_shell():
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if getattr(shell, "kernel", None) is not None:  # not IPython on a terminal
         return Notebook(shell)
-    return Terminal() if log.is_terminal() else Lines()
+    return Terminal() if log.is_terminal() else Surface()
 
 
-class Lines:
-    """A file or a pipe: each change is a line, written at once."""
-
-    ticks = False
-
-    def show(self, text: str) -> None:
-        """Write the line."""
-        log.say(text)
-
-    say = show
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def drop(self, text: str) -> None:
-        """Do nothing."""
-
-
-class Terminal:
+class Terminal(Surface):
     """A terminal: the line changes in place, and is cut at the terminal's edge."""
 
     ticks = True
@@ -88,9 +74,6 @@ class Terminal:
             log.write("\n")
         self._open = False
 
-    def drop(self, text: str) -> None:
-        """Do nothing."""
-
     def _styled(self, text: str) -> str:
         """Return the text on one line, with colours if the terminal has some and the user wants them."""
         from rich.console import Console
@@ -107,7 +90,7 @@ class Terminal:
         return out.getvalue()
 
 
-class Notebook:
+class Notebook(Surface):
     """A notebook: one display in each cell, which changes; ``shell`` is IPython's."""
 
     ticks = True
@@ -166,10 +149,3 @@ def _linked(line: str) -> str:
         for w in parts
     ]
     return " ".join(linked)
-
-
-def _kernels_shell() -> Any:
-    """Return the shell of a notebook's kernel; None elsewhere, also in IPython on a terminal."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell if getattr(shell, "kernel", None) is not None else None

@@ -1,7 +1,5 @@
-"""Arrays of a simulated GPU: numpy computes, but no data crosses to the host implicitly.
-
-A wrapper class: a subclass of ndarray would become a host array in ``np.asarray`` and in ``concatenate``.
-"""
+"""Arrays of a simulated GPU: numpy computes, but no data crosses to the host implicitly."""
+# A wrapper class: a subclass of ndarray would become a host array in np.asarray and in concatenate.
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._up(self._host.real)
 
     @real.setter
-    def real(self, value: Any) -> None:  # what broadcasts
+    def real(self, value: Any) -> None:  # an array of the device, or a number
         self._host.real = _down(value)
 
     @property
@@ -86,7 +84,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._up(self._host.imag)
 
     @imag.setter
-    def imag(self, value: Any) -> None:  # what broadcasts
+    def imag(self, value: Any) -> None:  # an array of the device, or a number
         self._host.imag = _down(value)
 
     def get(self, *, order: Literal["C", "F", "A"] = "C") -> np.ndarray:

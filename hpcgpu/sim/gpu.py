@@ -53,7 +53,7 @@ class SimGpu:
     memory_bytes, uuid, pci : int, str, str
         Its size and its names.
     usage_file : path, optional
-        The file in which other processes find what it takes of the host's memory
+        The file in which other processes find its use of the host's memory
         (``hpcgpu.sim.read_usage_bytes``): used bytes, and freed memory that is kept to be used again.
 
     Attributes

@@ -26,10 +26,7 @@ _SMALLEST_BYTES = 128 * 2**10
 
 
 class Memory(np.ndarray):
-    """A buffer's memory: shape (nbytes,), dtype uint8; an array in it is a view of no other array.
-
-    Blocks makes it. Any thread may drop the last reference: its block is returned without a lock.
-    """
+    """A buffer's memory: shape (nbytes,), dtype uint8; its block comes back with the last reference, in any thread."""
 
     # set only in the memory itself, not in the views of it that numpy makes
     home: Blocks | None = None
@@ -41,10 +38,9 @@ class Memory(np.ndarray):
 
 
 class Blocks:
-    """Lends memory, and keeps up to ``most_bytes`` of returned blocks; calls ``changed`` if ``nbytes`` changes.
+    """Lends memory, and keeps up to ``most_bytes`` of returned blocks; calls ``changed`` if ``nbytes`` changes."""
 
-    Thread-safe without a lock: the garbage collector may return memory in any thread, and ``changed`` is called there.
-    """
+    # without a lock: the garbage collector may return memory in any thread, and ``changed`` is called there
 
     def __init__(self, most_bytes: int, changed: Callable[[], None]) -> None:
         self._most_bytes, self._changed = most_bytes, changed
@@ -103,10 +99,10 @@ def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
     kinds = [x.dtype if isinstance(x, (np.ndarray, np.generic)) else type(x) for x in inputs]
     try:
         dtype = ufunc.resolve_dtypes((*kinds, None))[-1]
-        found = np.nditer(operands, ["zerosize_ok"], flags, [*[None] * len(inputs), dtype], order="K").operands[-1]
+        result = np.nditer(operands, ["zerosize_ok"], flags, [*[None] * len(inputs), dtype], order="K").operands[-1]
     except (TypeError, ValueError):  # not for this ufunc, or the inputs do not fit: numpy's own error comes then
         return None
-    return found if dtype.char in NUMBERS else None
+    return result if dtype.char in NUMBERS else None
 
 
 def _map(size: int) -> mmap.mmap:

@@ -12,7 +12,7 @@ from hpcgpu.sim.gpu import current_gpu
 class RandomState:
     """Random numbers made on the device, for ``da.random.RandomState(seed, RandomState=hpcgpu.sim.RandomState)``."""
 
-    def __init__(self, seed: Any = None) -> None:  # what numpy takes
+    def __init__(self, seed: Any = None) -> None:  # as numpy's
         self._numpy = np.random.RandomState(seed)
 
     def __getattr__(self, name: str) -> Any:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import fake_cuda
 import pytest
 import real_cupy
-
-from hpcgpu.spill import GpuSpillBuffer
+from spill_stores import new_store as new_store
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,17 +40,3 @@ def driver(_driver: fake_cuda.Standin, monkeypatch: pytest.MonkeyPatch) -> Itera
     cupy.cuda.Device(0).synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
-
-
-@pytest.fixture
-def new_store(tmp_path: Path) -> Iterator[Callable[..., GpuSpillBuffer]]:
-    """Make stores, which are closed at the end: by the limits of device and host."""
-    made: list[GpuSpillBuffer] = []
-
-    def new(device: object, host: object = None, **options: Any) -> GpuSpillBuffer:
-        made.append(GpuSpillBuffer(device, host, str(tmp_path), **options))
-        return made[-1]
-
-    yield new
-    for store in made:
-        store.close()

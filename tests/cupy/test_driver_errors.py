@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from cupy_arrays import filled, on_host
+from spill_stores import NewStore
 from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
@@ -23,7 +23,7 @@ def faults() -> Faults[SpillError]:
 
 
 @pytest.fixture
-def store(new_store: Callable[..., GpuSpillBuffer], faults: Faults[SpillError]) -> GpuSpillBuffer:
+def store(new_store: NewStore, faults: Faults[SpillError]) -> GpuSpillBuffer:
     store = new_store(4 * MIB)
     store.on_fault = faults.put
     for i in range(8):

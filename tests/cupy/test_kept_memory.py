@@ -11,6 +11,7 @@ import fake_cuda
 import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
+from spill_stores import NewStore
 
 from hpcgpu.deploy.processes.devices import evicting
 from hpcgpu.spill import GpuSpillBuffer
@@ -56,9 +57,7 @@ def stored(store: GpuSpillBuffer, count: int) -> None:
         store[i] = filled(4 * MIB, i)
 
 
-def test_rmm_gets_the_memory_that_left_cupys_pool(
-    new_store: Callable[..., GpuSpillBuffer], room: Room, rmm_resource: Any
-) -> None:
+def test_rmm_gets_the_memory_that_left_cupys_pool(new_store: NewStore, room: Room, rmm_resource: Any) -> None:
     room(64 * MIB)
     store = new_store(1.0)
     stored(store, 15)
@@ -68,9 +67,7 @@ def test_rmm_gets_the_memory_that_left_cupys_pool(
     assert [int(on_host(store[i])[-1]) for i in range(15)] == list(range(15))
 
 
-def test_rmm_gets_blocks_that_cupys_pool_only_keeps(
-    new_store: Callable[..., GpuSpillBuffer], room: Room, rmm_resource: Any
-) -> None:
+def test_rmm_gets_blocks_that_cupys_pool_only_keeps(new_store: NewStore, room: Room, rmm_resource: Any) -> None:
     room(64 * MIB)
     store = new_store(1.0)
     stored(store, 1)
@@ -100,9 +97,7 @@ def test_numba_gives_back_arrays_that_it_has_only_put_off() -> None:
     assert not device.give_back()
 
 
-def test_an_allocator_that_a_task_sets_later_makes_room_too(
-    new_store: Callable[..., GpuSpillBuffer], room: Room
-) -> None:
+def test_an_allocator_that_a_task_sets_later_makes_room_too(new_store: NewStore, room: Room) -> None:
     import cupy
 
     before = cupy.cuda.get_allocator()
@@ -123,7 +118,7 @@ def test_an_allocator_that_a_task_sets_later_makes_room_too(
         cupy.cuda.set_allocator(before)
 
 
-def test_cupy_makes_room_before_an_array_of_it_is_stored(new_store: Callable[..., GpuSpillBuffer], room: Room) -> None:
+def test_cupy_makes_room_before_an_array_of_it_is_stored(new_store: NewStore, room: Room) -> None:
     import cupy
     from numba import cuda
 
@@ -138,7 +133,9 @@ def test_cupy_makes_room_before_an_array_of_it_is_stored(new_store: Callable[...
         assert filled(20 * MIB, 7).nbytes == 20 * MIB
         assert store.rescues > 0
         assert [int(store[i].copy_to_host()[-1]) for i in range(15)] == list(range(15))
+        store.clear()
         pool.free_all_blocks()
+        CudaDevice.current(0).give_back()  # of numba's queue
     finally:
         cupy.cuda.set_allocator(before)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from cupy_arrays import filled
+from spill_stores import NewStore
 from waiting import scaled
 
-from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.lookup import device_of
 
 MIB = 1 << 20
 
 
-def test_an_array_of_numba_comes_back(new_store: Callable[..., GpuSpillBuffer]) -> None:
+def test_an_array_of_numba_comes_back(new_store: NewStore) -> None:
     from numba import cuda
 
     expected = np.arange(120_000.0).reshape(300, 400)
@@ -29,7 +27,7 @@ def test_an_array_of_numba_comes_back(new_store: Callable[..., GpuSpillBuffer]) 
     np.testing.assert_array_equal(back.copy_to_host(), expected)
 
 
-def test_a_buffer_of_cuda_core_comes_back(new_store: Callable[..., GpuSpillBuffer]) -> None:
+def test_a_buffer_of_cuda_core_comes_back(new_store: NewStore) -> None:
     from cuda import core
 
     device = core.Device(0)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from cupy_arrays import filled, on_host
+from spill_stores import NewStore
 from waiting import scaled, until
 
-from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
 
 MIB = 1 << 20
-NewStore = Callable[..., GpuSpillBuffer]
 
 
 @pytest.fixture(autouse=True)

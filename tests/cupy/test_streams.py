@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from cupy_arrays import filled
+from spill_stores import NewStore
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def store(new_store: Callable[..., GpuSpillBuffer]) -> GpuSpillBuffer:
+def store(new_store: NewStore) -> GpuSpillBuffer:
     """A store in which ``a`` came up again: it is clean, its copy in host memory is kept."""
     store = new_store(4 * MIB)
     for key in ("a", *range(5)):

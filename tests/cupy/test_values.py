@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
+from distributed.protocol import deserialize, serialize
+from distributed.protocol.serialize import dask_deserialize, dask_loads, dask_serialize
+from spill_stores import NewStore
 from waiting import scaled
 
-from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.dask import deserialize, serialize
+from hpcgpu.spill.store.dask import register_cupy
 from hpcgpu.spill.store.transfer import ReadMode, reading
 
 MIB = 1 << 20
-NewStore = Callable[..., GpuSpillBuffer]
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "C": lambda base: base,
     "F": lambda base: base.T,
@@ -97,14 +99,28 @@ def test_cupys_own_error_makes_room(new_store: NewStore, monkeypatch: pytest.Mon
         cupy.cuda.alloc(11 * MIB)
 
 
-@pytest.mark.parametrize("layout", ["C", "F", "empty", "0-d", "records"])
-def test_an_array_travels_to_a_worker(layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "to_worker"), [*((k, True) for k in ("C", "F", "empty", "0-d", "records")), ("C", False), ("F", False)]
+)
+def test_an_array_travels_to_a_worker_or_client(layout: str, to_worker: bool) -> None:
     import cupy
 
+    register_cupy(dask_serialize, dask_deserialize)
     x = LAYOUTS[layout](cupy.asarray(np.arange(60.0).reshape(6, 10)))
-    with reading(ReadMode(to_worker=True)):
-        header, frames = serialize(x)
+    with reading(ReadMode(to_worker=True) if to_worker else None):
+        header, frames = serialize(x, on_error="raise")
+    assert header["serializer"] == ("dask" if to_worker else "pickle")  # clients have no pair of ours
     back = deserialize(header, [memoryview(bytes(frame)) for frame in frames])
     assert type(back) is cupy.ndarray
     assert (back.dtype, back.shape) == (x.dtype, x.shape)
     np.testing.assert_array_equal(on_host(back), on_host(x))
+
+
+def test_an_array_of_distributeds_own_pair_arrives() -> None:
+    import cupy
+
+    register_cupy(dask_serialize, dask_deserialize)
+    sent = np.arange(6.0).reshape(2, 3)
+    header = {"shape": (2, 3), "typestr": "<f8", "strides": (24, 8), "version": 3, "data": (1, False)}
+    message = {"sub-header": header, "type-serialized": pickle.dumps(cupy.ndarray)}
+    np.testing.assert_array_equal(on_host(dask_loads(message, [memoryview(sent.tobytes())])), sent)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
+from spill_stores import NewStore
 from waiting import scaled
 
-from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.cupy import CupyCopies
 
@@ -29,9 +29,7 @@ def copies(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyCopies]
     cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
 
 
-def test_spilled_arrays_lock_no_pages(
-    new_store: Callable[..., GpuSpillBuffer], driver: Any, copies: CupyCopies
-) -> None:
+def test_spilled_arrays_lock_no_pages(new_store: NewStore, driver: Any, copies: CupyCopies) -> None:
     arrays = [filled(3 * MIB, i) for i in range(24)]
     import cupy
 

@@ -48,10 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is not built before any test's time runs: minutes on a fresh machine."""
-    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if wanted & {"slurm_lab", "accounting_lab"} and not session.config.option.collectonly:
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if fixtures & {"slurm_lab", "accounting_lab"} and not session.config.option.collectonly:
         try:
-            Lab(accounting="accounting_lab" in wanted).build()
+            Lab(accounting="accounting_lab" in fixtures).build()
         except Exception as why:
             session.config.stash[WHY_NOT] = why  # for each test that wants a lab
 

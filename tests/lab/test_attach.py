@@ -38,7 +38,6 @@ class Background:
 
     def until(self, word: str) -> str:
         """Return the line with the word."""
-        assert self.process.stdout
         for line in self.process.stdout:
             self.text += line
             if word in line:
@@ -93,7 +92,6 @@ def test_a_detached_cluster_is_there_for_another_node(slurm_lab: Lab, detached: 
     table = hpcgpu(slurm_lab, "ps")
     assert [w for w in ("mine", "gang", detached, "UP 2/2", "detached") if w not in table] == []
     following = slurm_lab.start(slurm_lab.login, ["python", "-m", "hpcgpu", "logs", "-f", "mine"])
-    assert following.stdout
     assert any("2 workers on 1 node ready" in line for line in following.stdout)
     assert f"mine has ended (jobs {detached})" in hpcgpu(slurm_lab, "stop", "mine")
     assert "the job ends: the client said goodbye" in following.communicate(timeout=PATIENCE_S)[0]
@@ -106,21 +104,6 @@ def test_a_killed_object_that_took_a_cluster_over_ends_it(slurm_lab: Lab, detach
     code = f"SLURMGPUCluster.attach({detached!r}, shutdown_on_close=True)\nos.kill(os.getpid(), 9)"
     python(slurm_lab, code, check=False)
     slurm_lab.wait_job(detached)
-
-
-def test_an_asynchronous_cluster_is_detached_and_taken_over(slurm_lab: Lab) -> None:
-    code = """
-    import asyncio
-    async def main():
-        async with SLURMGPUCluster(gpus="sim:1", asynchronous=True, dashboard=False) as cluster:
-            await cluster.detach()
-        async with SLURMGPUCluster.attach("hpcgpu", asynchronous=True, shutdown_on_close=True) as cluster:
-            async with Client(cluster, asynchronous=True) as client:
-                print("SUM", await client.submit(sum, [1, 2]))
-    asyncio.run(main())
-    """
-    assert "SUM 3" in python(slurm_lab, code)
-    assert slurm_lab.runs() == []
 
 
 def test_pending_jobs_are_detached_and_attached(slurm_lab: Lab) -> None:
@@ -146,13 +129,18 @@ def test_pending_jobs_are_detached_and_attached(slurm_lab: Lab) -> None:
     """
     assert "was detached before its workers were there" in python(slurm_lab, code)
     code = """
-    with SLURMGPUCluster.attach("late", shutdown_on_close=True) as cluster, Client(cluster) as client:
-        print("SUM", client.submit(sum, [1, 2]).result())
+    import asyncio
+    async def main():
+        async with SLURMGPUCluster.attach("late", asynchronous=True, shutdown_on_close=True) as cluster:
+            async with Client(cluster, asynchronous=True) as client:
+                print("SUM", await client.submit(sum, [1, 2]))
+    asyncio.run(main())
     """
     waiting = Background(slurm_lab, code)
     waiting.until("PENDING")
     slurm_lab.exec(slurm_lab.login, ["scancel", later], check=True)
     assert "SUM 3" in waiting.end()
+    assert slurm_lab.runs() == []
 
 
 def test_attach_to_an_ended_or_foreign_run_is_an_error(slurm_lab: Lab, detached: str) -> None:

@@ -57,21 +57,6 @@ def test_what_is_hard_to_carry_arrives_unharmed_in_each_element(slurm_lab: Lab) 
     assert names.splitlines() == [name] * 3
 
 
-def test_elements_are_cancelled_by_ranges_in_one_call(slurm_lab: Lab) -> None:
-    more = ("--hold", "-o /dev/null")
-    job = submit(slurm_lab, JobSpec(name="x", argv=("sleep", "600"), count=40, walltime_s=600, extra_directives=more))
-    elements = Slurm().elements(job, 40)
-    (command,) = Slurm().cancel([elements[i] for i in (1, 2, 3, 9, 20)])
-    assert command.argv == ("scancel", f"{job}_[1-3,9,20]")
-    assert Slurm().read_cancel(run(slurm_lab, command))
-    states = [ask(slurm_lab, elements)[element].state for element in elements]
-    assert [i for i, state in enumerate(states) if state is JobState.ENDED] == [1, 2, 3, 9, 20]
-    assert {state for i, state in enumerate(states) if i not in (1, 2, 3, 9, 20)} == {JobState.HELD}
-    for command in Slurm().cancel(elements):
-        assert Slurm().read_cancel(run(slurm_lab, command))
-    assert {s.state for e, s in ask(slurm_lab, elements).items() if e in elements} == {JobState.ENDED}
-
-
 RANK = """
 import os, signal, time
 me = os.environ.get("SLURM_PROCID") if "OMPI_COMM_WORLD_RANK" not in os.environ else os.environ["OMPI_COMM_WORLD_RANK"]

@@ -29,6 +29,6 @@ def test_a_job_script(slurm_lab: Lab, page: str) -> None:
     slurm_lab.write("my_script.py", "from distributed import Client\nwith Client() as c: print(len(c.nthreads()))\n")
     argv = ["sbatch", "--wait", "--time=5", "--output=coming.out", "job.sh"]
     done = slurm_lab.exec(slurm_lab.login, argv, timeout=scaled(150))
-    said = slurm_lab.exec(slurm_lab.login, ["cat", "coming.out"]).stdout
-    printed = [line for line in said.splitlines() if not line.startswith("hpcgpu: ")]
-    assert (done.returncode, printed) == (0, ["8"]), done.stderr + said
+    log = slurm_lab.exec(slurm_lab.login, ["cat", "coming.out"]).stdout
+    printed = [line for line in log.splitlines() if not line.startswith("hpcgpu: ")]
+    assert (done.returncode, printed) == (0, ["8"]), done.stderr + log

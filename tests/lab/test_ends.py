@@ -43,11 +43,11 @@ def test_templates_end_as_their_script_though_nobody_can_write_their_output(slur
     slurm_lab.write("ends/script.py", SCRIPT)
     template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
     codes = {"0": "0:0", "3": "3:0", "-9": "137:0"}
-    words = ["sbatch", "--parsable", "--chdir=ends", "--output=/dev/full", "-N1", "--ntasks-per-node=1"]
-    argv = [*words, "--gpus-per-node=1", template, "--gpus", "sim:1", "script.py"]
+    sbatch = ["sbatch", "--parsable", "--chdir=ends", "--output=/dev/full", "-N1", "--ntasks-per-node=1"]
+    argv = [*sbatch, "--gpus-per-node=1", template, "--gpus", "sim:1", "script.py"]
     jobs = {code: slurm_lab.exec(slurm_lab.login, [*argv, code], check=True).stdout.strip() for code in codes}
-    found = {code: slurm_lab.wait_job(job)["ExitCode"] for code, job in jobs.items()}
-    assert found == codes
+    ended = {code: slurm_lab.wait_job(job)["ExitCode"] for code, job in jobs.items()}
+    assert ended == codes
 
 
 def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
@@ -77,10 +77,9 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
 def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
     slurm_lab.write("ends/clusters.py", CLUSTERS)
     client = slurm_lab.start(slurm_lab.login, ["python", "ends/clusters.py"], timeout=scaled(150))
-    assert client.stdout
     places = json.loads(client.stdout.readline())
     for node, pid in places.values():
         slurm_lab.exec(node, ["kill", "-KILL", str(pid)], check=True)
-    found = {job: slurm_lab.wait_job(job)["ExitCode"] for job in places}
+    codes = {job: slurm_lab.wait_job(job)["ExitCode"] for job in places}
     client.communicate("close\n", timeout=scaled(120))
-    assert found == dict.fromkeys(places, "70:0")
+    assert codes == dict.fromkeys(places, "70:0")

@@ -32,7 +32,7 @@ def until_named(run: Faulty, job: str, node: str) -> None:
     """Wait until the table of jobs names the lost node with that job, also when it is gone."""
     run.until(
         f"[row.text for row in (*cluster.jobs.rows, *cluster.jobs.gone) if row.id == {job!r}]",
-        lambda texts: any(f"{node} {words}" in text for text in texts for words in ("is down: Not", "does not answer")),
+        lambda texts: any(f"{node} {state}" in text for text in texts for state in ("is down: Not", "does not answer")),
     )
 
 
@@ -49,18 +49,18 @@ FROZEN = (("pause", NODE), ("unpause", NODE))
 
 
 @pytest.mark.parametrize(
-    ("what", "requeue"), [(POWER, True), (NETWORK, False), (FROZEN, True)], ids=["powered-off", "cut-off", "frozen"]
+    ("loss", "requeue"), [(POWER, True), (NETWORK, False), (FROZEN, True)], ids=["powered-off", "cut-off", "frozen"]
 )
-def test_a_lost_node(slurm_lab: Lab, what: tuple[tuple[str, ...], tuple[str, ...]], requeue: bool) -> None:
+def test_a_lost_node(slurm_lab: Lab, loss: tuple[tuple[str, ...], tuple[str, ...]], requeue: bool) -> None:
     extra = [] if requeue else ["--no-requeue"]  # Slurm's default is to start the job of a lost node again
     with Faulty(slurm_lab, jobs=3, scheduler="here", job_extra_directives=extra) as run:
         run.do("start()")
         job = on_node3(run)
-        there = run.ask(f"only_on({job!r})")
-        with fault(slurm_lab, *what):
-            found = run.results()
-            assert found["right"]
-            assert len(found["lost"]) == there
+        alone = run.ask(f"only_on({job!r})")
+        with fault(slurm_lab, *loss):
+            results = run.results()
+            assert results["right"]
+            assert len(results["lost"]) == alone
             until_named(run, job, "node3")
             if requeue:
                 run.start_at_once(job)
@@ -107,12 +107,12 @@ def test_a_gang_without_kill_goes_on_without_a_lost_node(slurm_lab: Lab) -> None
         run.do("start()")
         job = run.ask("cluster.job_id")
         first, lost = run.hosts(job)
-        there = run.ask(f"only_on({lost!r})")
+        alone = run.ask(f"only_on({lost!r})")
         with fault(slurm_lab, ("kill", container(lost)), ("start", container(lost))):
             until(lambda: run.hosts(job) == [first], "the job has its first node alone", limit_s=240, every_s=0.2)
-            found = run.results()
-            assert found["right"]
-            assert len(found["lost"]) == there
+            results = run.results()
+            assert results["right"]
+            assert len(results["lost"]) == alone
             assert "UP 1/2" in run.ask("str(cluster.jobs)")
 
 

@@ -19,17 +19,16 @@ def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig
     slurm_lab.forget_runs()
     slurm_lab.write("client.py", BEGIN + code)
     client = slurm_lab.start(slurm_lab.login, ["python", "-u", "client.py"])
-    assert client.stdout
     text = ""
     for line in client.stdout:
         text += line
         if state in line:
             break
-    found = re.search(r"PID (\d+)\n(?:.|\n)*job (\d+):", text)
-    assert found, text
-    slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", found[1]], check=True)
+    ids = re.search(r"PID (\d+)\n(?:.|\n)*job (\d+):", text)
+    assert ids, text
+    slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", ids[1]], check=True)
     client.communicate(timeout=scaled(60))
-    facts = slurm_lab.wait_job(found[2])
+    facts = slurm_lab.wait_job(ids[2])
     if code is PENDING:
         assert facts["JobState"] == "CANCELLED"
     elif sig == "KILL":

@@ -25,8 +25,7 @@ def client(lab: Lab, code: str, **given: Any) -> dict[str, Any]:
     given = json.load(open("given.json"))
     OPTIONS = dict(gpus="sim:1", ranks="node", launcher="fork", dashboard=False, walltime="00:30:00")
     """
-    facts: dict[str, Any] = lab.facts(f"{prelude}{code}\n    print('FACTS', json.dumps(facts))\n")
-    return facts
+    return lab.facts(f"{prelude}{code}\n    print('FACTS', json.dumps(facts))\n")
 
 
 def test_they_arrive_unharmed_in_each_job_of_an_elastic_cluster(slurm_lab: Lab) -> None:

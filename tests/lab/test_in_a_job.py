@@ -54,14 +54,14 @@ def test_a_notebook_of_the_template_has_its_jobs_cluster_and_may_submit_another(
     lab = jupyter
     lab.write("notebook.py", NOTEBOOK)  # Jupyter has a module of this name, which must not be this one
     submit = 'PATH=~/jupyter/bin:$PATH exec sbatch --parsable --output=jupyter.out "$@"'
-    words = ("--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1", "--mem-per-cpu=500M", "--time=10")
+    options = ("--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1", "--mem-per-cpu=500M", "--time=10")
     template = (f"{CHECKOUT}/jobscripts/slurm-jupyter.sbatch", "--gpus", "sim:1", "--no-dashboard")
-    job = lab.exec(lab.login, ["sh", "-c", submit, "sh", *words, *template], check=True).stdout.strip()
+    job = lab.exec(lab.login, ["sh", "-c", submit, "sh", *options, *template], check=True).stdout.strip()
 
     def address() -> str:
-        said = lab.exec(lab.login, ["cat", "jupyter.out"]).stdout
-        assert lab.job(job)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), said
-        return said.partition("its address: cat ")[2].partition("\n")[0] if "is running at" in said else ""
+        log = lab.exec(lab.login, ["cat", "jupyter.out"]).stdout
+        assert lab.job(job)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), log
+        return log.partition("its address: cat ")[2].partition("\n")[0] if "is running at" in log else ""
 
     until(lambda: bool(address()), "Jupyter listens", limit_s=240, every_s=0.5)
     argv = ["/home/hpc/jupyter/bin/python", "notebook.py", address()]

@@ -60,18 +60,6 @@ def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, pytho
     assert facts["jobs"] == 1
 
 
-def test_one_rank_per_node_has_all_workers_of_its_node(slurm_lab: Lab) -> None:
-    code = """
-    cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", ranks="node", dashboard=False)
-    with cluster, Client(cluster) as client:
-        print("NAMES", sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))
-        print(os.popen(f"scontrol show step {cluster.job_id}.0").read())
-    """
-    text = client(slurm_lab, code)
-    assert f"NAMES {NAMES}" in text
-    assert "Tasks=2" in text
-
-
 def test_a_template_runs_a_script_and_ends_with_its_exit_code(slurm_lab: Lab) -> None:
     template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
     three = "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\nexit(3)\n"
@@ -99,8 +87,8 @@ def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str
     """Run a script by a launcher's own words in an allocation of 2 nodes of 4 tasks; return what was printed."""
     lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(code))
     hpcgpu = f"{bin}/hpcgpu" if bin else "hpcgpu"
-    words = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
-    argv = ["salloc", "-N2", "--ntasks-per-node=2", *launcher, hpcgpu, "run", *words]
+    arguments = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
+    argv = ["salloc", "-N2", "--ntasks-per-node=2", *launcher, hpcgpu, "run", *arguments]
     done = lab.exec(lab.login, argv, env={"PMIX_MCA_psec": "native"})
     return f"{done.stdout}\n{done.stderr}\nexit code {done.returncode}"
 
@@ -144,14 +132,9 @@ def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
 
 
 def test_ranks_meet_by_files_where_mpi_cannot(slurm_lab: Lab) -> None:
-    said = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL, options=("--rendezvous", "file"))
-    assert f"NAMES {NAMES}" in said
+    text = in_allocation(slurm_lab, "srun", "--mpi=none", "-n4", bin=WHEEL, options=("--rendezvous", "file"))
+    assert f"NAMES {NAMES}" in text
     assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous"]).stdout == ""
-
-
-def test_a_node_without_a_rank_is_an_error(slurm_lab: Lab) -> None:
-    said = in_allocation(slurm_lab, "srun", "--mpi=pmix", "-N1", "-n2")
-    assert "the job has 2 nodes, but ranks run on 1" in said
 
 
 CANCELLED = """
@@ -172,7 +155,6 @@ CANCELLED = """
 def test_scancel_reaches_the_client_with_the_reason(slurm_lab: Lab) -> None:
     slurm_lab.write("client.py", START + textwrap.dedent(CANCELLED))
     running = slurm_lab.start(slurm_lab.login, ["python", "client.py"])
-    assert running.stdout
     job = next(line.split()[1] for line in running.stdout if line.startswith("JOB"))
     slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
     out, err = running.communicate(timeout=PATIENCE_S)

@@ -96,6 +96,6 @@ def test_the_template(ucx: Lab) -> None:
     argv = [*sbatch, f"{CHECKOUT}/jobscripts/slurm.sbatch", *ours, "with-ucx.py"]
     done = ucx.exec(ucx.login, ["sh", "-c", f"PATH=~/ucx/bin:$PATH {shlex.join(argv)}"], check=True)
     facts = ucx.wait_job(done.stdout.strip())
-    said = ucx.read("with-ucx.out")
-    assert facts["JobState"] == "COMPLETED", said
-    check(json.loads(next(line for line in said.splitlines() if line.startswith("{"))), nodes=2)
+    log = ucx.read("with-ucx.out")
+    assert facts["JobState"] == "COMPLETED", log
+    check(json.loads(next(line for line in log.splitlines() if line.startswith("{"))), nodes=2)

@@ -52,8 +52,7 @@ def scale(client: Client, jobs: int) -> list[str]:
 
 def members(client: Client) -> list[str]:
     """Return the jobs that come and go."""
-    found: list[str] = client("[row.id for row in cluster.jobs.rows if row.has == 'workers']")
-    return found
+    return client("[row.id for row in cluster.jobs.rows if row.has == 'workers']")
 
 
 def workers(client: Client) -> int:
@@ -215,9 +214,9 @@ def test_the_other_templates_run(lab: PbsLab) -> None:
         "array": "RUNS=runs.txt SCRIPT=s.py",
     }
     for name, variables in jobs.items():
-        own = ",".join(word.partition("=")[0] for word in re.findall(r"[A-Z]\w+=", variables))
+        names = ",".join(word.partition("=")[0] for word in re.findall(r"[A-Z]\w+=", variables))
         more = "-J 1-2" if name == "array" else f"-o {name}.out"
-        submit = f"{variables} qsub -f {more} -N {name} -v {own} {name}.sh"
+        submit = f"{variables} qsub -f {more} -N {name} -v {names} {name}.sh"
         lab.on("login01", f"cd {work}; sed '{site}' {ROOT}/jobscripts/pbs-{name}.sh > {name}.sh; {submit}")
     until(lambda: not lab.states(), "all have ended", limit_s=120, every_s=0.5)
     logs = {path.name.partition(".")[0]: path.read_text() for path in work.glob("*.out")}

@@ -32,27 +32,3 @@ def test_a_draft_is_enough_for_a_cluster(lab: PbsLab) -> None:
             assert "the site file of lab says" not in client.said
     finally:
         lab.on("login01", f"rm -f {folder}/lab.yaml; rm -rf work/STDIN.*")
-
-
-NESTED = """
-from distributed import Client
-from hpcgpu import PBSGPUCluster
-
-with Client() as own:
-    given = dict(gpus="sim:1x64MiB", walltime="00:10:00", client_grace=5)
-    with PBSGPUCluster(**given) as cluster, Client(cluster) as client:
-        found = [len(c.scheduler_info(n_workers=-1)["workers"]) for c in (own, client)]
-        print("FOUND", *found, client.submit(sum, [1, 2]).result(), own.submit(sum, [3, 4]).result())
-"""
-
-
-def test_a_script_in_a_job_may_submit_another_one(lab: PbsLab) -> None:
-    """Its ranks have variables of ours that tell them of their own job."""
-    site = f"s/:ngpus=4//; s/ncpus=4:mpiprocs=4/ncpus=1:mpiprocs=1/; s,^hpcgpu launch,{lab.python} -m &  --gpus sim:1,"
-    lines = (
-        f"mkdir -p work; cd work; cat > s.py <<'E'\n{NESTED}E\nsed '{site}' {lab.template} > t.sh",
-        "qsub -f -W block=true -l select=1:ncpus=1:mpiprocs=1:mem=2gb -N t -o t.out -v SCRIPT=s.py t.sh || "
-        "cat t.out >&2",
-    )
-    lab.on("login01", "; ".join(lines))
-    assert "FOUND 1 1 3 7" in (HOME / "work" / "t.out").read_text().splitlines()

@@ -15,10 +15,7 @@ UNREACHABLE = ("client error (Connect)", "dns error", "timed out")
 
 @pytest.mark.parametrize("cuda", ["12", "13"])
 def test_the_extras_of_a_cuda_resolve_together(cuda: str) -> None:
-    """Those which ``make`` installs nowhere: what all of them need is there for each alone.
-
-    By uv, which reads what wheels say of themselves: for the same answer pip (26.3) loads them, 2.9 GB.
-    """
+    """Those which ``make`` installs nowhere: what all of them need is there for each alone."""
     words = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-cache", "--python", sys.executable]
     of_cuda = "" if cuda == "12" else cuda
     extras = [word for extra in ("cupy", "rapids", "ucx") for word in ("--extra", f"{extra}{of_cuda}")]

@@ -32,17 +32,31 @@ def tarball(folder: Path) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
-def prologue(there: str, late: str) -> str:
+def prologue(folder: str, late: str) -> str:
     """Return lines of a job's script: limits, variables and a clock that is wrong on the node ``late``."""
     variables = {
-        **fakesys.environment(Path(there, "machine")),
+        **fakesys.environment(Path(folder, "machine")),
         "TMPDIR": LONG,
-        "PYTHONPATH": f"{there}/old",
-        "LD_PRELOAD": f"{there}/fake_clock.so",
+        "PYTHONPATH": f"{folder}/old",
+        "LD_PRELOAD": f"{folder}/fake_clock.so",
         "FAKE_CLOCK": f"{late}:{LATE_S}",
     }
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     return f"mkdir -p {LONG}; ulimit -l 64; {exports}"
+
+
+def check_prepared(findings: Found) -> None:
+    """Fail unless ten prepared faults have their verdicts and advice."""
+    check(findings, "node to node", "failed", "node1 to node2 at ", "timed out", "firewall")
+    check(findings, "versions", "failed", f"{OLD_DASK} on node1", "--python")
+    check(findings, "scratch of the nodes", "failed", "node2: /dev/shm (tmpfs)", "full", "--local-directory")
+    check(findings, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
+    check(findings, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")
+    check(findings, "launcher and MPI", "failed", "--rendezvous file")
+    check(findings, "GPUs", "failed", "node1 shows 0 of 1 GPUs", "--queue", "hpcgpu plan")
+    check(findings, "CPUs", "warning", "node1: 1 of ", "--cores-per-gpu")
+    check(findings, "clocks", "warning", "the clock of ", "chronyd")
+    check(findings, "socket paths", "warning", "node1: TMPDIR has 120 bytes", "export TMPDIR=/tmp")
 
 
 def read(text: str) -> Found:
@@ -50,9 +64,9 @@ def read(text: str) -> Found:
     return {finding["name"]: finding for finding in json.loads(text)["findings"]}
 
 
-def check(found: Found, name: str, verdict: str, *words: str) -> None:
+def check(findings: Found, name: str, verdict: str, *texts: str) -> None:
     """Fail unless the check has that verdict, and says these words."""
-    finding = found[name]
+    finding = findings[name]
     assert finding["verdict"] == verdict, finding
-    for word in words:
+    for word in texts:
         assert word in f"{finding['seen']} | {finding['advice']}", finding

@@ -1,9 +1,4 @@
-"""Open a page of the dashboard and print what it holds: ``python bokeh_page.py URL CONDITION``.
-
-In a process of its own, since Bokeh's client (3.9) leaves its event loops to the garbage collector. It looks by a
-connection of its own each time, since the client drops what it is sent between two questions. CONDITION is Python, of
-``data`` (all sources' columns), ``texts`` and ``titles``.
-"""
+"""Open a page of the dashboard and print what it holds: ``python bokeh_page.py URL CONDITION``."""
 
 from __future__ import annotations
 
@@ -34,10 +29,10 @@ def look(url: str, session_id: str) -> dict[str, Any]:
 def main(url: str, condition: str) -> None:
     session = pull_session(url=url)
     end = time.monotonic() + LIMIT_S
-    while not eval(condition, dict(found := look(url, session.id))):
-        assert time.monotonic() < end, (condition, found)
+    while not eval(condition, dict(content := look(url, session.id))):
+        assert time.monotonic() < end, (condition, content)
         time.sleep(0.3)
-    json.dump(found, sys.stdout, default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value))
+    json.dump(content, sys.stdout, default=lambda v: v.tolist() if isinstance(v, np.ndarray) else str(v))
 
 
 if __name__ == "__main__":

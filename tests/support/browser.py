@@ -77,10 +77,8 @@ class Page:
 
     def picture(self, path: Path, element: str) -> None:
         """Save a picture of the element that an expression gives; all of it is in the window."""
-        x, y, width, height = self.evaluate(
-            f"(r => [r.x, r.y, r.width, r.height])(({element}).getBoundingClientRect())"
-        )
-        self._capture(path, x, y, width, height)
+        rect = self.evaluate(f"(r => [r.x, r.y, r.width, r.height])(({element}).getBoundingClientRect())")
+        self._capture(path, *rect)
 
     def whole_picture(self, path: Path, end: str) -> None:
         """Save a picture of the page from its top to the y of an expression, whatever the window shows."""
@@ -132,7 +130,6 @@ def _started(argv: Sequence[str], word: str, env: dict[str, str]) -> tuple[subpr
     """Start a program; return it with the line on stderr that has the word."""
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(argv, **pipes, env={**os.environ, **env})
-    assert process.stderr
     lines = []
     for line in process.stderr:
         lines.append(line)
@@ -195,11 +192,6 @@ def run_cells(page: Page, count: int) -> None:
         page.evaluate("jupyterapp.commands.execute('notebook:run-cell-and-select-next').then(() => 1)")
 
 
-def start_cell(page: Page) -> None:
-    """Have the next cell run, and do not wait for its end."""
-    page.evaluate("void jupyterapp.commands.execute('notebook:run-cell-and-select-next')")
-
-
 def shown(page: Page, cell: int) -> str:
     """Return what a cell's outputs show, as text."""
     return str(page.evaluate(f"{output(cell)}.innerText"))
@@ -210,18 +202,6 @@ def output(cell: int) -> str:
     return f"document.querySelectorAll('.jp-Cell')[{cell}].querySelector('.jp-OutputArea')"
 
 
-def change_theme(page: Page, name: str) -> None:
-    page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{name}'}}).then(() => 1)")
-    page.wait_for(f"document.body.dataset.jpThemeName === '{name}' && !document.getElementById('jupyterlab-splash')")
-    page.wait_for("document.getAnimations().length === 0")
-
-
 def cell(number: int) -> str:
     """Return an expression for a cell, with its outputs."""
     return f"document.querySelectorAll('.jp-Cell')[{number}]"
-
-
-def click(page: Page, x: float, y: float) -> None:
-    """Press the left button at a point of the window, and let it go."""
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

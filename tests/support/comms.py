@@ -48,7 +48,7 @@ def knock(scheduler: Certificate, how: Callable[[str], Any]) -> Any:
 
     async def main() -> Any:
         trust = security(scheduler)
-        async with Scheduler(host="127.0.0.1", port=0, protocol="tls", security=trust, dashboard=False) as there:
-            return await how(there.address)
+        async with Scheduler(host="127.0.0.1", port=0, protocol="tls", security=trust, dashboard=False) as started:
+            return await how(started.address)
 
     return asyncio.run(main())

@@ -1,10 +1,4 @@
-"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else.
-
-And a Slurm that answers at once, whose jobs all run, so that nothing but our own code is left to be measured.
-
-Run as a program it reads the scheduler's address and security from its standard input (a pickle), then lines:
-``join NAME NAME ...`` and ``leave``; it answers each with a line when it is done.
-"""
+"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 from distributed.comm import Comm, CommClosedError, connect
 from distributed.versions import get_versions
 
@@ -44,10 +39,8 @@ class Crowd:
     """The process of the workers."""
 
     def __init__(self, cluster: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
-        assert self._process.stdin
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._process = subprocess.Popen([sys.executable, __file__], **pipes)
         self._process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security)))
 
     def __enter__(self) -> Self:
@@ -65,8 +58,6 @@ class Crowd:
         self._say("leave")
 
     def _say(self, line: str) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
         self._process.stdin.write(f"{line}\n".encode())
         assert self._process.stdout.readline() == b"done\n", "the workers have ended"
 
@@ -80,52 +71,25 @@ def write_slurm(folder: Path, count: int) -> None:
 
 def tree_cpu_s(root: str) -> float:
     """Return the CPU seconds of a process and of all below it that live, by the nanosecond."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[stat.parent.name] = stat.read_text().rsplit(")", 1)[1].split()[1]
-    tree = {root}
-    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
-        tree |= more
+    tree = [int(root), *(process.pid for process in psutil.Process(int(root)).children(recursive=True))]
     threads = (thread for pid in tree for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
-async def reach(address: str, arguments: dict[str, Any]) -> Comm:
+async def register(address: str, arguments: dict[str, Any], name: str, port: int) -> Comm:
     """Connect as distributed's Worker does (2026.8.0, ``_register_with_scheduler``): again when it is turned away."""
-    while True:
+    comm = None
+    while comm is None:
         try:
-            return await connect(address, **arguments)
+            comm = await connect(address, **arguments)
         except OSError:
             await asyncio.sleep(0.1)
-
-
-async def register(address: str, arguments: dict[str, Any], name: str, port: int) -> Comm:
-    comm = await reach(address, arguments)
-    await comm.write(
-        {
-            "op": "register-worker",
-            "reply": False,
-            # nobody listens there: nobody is to call them
-            "address": f"tls://127.0.0.1:{port}",
-            "status": "running",
-            "nthreads": 1,
-            "name": name,
-            "now": time.time(),
-            "resources": {},
-            "memory_limit": 1 << 30,
-            "local_directory": "",
-            "services": {},
-            "nanny": None,
-            "pid": port,
-            "versions": get_versions(),
-            "metrics": METRICS,
-            "extra": {},
-            "stimulus_id": f"worker-connect-{name}",
-            "server_id": name,
-        },
-        serializers=["msgpack"],
-    )
+    message = {"op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "nanny": None}
+    message |= {"name": name, "server_id": name, "stimulus_id": f"worker-connect-{name}", "now": time.time()}
+    message |= {"address": f"tls://127.0.0.1:{port}", "pid": port}  # a port on which no process listens
+    message |= {"resources": {}, "services": {}, "extra": {}, "memory_limit": 1 << 30, "local_directory": ""}
+    message |= {"versions": get_versions(), "metrics": METRICS}
+    await comm.write(message, serializers=["msgpack"])
     answer = await comm.read(deserializers=["msgpack"])
     assert answer["status"] == "OK", answer
     return comm
@@ -142,8 +106,8 @@ async def part(comm: Comm) -> None:
 async def run(address: str, arguments: dict[str, Any], lines: Callable[[], bytes]) -> None:
     comms: list[Comm] = []
     while line := await asyncio.to_thread(lines):
-        what, *names = line.decode().split()
-        if what == "join":
+        verb, *names = line.decode().split()
+        if verb == "join":
             limit = asyncio.Semaphore(AT_ONCE)
 
             async def one(name: str, port: int, limit: asyncio.Semaphore = limit) -> Comm:

@@ -1,9 +1,4 @@
-"""Blocks of code in the pages of docs, and how each is tried.
-
-A comment before the fence says it: ``<!-- file: NAME -->`` is a file for the commands of the page,
-``<!-- lab: NAME -->`` one that a test on the lab runs, ``<!-- checked: REASON -->`` what is read by a parser and not
-run. All others are run. People do not see comments: the text before a block names its file, too.
-"""
+"""Blocks of code in the pages of docs, and how each is tried."""
 
 from __future__ import annotations
 
@@ -55,12 +50,12 @@ class Block:
 
 def blocks(page: Path) -> tuple[Block, ...]:
     """Return the blocks of a page."""
-    found, text, end = [], page.read_text(), 0
+    parsed, text, end = [], page.read_text(), 0
     for fence in _FENCE.finditer(text):
         how, word, kind, code = fence.groups(default="")
-        found.append(Block(how or "run", word, kind, code, text[end : fence.start()]))
+        parsed.append(Block(how or "run", word, kind, code, text[end : fence.start()]))
         end = fence.end()
-    return tuple(found)
+    return tuple(parsed)
 
 
 def typed(block: Block) -> list[str]:
@@ -95,10 +90,10 @@ def check(block: Block) -> None:
     """Raise for what would be refused as it is written."""
     if block.kind == "bash":
         for line in lines(block):
-            words = [w for w in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=.*", w)]
-            if words[0] not in _PROGRAMS:
+            arguments = [w for w in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=.*", w)]
+            if arguments[0] not in _PROGRAMS:
                 raise ValueError(f"nothing tries {line!r}")
-            if "hpcgpu" in words and words[0] not in ("git", "cd"):  # the folder of a clone
+            if "hpcgpu" in arguments and arguments[0] not in ("git", "cd"):  # the folder of a clone
                 commands.check(line)
     else:
         _check_python(block.text)

@@ -1,11 +1,4 @@
-"""Nodes of well-known machines as their sites' documents describe them, where no recording is at hand.
-
-Those of machines with CUDA are in their site files.
-
-Documents tell GPUs' NUMA nodes and cores per NUMA node. Invented here: one PU for each core, 64 GiB on each NUMA
-node, and PCI addresses, in the order of the GPUs' numbers. A port's NUMA node is None where the document names
-the port but not its place.
-"""
+"""Nodes of well-known machines as their sites' documents describe them, where no recording is at hand."""
 
 from __future__ import annotations
 

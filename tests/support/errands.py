@@ -28,13 +28,11 @@ class Errands:
 
     def run(self, timeout: float, **errand: Any) -> dict[str, Any]:
         """Run a command and return its exit code and what it printed."""
-        assert self._process.stdin
         try:
             self._process.stdin.write(json.dumps(errand).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # why, is to be read
-        assert self._process.stdout
         line = b""
         end = time.monotonic() + timeout
         while not line.endswith(b"\n"):

@@ -1,9 +1,4 @@
-"""A CUDA driver without a GPU for a child process: ``fake_cuda.c``, a small libcuda.so.1.
-
-Allocations, copies, fills, streams and events are those of a driver that is as late as it may be; there are no kernels.
-cuda.bindings and cuda.core take it for a driver. The CUDA runtime does not: it asks the driver for tables that are not
-public and checks what they answer, so CuPy's arrays can be made on memory that lies there, and no more.
-"""
+"""A CUDA driver without a GPU for a child process: ``fake_cuda.c``, a small libcuda.so.1."""
 
 from __future__ import annotations
 

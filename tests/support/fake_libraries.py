@@ -1,8 +1,4 @@
-"""A GPU whose memory is the host's, and as much of PyTorch, numba and RMM as the store asks for on it.
-
-Which calls there are, and what they take, was read from torch 2.15, numba-cuda 0.30 and RMM 26.10; ``tests/gpu`` has
-the libraries themselves.
-"""
+"""A GPU whose memory is the host's, and as much of PyTorch, numba and RMM as the store asks for on it."""
 
 from __future__ import annotations
 
@@ -32,15 +28,9 @@ class Gpu:
         self.put_off = PutOff(self)
         self.kept_bytes = 0  # of torch's cache, of which no tensor is stored
 
-    @property
-    def free_bytes(self) -> int:
-        return self.memory_bytes - self.used_bytes
-
-    def trim(self) -> int:
-        return 0
-
-    def synchronize(self) -> None:
-        """All is done at once."""
+    free_bytes = property(lambda self: self.memory_bytes - self.used_bytes)
+    trim = lambda self: 0  # noqa: E731
+    synchronize = lambda self: None  # noqa: E731 - all is done at once
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         root = empty(nbytes)
@@ -58,7 +48,7 @@ class Gpu:
 
 
 class PutOff(list[int]):
-    """What numba has still to free."""
+    """Bytes that numba has still to free."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -159,18 +149,13 @@ class DeviceNDArray:
     __module__ = "numba.cuda.cudadrv.devicearray"
 
     def __init__(self, shape: Any, strides: Any, dtype: Any, pointer: int, owner: Any) -> None:
-        self.shape, self.strides, self.dtype, self.owner, self._pointer = (
-            shape,
-            strides,
-            np.dtype(dtype),
-            owner,
-            pointer,
-        )
+        self.shape, self.strides, self.dtype = shape, strides, np.dtype(dtype)
+        self.owner, self._pointer = owner, pointer
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        told = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "descr": self.dtype.descr}
-        return {**told, "data": (self._pointer, False), "version": 3}
+        layout = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "descr": self.dtype.descr}
+        return {**layout, "data": (self._pointer, False), "version": 3}
 
     def host(self) -> np.ndarray:
         begin = self._pointer - self.owner.ptr
@@ -198,8 +183,8 @@ def numba(gpu: Gpu) -> Any:
         memory = types.SimpleNamespace(deallocations=gpu.put_off)
         return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=lambda: None), memory_manager=memory)
 
-    def from_cuda_array_interface(told: dict[str, Any], owner: Any) -> DeviceNDArray:
-        return DeviceNDArray(told["shape"], told["strides"], told["typestr"], told["data"][0], owner)
+    def from_cuda_array_interface(shown: dict[str, Any], owner: Any) -> DeviceNDArray:
+        return DeviceNDArray(shown["shape"], shown["strides"], shown["typestr"], shown["data"][0], owner)
 
     names = {"from_cuda_array_interface": from_cuda_array_interface, "current_context": current_context}
     return _module("numba", {"cuda": types.SimpleNamespace(**names)})
@@ -212,31 +197,26 @@ class DeviceBuffer(Memory):
     __cuda_array_interface__ = property(lambda _: {})
 
 
-def rmm(gpu: Gpu) -> Any:
-    """Return the module."""
-    return _module("rmm", {"DeviceBuffer": lambda size: DeviceBuffer(gpu, size)})
+def _shown(nbytes: int, pointer: int) -> dict[str, Any]:
+    return {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 3}
 
 
 class Foreign:
-    """Of a library that nobody here knows."""
+    """An array of a library that hpcgpu does not know."""
 
     def __init__(self, gpu: Gpu, n: int) -> None:
         self._memory = Memory(gpu, n)
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self._memory.size,), "typestr": "|u1", "data": (self._memory.ptr, False), "version": 2}
+    __cuda_array_interface__ = property(lambda self: _shown(self._memory.size, self._memory.ptr))
 
 
 class Pickled:
-    """Of another one, whose objects can be pickled."""
+    """An array of another such library, which can be pickled."""
 
     def __init__(self, n: int) -> None:
         self.n = n
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.n,), "typestr": "|u1", "data": (id(self), False), "version": 3}
+    __cuda_array_interface__ = property(lambda self: _shown(self.n, id(self)))
 
 
 def _module(name: str, names: dict[str, Any]) -> Any:
@@ -257,12 +237,8 @@ class Pool:
         memory = with_room(device, nbytes, lambda: Memory(self._gpu, nbytes), device.give_back)
         return memory, memory.ptr, 0
 
-    def used_bytes(self, device: Any) -> int:
-        del device
-        return 0  # torch has told all
-
-    def give_back(self) -> None:
-        """Nothing is kept."""
+    used_bytes = lambda self, device: 0  # noqa: E731 - torch counts all
+    give_back = lambda self: None  # noqa: E731
 
 
 _installed: list[CudaDevice] = []
@@ -270,8 +246,7 @@ _installed: list[CudaDevice] = []
 
 def current(number: int) -> CudaDevice:
     """Return the device, in place of CudaDevice.current: pickled devices find it by this name."""
-    assert number == 0
-    return _installed[-1]
+    return _installed[number]
 
 
 def install(patch: pytest.MonkeyPatch, memory_bytes: int) -> Gpu:
@@ -282,6 +257,7 @@ def install(patch: pytest.MonkeyPatch, memory_bytes: int) -> Gpu:
     device.kinds |= {"cuda": pool, "cupy": pool}
     patch.setattr("fake_libraries._installed", [device])
     patch.setattr(CudaDevice, "current", staticmethod(current))
-    for name, module in {"torch": torch(gpu), "numba": numba(gpu), "rmm": rmm(gpu)}.items():
+    rmm = _module("rmm", {"DeviceBuffer": lambda size: DeviceBuffer(gpu, size)})
+    for name, module in {"torch": torch(gpu), "numba": numba(gpu), "rmm": rmm}.items():
         patch.setitem(sys.modules, name, module)
     return gpu

@@ -1,8 +1,4 @@
-"""A recorded machine as a tree of files that libhwloc, lstopo and hpcgpu discover as if it were this one.
-
-``build(name, root)`` writes ``root/sys`` from ``tests/data/topology/<name>.xml``; with the variables of
-``ENVIRONMENT`` hwloc looks there and nowhere else.
-"""
+"""A recorded machine as a tree of files that libhwloc, lstopo and hpcgpu discover as if it were this one."""
 
 from __future__ import annotations
 

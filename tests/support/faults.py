@@ -110,10 +110,10 @@ class Faulty:
         """Have the client do something."""
         self._say("do", statement)
 
-    def until(self, expression: str, what: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
+    def until(self, expression: str, condition: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
         """Ask until the answer is the awaited one, and return it."""
         end = time.monotonic() + patience_s
-        while not what(answer := self.ask(expression)):
+        while not condition(answer := self.ask(expression)):
             assert time.monotonic() < end, f"{expression} is still {answer}; {self.ask('str(cluster.jobs)')}"
             time.sleep(0.2)
         return answer
@@ -145,13 +145,11 @@ class Faulty:
         self.until(counts, lambda n: n[0] == n[1])
 
     def _say(self, kind: str, text: str) -> Any:
-        assert self._process.stdin
         self._process.stdin.write(json.dumps([kind, text]) + "\n")
         self._process.stdin.flush()
         return self._hear(text)
 
     def _hear(self, about: str) -> Any:
-        assert self._process.stdout
         line = self._process.stdout.readline()
         assert line, f"the client ended at {about}: {self._process.communicate(timeout=60)}"
         answer = json.loads(line)

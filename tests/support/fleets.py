@@ -15,12 +15,12 @@ async def nothing(*_: object) -> None:
     """Done."""
 
 
-def cluster_hooks(**given: Any) -> ClusterHooks:
+def cluster_hooks(**hooks: Any) -> ClusterHooks:
     """Return what a fleet has of its cluster: nothing, but for what is given."""
     none: dict[str, JobWorkers] = {}
-    known = {
+    defaults = {
         **{"present": lambda: none, "retire": nothing, "remove": nothing, "write_down": lambda: None},
         **{"written_down": lambda: ((Job(id=GONE, log=""),), ()), "changed": lambda: None},
         "say": lambda _: None,
     }
-    return ClusterHooks(**{**known, **given})
+    return ClusterHooks(**{**defaults, **hooks})

@@ -1,10 +1,4 @@
-"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``.
-
-The dashboard is real, and so is what it reads; each fake worker's heartbeat comes every three seconds, as that of one
-of 400 does. Its nodes are a recorded machine, its bindings are planned, and a picture of a node is drawn as a worker
-draws it. The work is made up: a job that reads, computes, shuffles more than fits on its GPUs, reduces, and begins
-again. It prints the address of the page, and ends when its stdin does.
-"""
+"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``."""
 
 from __future__ import annotations
 
@@ -82,15 +76,15 @@ def phase(time_s: float) -> tuple[float, int]:
     return before + (after - before) * (time_s - begin_s) / (end_s - begin_s), busy
 
 
-def heartbeat(one: SimpleNamespace, index: int, run_s: float) -> None:
+def heartbeat(worker: SimpleNamespace, index: int, run_s: float) -> None:
     """Let it have a heartbeat; ``run_s`` is the time since the job's begin."""
-    data, busy = phase(max(run_s - one.late_s, 0.0))
-    one.noise = 0.6 * one.noise + random.gauss(0, 0.03)
-    nbytes = max(0, int((data * one.size + one.noise) * LIMIT))
+    data, busy = phase(max(run_s - worker.late_s, 0.0))
+    worker.noise = 0.6 * worker.noise + random.gauss(0, 0.03)
+    nbytes = max(0, int((data * worker.size + worker.noise) * LIMIT))
     device = min(nbytes, int((0.97 + 0.03 * random.random()) * LIMIT))
     host = min(nbytes - device, HOST)
     disk = nbytes - device - host
-    before = one.metrics.get(KEY, {"moved": dict.fromkeys(DIRECTIONS, 0), "tiers": dict.fromkeys(TIERS, 0)})
+    before = worker.metrics.get(KEY, {"moved": dict.fromkeys(DIRECTIONS, 0), "tiers": dict.fromkeys(TIERS, 0)})
     # what lies below comes up in turn, and other data goes down for it
     grown = {"host": max(0, host - before["tiers"]["host"]), "disk": max(0, disk - before["tiers"]["disk"])}
     turn = random.uniform(0.01, 0.05)
@@ -102,11 +96,11 @@ def heartbeat(one: SimpleNamespace, index: int, run_s: float) -> None:
     }
     moved = {way: before["moved"][way] + int(steps[way]) for way in DIRECTIONS}
     tiers = dict(zip(TIERS, (device, host, disk), strict=True))
-    wrong = [f"3 of 71 threads may run on PUs 0-255, planned: {one.extra[KEY]['cores']}"] if index in WRONG else []
+    wrong = [f"3 of 71 threads may run on PUs 0-255, planned: {worker.extra[KEY]['cores']}"] if index in WRONG else []
     facts = {"busy_s": run_s / 2, "tiers": tiers, "peaks": tiers, "moved": moved, "differences": wrong}
     waits = random.random() < 0.15  # for another worker's data
     used = int(min(100, max(0, random.gauss(busy * (0.3 if waits else 1), 4))))
-    one.metrics = {KEY: facts, "gpu_memory_used": device + 2 * GIB, "gpu_utilization": used}
+    worker.metrics = {KEY: facts, "gpu_memory_used": device + 2 * GIB, "gpu_utilization": used}
 
 
 class Answers(ConnectionPool):
@@ -132,17 +126,17 @@ async def main(count: int) -> None:
         scheduler.rpc = Answers()
         begin_s = time.monotonic()
         crowd: dict[str, Any] = {f"tcp://{i}": worker(i) for i in range(count)}
-        for address, one in crowd.items():
-            usage.add_worker(SimpleNamespace(workers={address: one}), address)
-            heartbeat(one, int(address[6:]), 0.0)
+        for address, fake in crowd.items():
+            usage.add_worker(SimpleNamespace(workers={address: fake}), address)
+            heartbeat(fake, int(address[6:]), 0.0)
         print(f"http://127.0.0.1:{scheduler.http_server.port}/gpus", flush=True)
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         ended = asyncio.ensure_future(reader.read())
         while not ended.done():
-            for index, one in enumerate(crowd.values()):
-                heartbeat(one, index, time.monotonic() - begin_s)
+            for index, fake in enumerate(crowd.values()):
+                heartbeat(fake, index, time.monotonic() - begin_s)
             await asyncio.wait([ended], timeout=HEARTBEAT_S[count <= 10])
 
 

@@ -64,17 +64,17 @@ class Lab:
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
         """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
         packages = self.packages_of(venv, modules[0])
-        words = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
-        done = self.exec(self.login, ["sh", "-c", _MAKE.format(**words, modules=", ".join(modules))])
+        values = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
+        done = self.exec(self.login, ["sh", "-c", _MAKE.format(**values, modules=", ".join(modules))])
         if done.returncode:
             raise LabUnavailable(f"{packages} is not of the lab's Python: {done.stderr}")
 
     def packages_of(self, venv: str, module: str) -> str:
         """Return where the lab sees the packages of a venv of the checkout."""
-        found = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
-        if found is None or not (found / module).exists():
+        packages = next((ROOT / venv / "lib").glob("python3*/site-packages"), None)
+        if packages is None or not (packages / module).exists():
             raise LabUnavailable(f"{venv} has no {module}")
-        return f"{CHECKOUT}/{found.relative_to(ROOT)}"
+        return f"{CHECKOUT}/{packages.relative_to(ROOT)}"
 
     def lab_sh(self, word: str, timeout: float, typed: str = "") -> subprocess.CompletedProcess[str]:
         options: dict[str, Any] = {"capture_output": True, "text": True, "env": self._environment(), "input": typed}
@@ -106,8 +106,8 @@ class Lab:
             yield
         finally:
             self.close()
-            said, _ = waiting.communicate(timeout=120)
-            assert waiting.returncode == 0, said
+            output, _ = waiting.communicate(timeout=120)
+            assert waiting.returncode == 0, output
 
     def is_up(self) -> bool:
         try:
@@ -129,28 +129,28 @@ class Lab:
         limited = ["timeout", "-k", "5", str(timeout), *argv]
         errand = {"argv": limited, "user": user, "env": dict(env or {}), "stdin": stdin}
         try:
-            said = self._run(container, timeout + 30, errand)
+            answer = self._run(container, timeout + 30, errand)
         except EOFError as e:
-            said = {"code": 1, "out": "", "err": str(e)}
-        done = subprocess.CompletedProcess(argv, said["code"], said["out"], said["err"])
+            answer = {"code": 1, "out": "", "err": str(e)}
+        done = subprocess.CompletedProcess(argv, answer["code"], answer["out"], answer["err"])
         assert not check or done.returncode == 0, f"{argv}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     def _run(self, container: str, timeout: float, errand: dict[str, Any]) -> dict[str, Any]:
-        known = self._errands.pop(container, None)
-        if known:
+        errands = self._errands.pop(container, None)
+        if errands:
             with contextlib.suppress(EOFError):  # the container has been stopped and started, so has what ran in it
-                return self._run_in(container, known, timeout, errand)
+                return self._run_in(container, errands, timeout, errand)
         return self._run_in(container, Errands(f"hpcgpu{self.number}-{container}", CHECKOUT), timeout, errand)
 
     def _run_in(self, container: str, errands: Errands, timeout: float, errand: dict[str, Any]) -> dict[str, Any]:
         try:
-            said = errands.run(timeout, **errand)
+            answer = errands.run(timeout, **errand)
         except BaseException:
             errands.close()
             raise
         self._errands[container] = errands
-        return said
+        return answer
 
     def close(self) -> None:
         """Let go of the containers; they are opened again when they are needed."""
@@ -256,12 +256,12 @@ class Lab:
     def dropped(self, container: str, rule: str) -> Iterator[None]:
         """Let a container drop the TCP packets of an iptables rule: ``OUTPUT -d ADDRESS``."""
         chain, *match = rule.split()
-        words = [chain, "-p", "tcp", *match, "-j", "DROP"]
-        self.root("iptables", "-A", *words, container=container)
+        options = [chain, "-p", "tcp", *match, "-j", "DROP"]
+        self.root("iptables", "-A", *options, container=container)
         try:
             yield
         finally:
-            self.root("iptables", "-D", *words, container=container)
+            self.root("iptables", "-D", *options, container=container)
 
     def closed_ports(self, container: str = login, target: str = f"{NETWORK}.8/29") -> AbstractContextManager[None]:
         """Close all ports of the compute nodes but slurmd's for a container, as a site's firewall does."""

@@ -1,9 +1,4 @@
-"""Watches the ranks that a launcher's command line starts: where they are, on which PUs, and who lives when one dies.
-
-``python launch_probe.py HOST ARGV...`` listens, runs ARGV with ``@ME@`` replaced by the command of a rank, waits for
-as many ranks as they say there are, lets rank 1 die by SIGKILL, ends the others and prints what it saw as JSON.
-Run by tests here and on the Slurm lab's login node.
-"""
+"""Watches the ranks that a launcher's command line starts."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def no_process_left(home: Path) -> Iterator[Path]:
     try:
         yield folder
         places = [folder, home]
-        left = settled(lambda: [*(f"process {pid}: {what}" for pid, what in processes(places).items()), *names(folder)])
+        left = settled(lambda: [*(f"process {pid}: {line}" for pid, line in processes(places).items()), *names(folder)])
         signal_all(processes(places), signal.SIGKILL)
         settled(lambda: list(map(str, processes(places))))
         assert not left, f"left behind: {'; '.join(left)}"

@@ -44,7 +44,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail if anything that is watched happens under the lock of a store that is made meanwhile."""
     locks: list[LeafLock] = []
-    found: list[str] = []
+    violations: list[str] = []
     collecting = set[int]()  # the garbage collector may run anything anywhere
 
     def note_collection(phase: str, _: object) -> None:
@@ -54,7 +54,7 @@ def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         @functools.wraps(call)
         def checked(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() not in collecting and any(lock.is_mine for lock in locks):
-                found.append(f"{name} under the lock:\n{''.join(traceback.format_stack(limit=12))}")
+                violations.append(f"{name} under the lock:\n{''.join(traceback.format_stack(limit=12))}")
             return call(*args, **kwargs)
 
         return checked
@@ -78,4 +78,4 @@ def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     finally:
         gc.callbacks.remove(note_collection)
-    assert not found, found[0]
+    assert not violations, violations[0]

@@ -71,9 +71,9 @@ def with_flat_memory(text: str, share: float, latency: bool) -> str:
     above = {child: parent for parent in root.iter() for child in parent}
     nodes = [(p, o) for p in root.iter("object") for o in p.findall("object[@type='NUMANode']")]
     first = max(int(o.get("os_index", "0")) for _, o in nodes) + 1
-    told = ET.SubElement(root, "memattr", name="Latency", flags="6") if latency else None
+    latencies = ET.SubElement(root, "memattr", name="Latency", flags="6") if latency else None
     for old in root.findall("memattr") if latency else []:
-        if old is not told and old.get("name") == "Latency":
+        if old is not latencies and old.get("name") == "Latency":
             root.remove(old)
     for i, (parent, node) in enumerate(nodes):
         fast = ET.SubElement(parent, "object", node.attrib)
@@ -88,13 +88,13 @@ def with_flat_memory(text: str, share: float, latency: bool) -> str:
                 if place.get(name):
                     place.set(name, mask({*CpuSet.from_mask(place.get(name, "")), first + i}))
             place = above.get(place)
-        for o, value in ((node, "110"), (fast, "140")) if told is not None else ():
+        for o, value in ((node, "110"), (fast, "140")) if latencies is not None else ():
             target = {"target_obj_type": "NUMANode", "target_obj_gp_index": o.get("gp_index", "")}
-            ET.SubElement(told, "memattr_value", target, value=value, initiator_cpuset=node.get("cpuset", ""))
+            ET.SubElement(latencies, "memattr_value", target, value=value, initiator_cpuset=node.get("cpuset", ""))
     return ET.tostring(root, encoding="unicode")
 
 
-def lstopo(*arguments: str, given: str = "") -> str:
+def lstopo(*arguments: str, stdin: str = "") -> str:
     """What lstopo of hwloc 2 writes; version 3 no longer writes version 1."""
     program = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
     if program is None:
@@ -103,7 +103,7 @@ def lstopo(*arguments: str, given: str = "") -> str:
     if not re.search(r" 2\.\d", version):
         pytest.skip(f"no lstopo of hwloc 2 here: {version.strip()}")
     argv = [program, *arguments]
-    return subprocess.run(argv, input=given, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 IDS = {

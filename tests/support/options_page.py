@@ -97,11 +97,11 @@ def signatures() -> dict[str, set[str]]:
 
 def theirs() -> dict[str, set[str]]:
     """Return the options' names in each of the other packages, as far as they mean the same here."""
-    found = signatures()
+    keywords = signatures()
     return {
         "dask-cuda": _CUDA,
-        "dask-jobqueue": found["dask-jobqueue"] - JOBQUEUE.keys() - {"cores", "scheduler", "name"},
-        "dask-mpi": found["dask-mpi"] - {"nanny", "scheduler", "name"},
+        "dask-jobqueue": keywords["dask-jobqueue"] - JOBQUEUE.keys() - {"cores", "scheduler", "name"},
+        "dask-mpi": keywords["dask-mpi"] - {"nanny", "scheduler", "name"},
     }
 
 
@@ -129,25 +129,25 @@ def _entry(f: Field[Any], names: Mapping[str, set[str]]) -> Iterator[str]:
         yield f"- also called: {_code(meta['aliases'])}"
     if refused := [entry_point for entry_point in ENTRY_POINTS if name in unused(entry_point)]:
         yield f"- without effect, and so refused, at: {', '.join(refused)}"
-    found = {package: _there(package, (name, *meta["aliases"]), there) for package, there in names.items()}
-    yield from (f"- {package}: {words}" for package, words in found.items() if words)
-    if not any(found.values()):
+    counterparts = {package: _there(package, (name, *meta["aliases"]), keywords) for package, keywords in names.items()}
+    yield from (f"- {package}: {text}" for package, text in counterparts.items() if text)
+    if not any(counterparts.values()):
         yield f"- no counterpart in {', '.join(names)}"
     yield ""
 
 
-def _there(package: str, ours: tuple[str, ...], there: set[str]) -> str:
-    words = []
-    if same := [n for n in ours if n in there]:
-        words += [f"{_code(same)}, the same", *filter(None, [_BUT.get((package, ours[0]), "")])]
+def _there(package: str, ours: tuple[str, ...], keywords: set[str]) -> str:
+    texts = []
+    if same := [n for n in ours if n in keywords]:
+        texts += [f"{_code(same)}, the same", *filter(None, [_BUT.get((package, ours[0]), "")])]
     hints = {"dask-jobqueue": JOBQUEUE, "dask-cuda": DASK_CUDA}.get(package, {})
-    given = re.compile(rf"\b(give|and) {ours[0]}\b")
-    instead = {n: "" for n, hint in hints.items() if given.search(hint.instead)}
+    hinted = re.compile(rf"\b(give|and) {ours[0]}\b")
+    instead = {n: "" for n, hint in hints.items() if hinted.search(hint.instead)}
     instead |= INSTEAD[package].get(ours[0], {})
     if instead:
         named = (f"`{n}`{f' ({remark})' if remark else ''}" for n, remark in instead.items())
-        words.append(f"in place of {', '.join(named)}")
-    return "; ".join(words)
+        texts.append(f"in place of {', '.join(named)}")
+    return "; ".join(texts)
 
 
 def _code(names: Iterable[str]) -> str:

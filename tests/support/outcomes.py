@@ -1,9 +1,7 @@
-"""Outcome of each collected test: a session fails for a test without one, and for a required test that is skipped.
+"""Outcome of each collected test: a session fails for a test without one, and with ``CI=true`` for a skipped one.
 
-With ``CI=true`` no test of ``tests/required.txt`` may be skipped: one test id per line, or the beginning of ids, or a
-glob; ``#`` starts a comment. Tests marked ``gpu`` or ``pbs`` are never required. With pytest-xdist only the workers
-collect: they send their ids to the controller. ``HPCGPU_TEST_REPORT`` names a JSON file for all outcomes, which
-``scripts/run_tests.py`` reads.
+Tests marked ``gpu`` or ``pbs`` may be skipped. With pytest-xdist only the workers collect: they send their ids to the
+controller. ``HPCGPU_TEST_REPORT`` names a JSON file for all outcomes, which ``scripts/run_tests.py`` reads.
 """
 
 from __future__ import annotations
@@ -12,39 +10,19 @@ import json
 import os
 import sys
 from collections import defaultdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LIST = Path("tests/required.txt")
 _RANK = ("", "passed", "skipped", "failed")
-
-
-def read_required(text: str) -> list[str]:
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
-
-
-def is_named(nodeid: str, pattern: str) -> bool:
-    # A parametrized id has brackets, which a glob would read as a set: compare as plain text first.
-    return nodeid.startswith(pattern) or fnmatchcase(nodeid, pattern)
-
-
-def is_looked_for(pattern: str, config: pytest.Config) -> bool:
-    """Tell whether this session would have seen such a test: it has all, or its folder, or its file is not there."""
-    if config.args_source == pytest.Config.ArgsSource.TESTPATHS:
-        return True
-    file = pattern.partition("::")[0]
-    return file.startswith(tuple(config.args)) or (file.endswith(".py") and not (config.rootpath / file).exists())
 
 
 class Outcomes:
     """Collect the outcomes of a session, and fail it for tests that may not be skipped or have no outcome."""
 
-    def __init__(self, patterns: list[str], path: str) -> None:
-        self.patterns = patterns
+    def __init__(self, in_ci: bool, path: str) -> None:
+        self.in_ci = in_ci
         self.path = path  # of the JSON file; "": none
         self.collected: set[str] = set()
         self.deselected: set[str] = set()
@@ -53,7 +31,6 @@ class Outcomes:
         self.outcomes: dict[str, str] = {}  # the worst of setup, call and teardown
         self.durations_s: dict[str, float] = defaultdict(float)
         self.failures: dict[str, str] = defaultdict(str)
-        self.unmatched: list[str] = []  # patterns
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         self.collected.add(item.nodeid)
@@ -89,12 +66,9 @@ class Outcomes:
             self.skipped[reason.removeprefix("Skipped: ")].append(report.nodeid)
 
     def broken(self) -> dict[str, list[str]]:
-        """Return the required tests that were skipped, by reason."""
-        return {
-            reason: bad
-            for reason, ids in self.skipped.items()
-            if (bad := [i for i in ids if i not in self.exempt and any(is_named(i, p) for p in self.patterns)])
-        }
+        """Return the tests that were skipped and may not, by reason."""
+        required = {reason: [i for i in ids if i not in self.exempt] for reason, ids in self.skipped.items()}
+        return {reason: ids for reason, ids in required.items() if ids and self.in_ci}
 
     def without_outcome(self) -> list[str]:
         return sorted(self.collected - self.deselected - set(self.outcomes))
@@ -104,13 +78,10 @@ class Outcomes:
         if (worker := getattr(session.config, "workeroutput", None)) is not None:
             worker |= {"collected": sorted(self.collected), "deselected": sorted(self.deselected)}
             return
-        if not session.testsfailed:
-            unmatched = [p for p in self.patterns if not any(is_named(i, p) for i in self.collected)]
-            self.unmatched = [p for p in unmatched if is_looked_for(p, session.config)]
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
         if session.config.option.collectonly or session.shouldstop or session.shouldfail or not ended:
             self.outcomes |= dict.fromkeys(self.without_outcome(), "not run")
-        faulty = not ended or bool(self.unmatched or self.broken() or self.without_outcome())
+        faulty = not ended or bool(self.broken() or self.without_outcome())
         if faulty and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.path:
@@ -123,17 +94,12 @@ class Outcomes:
             terminalreporter.line(f"skipped {len(ids)}: {reason}")
         lines = []
         for reason, ids in self.broken().items():
-            lines += [f"CI=true and {LIST} requires these, which were skipped ({reason}):", *(f"  {i}" for i in ids)]
-        lines += [f"CI=true and {LIST} requires {pattern}: there is no such test" for pattern in self.unmatched]
+            lines += [f"CI=true requires these, which were skipped ({reason}):", *(f"  {i}" for i in ids)]
         lines += [f"collected, but neither passed, failed nor skipped: {i}" for i in self.without_outcome()]
         for line in lines:
             terminalreporter.line(line, red=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    path = config.rootpath / LIST
-    in_ci = os.environ.get("CI") == "true" and path.exists()
-    patterns = read_required(path.read_text()) if in_ci else []
-    # Not for the sessions that tests start.
-    report = os.environ.pop("HPCGPU_TEST_REPORT", "")
-    config.pluginmanager.register(Outcomes(patterns, report), "hpcgpu-outcomes")
+    report = os.environ.pop("HPCGPU_TEST_REPORT", "")  # not for the sessions that tests start
+    config.pluginmanager.register(Outcomes(os.environ.get("CI") == "true", report), "hpcgpu-outcomes")

@@ -61,7 +61,6 @@ class Client:
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process, self._log = process, log
-        assert process.stdout
         self.pid = int(process.stdout.readline())
 
     def __call__(self, code: str) -> Any:
@@ -71,13 +70,11 @@ class Client:
 
     def send(self, code: str) -> None:
         """Have code run there, and do not wait."""
-        assert self._process.stdin
         self._process.stdin.write(json.dumps(textwrap.dedent(code)) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
         """Return the value of what was sent; fail if that raised an error."""
-        assert self._process.stdout
         line = self._process.stdout.readline()
         assert line, f"the client has ended: {self.said}"
         answer = json.loads(line)
@@ -91,7 +88,6 @@ class Client:
 
     def end(self) -> None:
         """Have it end; its standard input is closed."""
-        assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:

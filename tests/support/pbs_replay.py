@@ -78,13 +78,13 @@ class Pbs:
     def history(self, on: bool) -> None:
         self.write("history", "yes" if on else "")
 
-    def trouble(self, what: str) -> None:
+    def trouble(self, program: str) -> None:
         """Let the server be ``down``, for one program only, or up again."""
-        self.write("trouble", what)
+        self.write("trouble", program)
 
-    def lose(self, what: str) -> None:
+    def lose(self, way: str) -> None:
         """Let qsub hang from now on (``accepted``, ``unheard``), fail (``broken``), or answer again (``""``)."""
-        self.write("lose", what)
+        self.write("lose", way)
 
     def refuse(self, refusal: Record) -> None:
         """Have each qsub from now on answer so."""
@@ -125,9 +125,9 @@ class Pbs:
 
     def ids(self) -> list[str]:
         """Return the jobs in the order of their submission, elements for their array."""
-        there = {p.name for p in self.jobs.iterdir() if not p.name.startswith(".")}
-        found = [i for i in there if "[]" not in i and ("[" not in i or re.sub(r"\[\d+\]", "[]", i) in there)]
-        return sorted(found, key=lambda i: [int(n) for n in re.findall(r"\d+", i.partition(".")[0])])
+        names = {p.name for p in self.jobs.iterdir() if not p.name.startswith(".")}
+        jobs = [i for i in names if "[]" not in i and ("[" not in i or re.sub(r"\[\d+\]", "[]", i) in names)]
+        return sorted(jobs, key=lambda i: [int(n) for n in re.findall(r"\d+", i.partition(".")[0])])
 
     def calls(self, program: str) -> list[list[str]]:
         """Return the words of each call of a program."""
@@ -136,13 +136,12 @@ class Pbs:
 
     def processes(self, job_id: str) -> list[int]:
         """Return the processes of a job: those of its session, also where mpirun has made groups of their own."""
-        session, found = self.get(job_id, "session"), []
-        for entry in os.scandir("/proc"):
+        session, pids = self.get(job_id, "session"), []
+        for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                stat = Path(entry.path, "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
-                if stat and stat[3] == session and stat[0] != "Z":
-                    found.append(int(entry.name))
-        return found
+                state, _, _, of = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                pids += [int(folder.name)] if of == session and state != "Z" else []
+        return pids
 
     def over(self, job_id: str) -> bool:
         return self.get(job_id, "state") in ("F", "X")
@@ -176,15 +175,14 @@ class Pbs:
 
     def qselect(self, words: Sequence[str]) -> int:
         """Answer as in 04-qsub-too-large and 39-qsub-block; an array for its elements, as the manual says."""
-        option, name = words
-        assert option == "-N"
-        found = [path.name for path in self.jobs.iterdir() if self.get(path.name, "name") == name]
-        there = [i for i in found if not i.startswith(".") and not re.search(r"\[\d", i) and self.shown(i) != "F"]
-        return answer(0, "".join(f"{i}\n" for i in sorted(there)))
+        assert words[0] == "-N"
+        named = [path.name for path in self.jobs.iterdir() if self.get(path.name, "name") == words[1]]
+        ids = [i for i in named if not i.startswith(".") and not re.search(r"\[\d", i) and self.shown(i) != "F"]
+        return answer(0, "".join(f"{i}\n" for i in sorted(ids)))
 
     def pbsnodes(self, words: Sequence[str]) -> int:
         """Answer as in run/66; a node is down when a job on it has lost its own."""
-        assert words[:2] == ["-F", "json"] or words[:2] == ("-F", "json")
+        assert tuple(words[:2]) == ("-F", "json")
         up, down = (recorded("run", "66-pbsnodes-down", i).stdout for i in (0, 1))
         lost = any(self.get(i, "lost") and not self.over(i) for i in self.ids())
         return answer(0, (down if lost else up).replace("node2", words[2]))
@@ -196,18 +194,17 @@ class Pbs:
             self.trouble("down")
             return answer(0)
         array = re.fullmatch(r"(\d+)\[(\d*)(?:-(\d+))?\](.*)", words[0])
-        wanted = [words[0]]
+        jobs = [words[0]]
         if array and array[2]:
-            wanted = [f"{array[1]}[{i}]{array[4]}" for i in range(int(array[2]), int(array[3] or array[2]) + 1)]
+            jobs = [f"{array[1]}[{i}]{array[4]}" for i in range(int(array[2]), int(array[3] or array[2]) + 1)]
         elif array:
-            wanted = [i for i in self.ids() if i.startswith(f"{array[1]}[")]
-        if not all((self.jobs / i).exists() for i in wanted) or all(map(self.over, wanted)):
-            finished = self.read("history") and (self.jobs / wanted[0]).exists()
-            said = "Job has finished" if finished else "Unknown Job Id"
-            return answer(35 if finished else 153, "", f"qdel: {said} {words[0]}\n")
-        lost = [i for i in wanted if self.get(i, "lost") and not self.over(i)]
-        late = [i for i in wanted if self.get(i, "late") and not self.over(i)]
-        for job_id in {*wanted} - {*lost} - {*late}:
+            jobs = [i for i in self.ids() if i.startswith(f"{array[1]}[")]
+        if not all((self.jobs / i).exists() for i in jobs) or all(map(self.over, jobs)):
+            if self.read("history") and (self.jobs / jobs[0]).exists():
+                return answer(35, "", f"qdel: Job has finished {words[0]}\n")
+            return answer(153, "", f"qdel: Unknown Job Id {words[0]}\n")
+        lost, late = ([i for i in jobs if self.get(i, name) and not self.over(i)] for name in ("lost", "late"))
+        for job_id in {*jobs} - {*lost} - {*late}:
             if self.get(job_id, "state") in ("R", "E"):
                 self.end(job_id, 271, "Job run at Fri Nov 20 at 20:19 on (node0001) and terminated by user1@login01")
             elif not self.over(job_id):
@@ -222,7 +219,7 @@ class Pbs:
 
     def qstat(self, words: Sequence[str]) -> int:
         flags, ids = [w for w in words if w.startswith("-")], [w for w in words if SERVER in w]
-        code, errors, found = 0, [], {}
+        code, errors, shown_jobs = 0, [], {}
         for job_id in ids:
             state = self.shown(job_id)
             if not state or (state == "F" and not self.read("history")):
@@ -234,13 +231,13 @@ class Pbs:
                 code = 35
                 errors.append(f"qstat: {job_id} Job has finished, use -x or -H to obtain historical job information")
             else:
-                found[job_id] = self.block(job_id, state)
+                shown_jobs[job_id] = self.block(job_id, state)
                 if "[]" in job_id and "-t" in flags:
                     of = [i for i in self.ids() if i.startswith(job_id.partition("]")[0])]
-                    found |= {i: self.block(i, self.shown(i) or "F") for i in of}
+                    shown_jobs |= {i: self.block(i, self.shown(i) or "F") for i in of}
         if "-x" in flags and not self.read("history"):
             code, errors = 0, [f"qstat: PBS is not configured to maintain job history {i}" for i in ids]
-        shown = [*filter(None, [self.read("others")]), *found.values()]
+        shown = [*filter(None, [self.read("others")]), *shown_jobs.values()]
         return answer(code, listing(self.build, shown), "".join(f"{line}\n" for line in errors))
 
     def shown(self, job_id: str) -> str:
@@ -270,7 +267,7 @@ class Pbs:
             **({"PBS_ARRAY_INDEX": index, "PBS_ARRAY_ID": f"{number}[].{SERVER}"} if index else {}),
             **{k: os.environ[k] for k in ("PYTHONPATH",) if k in os.environ},
         }
-        log = Path(self.get(job_id, "workdir"), f"{self.get(job_id, 'name')}.o{number}{'.' if index else ''}{index}")
+        log = Path(self.get(job_id, "workdir"), f"{self.get(job_id, 'name')}.o{number}{index and f'.{index}'}")
         direct = "#PBS -k doe\n" in self.get(job_id, "script")
         with (log if direct else spool).open("ab") as out:
             argv = ["bash", "-c", self.get(job_id, "script")]
@@ -291,14 +288,14 @@ class Pbs:
             (self.jobs / job_id / "ending").unlink()
             self.say(job_id, "Q", "Not Running: Not enough free nodes available", exit=exit_status)
             return 0
-        said = comment or f"{self.get(job_id, 'comment')} and {'failed' if exit_status else 'finished'}"
+        text = comment or f"{self.get(job_id, 'comment')} and {'failed' if exit_status else 'finished'}"
         if slow := self.read("slow end"):
             self.set(job_id, exit=exit_status, state=slow, late="yes")
         else:
-            self.set(job_id, exit=exit_status, comment=said, state="E")
+            self.set(job_id, exit=exit_status, comment=text, state="E")
         while self.read("slow end"):
             time.sleep(0.05)
-        self.set(job_id, comment=said)
+        self.set(job_id, comment=text)
         if not direct:
             spool.replace(log)
         self.set(job_id, state="X" if index else "F")
@@ -328,15 +325,12 @@ def main(folder: str, program: str, *words: str) -> int:
     with Path(folder, "calls").open("a") as calls:
         calls.write(json.dumps([program, *words]) + "\n")
     if pbs.read("trouble") in ("down", program):
-        said = "Couldn't connect to cluster: login01" if program == "qdel" else ""
-        return answer(
-            DOWN[program],
-            "",
-            f"Connection refused\n{said or f'{program}: cannot connect to server login01 (errno=15010)'}\n",
-        )
+        text = f"{program}: cannot connect to server login01 (errno=15010)"
+        text = "Couldn't connect to cluster: login01" if program == "qdel" else text
+        return answer(DOWN[program], "", f"Connection refused\n{text}\n")
     if program == "qsub":
         return pbs.qsub(sys.stdin.read())
-    return {"qstat": pbs.qstat, "qselect": pbs.qselect, "qdel": pbs.qdel, "pbsnodes": pbs.pbsnodes}[program](words)
+    return int(getattr(pbs, program)(words))
 
 
 if __name__ == "__main__":

@@ -44,10 +44,10 @@ def in_process(*words: str, stdin: str = "", cwd: Path | None = None, **env: str
 
 def use_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have it, too."""
-    wanted = environment()
-    for name in os.environ.keys() - wanted.keys():
+    variables = environment()
+    for name in os.environ.keys() - variables.keys():
         monkeypatch.delenv(name)
-    for name, value in wanted.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
 

@@ -1,9 +1,4 @@
-"""CuPy itself without a GPU: ``python tests/support/real_cupy.py``, where its wheel and CUDA's headers are installed.
-
-CuPy reaches the CUDA runtime through one extension module, with which NVIDIA's runtime is linked. It is built anew from
-CuPy's sources with ``fakert.c`` in place of that, and takes the place of the wheel's in this environment alone: pools,
-arrays, streams, events and copies are CuPy's. The driver is ``fake_cuda.c``; there are no kernels.
-"""
+"""CuPy itself without a GPU."""
 
 from __future__ import annotations
 
@@ -20,18 +15,10 @@ from pathlib import Path
 PACKAGE, MODULE = "cupy-cuda13x", Path("cupy_backends/cuda/api/runtime.pyx")
 FAKE = Path(__file__).with_name("fakert.c")
 # As CuPy's install/cupy_builder has them (14.2).
-CONSTANTS = {
-    "CUPY_CUDA_VERSION": 13000,
-    "CUPY_HIP_VERSION": 0,
-    "CUPY_USE_CUDA_PYTHON": False,
-    "CUPY_CUFFT_STATIC": False,
-}
-DIRECTIVES = {
-    "binding": False,
-    "c_api_binop_methods": True,
-    "freethreading_compatible": True,
-    "warn.deprecated.IF": False,
-}
+CONSTANTS = {"CUPY_CUDA_VERSION": 13000, "CUPY_HIP_VERSION": 0}
+CONSTANTS |= {"CUPY_USE_CUDA_PYTHON": False, "CUPY_CUFFT_STATIC": False}
+DIRECTIVES = {"binding": False, "c_api_binop_methods": True}
+DIRECTIVES |= {"freethreading_compatible": True, "warn.deprecated.IF": False}
 
 
 def place() -> Path:
@@ -86,9 +73,9 @@ def built(folder: Path) -> Path:
 
 def main() -> None:
     python = Path(sysconfig.get_path("include"), "Python.h")
-    if missing := [name for name in ("gcc", "g++") if not shutil.which(name)] + [str(python)] * (not python.exists()):
+    if not (shutil.which("gcc") and shutil.which("g++") and python.exists()):
         print(
-            f"CuPy's runtime stays, and tests/cupy is skipped: {', '.join(missing)} missing (Debian: g++, python3-dev)"
+            "CuPy's runtime stays, and tests/cupy is skipped: a C++ compiler or Python.h is missing (g++, python3-dev)"
         )
         return
     with tempfile.TemporaryDirectory() as name:

@@ -29,10 +29,10 @@ def records(path: Path) -> Iterator[Record]:
     for block in text.split("\n===\n"):
         if not block.strip():
             continue
-        found = _RECORD.match(block)
-        if not found:
+        match = _RECORD.match(block)
+        if not match:
             raise ValueError(f"{path}: not a record: {block[:80]!r}")
-        yield Record(found[1], int(found[2]), found[3], found[4])
+        yield Record(match[1], int(match[2]), match[3], match[4])
 
 
 DATA = BATCH / "pbs"
@@ -40,12 +40,7 @@ SERVER = "login01"
 HEADER = re.compile(r'^([ \t]*)"(\d+(?:\[\d*\])?\.login01)"\s*:\s*\{$', re.M)
 # What is printed of a job in each state, by build: (file, record, id). An element's are those of array 1031.
 STATES = {
-    **{
-        "Q": ("06-qstat-json-Q", 0),
-        "R": ("05-qstat-json-R", 0),
-        "H": ("07-qstat-json-H", 0),
-        "W": ("08-qstat-json-W", 0),
-    },
+    **{state: (f"0{5 + i}-qstat-json-{state}", 0) for i, state in enumerate("RQHW")},
     **{"E": ("09-qstat-json-E", 0), "F": ("11-qstat-finished", 3), "B": ("14-array", 2)},
     **{"[Q]": ("14-array", 3), "[R]": ("14-array", 3), "[X]": ("14-array", 3)},
 }
@@ -54,12 +49,11 @@ ELEMENTS = {"[Q]": "1031[9]", "[R]": "1031[0]", "[X]": "1031[3]"}
 
 def blocks(text: str) -> dict[str, str]:
     """Return what is printed of each job, by id, without the comma after it."""
-    found = {}
+    by_id = {}
     for header in HEADER.finditer(text):
         end = re.compile(rf"^{header[1]}\}}", re.M).search(text, header.end())
-        assert end
-        found[header[2]] = text[header.start() : end.end()]
-    return found
+        by_id[header[2]] = text[header.start() : end.end()]
+    return by_id
 
 
 def recorded(build: str, file: str, number: int) -> Record:

@@ -34,9 +34,9 @@ class Place:
 
     def start(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start something that has these folders; its ``/dev/shm`` is a mount that nobody else has."""
-        own = 'mount --bind "$0" /dev/shm && exec "$@"'
+        script = 'mount --bind "$0" /dev/shm && exec "$@"'
         return subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", own, str(self.shm), *argv],
+            ["unshare", "--mount", "sh", "-c", script, str(self.shm), *argv],
             env=ranks.environment(TMPDIR=str(self.tmp), HOME=str(self.home)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -48,11 +48,11 @@ class Place:
         """Return exit code, output and errors of something that has these folders."""
         with self.start(argv, stderr=subprocess.PIPE) as process:
             try:
-                said, wrong = process.communicate(timeout=timeout)
+                out, err = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-        return process.returncode, said, wrong
+        return process.returncode, out, err
 
 
 @contextmanager

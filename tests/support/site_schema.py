@@ -70,7 +70,7 @@ def _inner(hint: Any) -> Iterator[tuple[type, str]]:  # a type
     if isinstance(hint, type) and is_dataclass(hint):
         yield hint, ""
     elif get_origin(hint) in (Union, UnionType):
-        yield from (found for part in get_args(hint) for found in _inner(part))
+        yield from (pair for part in get_args(hint) for pair in _inner(part))
     elif get_origin(hint) is tuple:
         yield from ((kind, "[]") for kind, _ in _inner(get_args(hint)[0]))
     elif len(get_args(hint)) == 2:

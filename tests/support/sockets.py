@@ -51,7 +51,7 @@ def documented(process: str) -> set[Listening]:
     out = set()
     for row in re.findall(r"^\| (.*) \| (TCP|unix) \| (.*?) \| .* \|$", DOCUMENT.read_text(), re.M):
         if row[0].startswith(process):
-            words = ("loopback", "all interfaces", "abstract", "`leader`", "`leader-N`")
-            out |= {Listening(row[1], word) for word in words if word in row[2]}
+            names = ("loopback", "all interfaces", "abstract", "`leader`", "`leader-N`")
+            out |= {Listening(row[1], word) for word in names if word in row[2]}
     assert out, f"the table has no {process!r}"
     return out

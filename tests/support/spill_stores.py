@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 
 KIB = 1024
+NewStore = Callable[..., GpuSpillBuffer]
+
+
+@pytest.fixture
+def new_store(tmp_path: Path) -> Iterator[NewStore]:
+    """Make stores, which are closed at the end; then none of their files is left."""
+    made: list[GpuSpillBuffer] = []
+
+    def new(*arguments: Any, **keywords: Any) -> GpuSpillBuffer:
+        made.append(GpuSpillBuffer(*arguments, local_directory=str(tmp_path), **keywords))
+        return made[-1]
+
+    yield new
+    for store in made:
+        store.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 class SlowGpu(SimGpu):

@@ -8,14 +8,29 @@ worlds that it can lead to, breadth first: what it finds is found by a shortest 
 from __future__ import annotations
 
 import pickle
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Resume, Ticket, Unit, below
+from hpcgpu.spill.state.policy import victims
+from hpcgpu.spill.state.units import (
+    DEVICE,
+    DISK,
+    HOST,
+    Copy,
+    Drop,
+    Fail,
+    FailedAllocation,
+    Instruction,
+    Resume,
+    Ticket,
+    Unit,
+    below,
+)
 
 Action = tuple[Any, ...]
 
@@ -221,9 +236,9 @@ class World:
         reader.is_told, reader.has_failed = True, isinstance(do, Fail)
         for unit in do.waiter.units if isinstance(do, Resume) else ():
             tier = unit.tier if do.waiter.for_peer else unit.top
-            found = self.contents[unit.name].get(tier)
-            holds(found is not None and tier >= HOST, "a reader is resumed when its units are up")
-            holds(found == self.version[unit.name], "a reader gets present contents")
+            version = self.contents[unit.name].get(tier)
+            holds(version is not None and tier >= HOST, "a reader is resumed when its units are up")
+            holds(version == self.version[unit.name], "a reader gets present contents")
 
     # --- what holds always --------------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -349,16 +364,16 @@ def broken(
 def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Copy]) -> Iterator[str]:
     tiers = {*state.accounting.bytes, *(c.to for c in under_way)}
     for tier in tiers:
-        there = sum(u.size(tier) for u in units if u.valid >> tier & 1)
+        valid = sum(u.size(tier) for u in units if u.valid >> tier & 1)
         coming = sum(c.nbytes for c in under_way if c.to == tier)
         leaving = sum(c.unit.nbytes for c in under_way if c.source == tier > c.to)
         copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
-        if state.accounting.bytes.get(tier, 0) != there + coming:
-            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {there + coming} are there"
+        if state.accounting.bytes.get(tier, 0) != valid + coming:
+            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {valid + coming} are valid"
         if state.accounting.leaving.get(tier, 0) != leaving:
             yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
         if state.accounting.copy_bytes.get(tier, copies) != copies:
-            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are there"
+            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are valid"
 
 
 def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterator[str]:
@@ -385,3 +400,38 @@ def _copy(copy: Copy) -> Iterator[str]:
         yield f"unit {unit.name} is copied from tier {copy.source} to {copy.to}, which is not the next one"
     if is_down and isinstance(copy.by, Ticket):
         yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"
+
+
+class Instant:
+    """Carries out what the machine instructs."""
+
+    def __init__(self, limits: Mapping[int, int], choose: Choice = victims, low: float = 0.95) -> None:
+        self.state = SpillState(limits, low, choose)
+        self.up = self.down = 0
+        self.told: list[Instruction] = []
+        self.copies: Counter[Unit] = Counter()
+
+    def run(self, instructions: Iterable[Instruction]) -> None:
+        todo = deque(instructions)
+        while todo:
+            do = todo.popleft()
+            if not isinstance(do, Copy):
+                self.told.append(do)
+                continue
+            self.copies[do.unit] += 1
+            if do.to > do.source:
+                self.up += do.unit.nbytes
+            else:
+                self.down += do.unit.nbytes
+            todo.extend(self.state.moved(do))
+
+    def set(self, *units: Unit) -> None:
+        """Let each unit have a key, its name."""
+        for unit in units:
+            self.run(self.state.set(unit.name, (unit,)))
+
+    def use(self, *units: Unit, writes: bool = False) -> None:
+        """Use units as a task does."""
+        ticket = Ticket(units, writes)
+        self.run(self.state.need(ticket))
+        self.run(self.state.release(ticket))

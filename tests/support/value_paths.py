@@ -40,8 +40,8 @@ def _number(x: Any, store: Any) -> Any:
             return f"a proxy of {source.kind.__name__}"
         return int(x[-1])
     if type(x) in (dict, list, tuple):
-        found = {_number(part, store) for part in (x.values() if type(x) is dict else x)}
-        return found.pop() if len(found) == 1 else sorted(found, key=str)
+        numbers = {_number(part, store) for part in (x.values() if type(x) is dict else x)}
+        return numbers.pop() if len(numbers) == 1 else sorted(numbers, key=str)
     return int(x[-1]) if type(x) in (SimArray, np.ndarray) else type(x).__name__
 
 

@@ -12,13 +12,13 @@ from hpcgpu.host.knocking import Endpoint
 def test_who_knows_the_token_gets_the_time() -> None:
     token = secrets.token_hex(16)
     with ucx_link.served(token) as port:
-        there = Endpoint("lo", "127.0.0.1", port, "ucx")
-        (answer,) = ucx_link.knock_all([there], token)
+        endpoint = Endpoint("lo", "127.0.0.1", port, "ucx")
+        (answer,) = ucx_link.knock_all([endpoint], token)
         assert answer.error == ""
         assert answer.took_s > 0
-        (other,) = ucx_link.knock_all([there], secrets.token_hex(16))
+        (other,) = ucx_link.knock_all([endpoint], secrets.token_hex(16))
         assert other.error == "another program listens there"
-    (gone,) = ucx_link.knock_all([there], token)
+    (gone,) = ucx_link.knock_all([endpoint], token)
     assert gone.error
 
 

@@ -46,24 +46,11 @@ def two(client: Client) -> tuple[str, str]:
     return first, second
 
 
-def test_arrays_of_host_and_device_go_from_worker_to_worker(client: Client) -> None:
+def test_host_device_and_spilled_arrays_go_to_a_peer(client: Client) -> None:
+    def on_host(i: int) -> Any:
+        return np.full(8 * MIB, i, dtype="u1")
+
     def on_device(i: int) -> Any:
-        from hpcgpu import sim
-
-        return sim.asarray(np.full(MIB, i, dtype="u1"))
-
-    first, second = two(client)
-    assert first.startswith("ucx://127.0.0.1:")
-    for make in (lambda i: np.full(MIB, i, dtype="u1"), on_device):
-        here = client.map(make, range(4), workers=[first], pure=False)
-        sums = client.map(lambda a: (type(a).__name__, int(a.sum())), here, workers=[second], pure=False)
-        kind = "ndarray" if make is not on_device else "SimArray"
-        assert [total for _, total in client.gather(sums)] == [i * MIB for i in range(4)]
-        assert {name for name, _ in client.gather(sums)} == {kind}
-
-
-def test_spilled_values_go_to_a_peer(client: Client) -> None:
-    def make(i: int) -> Any:
         from hpcgpu import sim
 
         return sim.asarray(np.full(8 * MIB, i, dtype="u1"))
@@ -73,11 +60,13 @@ def test_spilled_values_go_to_a_peer(client: Client) -> None:
         return dict(dask_worker.data.tiers)
 
     first, second = two(client)
-    here = client.map(make, range(16), workers=[first], pure=False)  # 128 MiB on a device of 64
-    wait(here, timeout=scaled(60))
-    assert client.run(tiers, workers=[first])[first]["host"] >= 64 * MIB
-    sums = client.map(lambda a: int(a.sum()), here, workers=[second], pure=False)
-    assert client.gather(sums) == [i * 8 * MIB for i in range(16)]
+    assert first.startswith("ucx://127.0.0.1:")
+    for make, count, kind in ((on_host, 4, "ndarray"), (on_device, 16, "SimArray")):  # 128 MiB on a device of 64
+        arrays = client.map(make, range(count), workers=[first], pure=False)
+        wait(arrays, timeout=scaled(60))
+        assert make is on_host or client.run(tiers, workers=[first])[first]["host"] >= 64 * MIB
+        sums = client.map(lambda a: (type(a).__name__, int(a.sum())), arrays, workers=[second], pure=False)
+        assert client.gather(sums) == [(kind, i * 8 * MIB) for i in range(count)]
 
 
 def test_each_worker_has_what_was_planned_for_ucx(client: Client) -> None:
@@ -89,23 +78,20 @@ def test_each_worker_has_what_was_planned_for_ucx(client: Client) -> None:
         return os.environ["UCX_NET_DEVICES"], ucxx.get_config()["NET_DEVICES"], dask_worker.address
 
     two(client)
-    found = client.cluster.bindings()
-    assert found.differences == {}
-    assert [dict(w.spec.env)["UCX_NET_DEVICES"] for w in found.workers] == ["lo", "lo"]
+    bound = client.cluster.bindings()
+    assert bound.differences == {}
+    assert [dict(w.spec.env)["UCX_NET_DEVICES"] for w in bound.workers] == ["lo", "lo"]
     assert {(e, u, a.rpartition(":")[0]) for e, u, a in client.run(seen).values()} == {("lo", "lo", "ucx://127.0.0.1")}
 
 
-def test_a_worker_that_is_killed_and_all_that_are_restarted_come_back(client: Client) -> None:
+def test_killed_and_restarted_workers_come_back(client: Client) -> None:
     first, _ = two(client)
     before = client.run(os.getpid)
     held = client.submit(lambda: np.arange(MIB), workers=[first], allow_other_workers=True, pure=False)
     wait(held, timeout=scaled(60))
     os.kill(before[first], signal.SIGKILL)
     assert client.submit(lambda a: int(a[-1]), held, pure=False).result(timeout=scaled(60)) == MIB - 1
-    until(
-        lambda: len(client.scheduler_info()["workers"]) == 2 and first not in client.scheduler_info()["workers"],
-        "a new worker",
-    )
+    until(lambda: len(workers := client.scheduler_info()["workers"]) == 2 and first not in workers, "a new worker")
     middle = client.run(os.getpid)
     client.restart(timeout=scaled(60))
     after = client.run(os.getpid)
@@ -114,10 +100,10 @@ def test_a_worker_that_is_killed_and_all_that_are_restarted_come_back(client: Cl
     assert client.submit(sum, [1, 2]).result(timeout=scaled(60)) == 3
 
 
-def family(cluster: LocalGPUCluster) -> list[psutil.Process]:
+def family(leader: str) -> list[psutil.Process]:
     """The leader and all that it has started."""
-    leader = psutil.Process(int(cluster.job_id))
-    return [leader, *leader.children(recursive=True)]
+    process = psutil.Process(int(leader))
+    return [process, *process.children(recursive=True)]
 
 
 def test_nothing_lives_on_after_close(own_folders: Path) -> None:
@@ -125,13 +111,13 @@ def test_nothing_lives_on_after_close(own_folders: Path) -> None:
     cluster = LocalGPUCluster(gpus="sim:2", protocol="ucx")
     client = Client(cluster)
     first, second = two(client)
-    here = client.submit(bytes, 64 * MIB, workers=[first])
-    there = client.submit(len, here, workers=[second])
-    processes = family(cluster)
+    data = client.submit(bytes, 64 * MIB, workers=[first])
+    size = client.submit(len, data, workers=[second])
+    processes = family(cluster.job_id)
     assert len(processes) == 5
     cluster.close()
     assert psutil.wait_procs(processes, timeout=scaled(10))[1] == []
-    assert there.status in ("pending", "finished", "cancelled", "lost", "error")
+    assert size.status in ("pending", "finished", "cancelled", "lost", "error")
     with contextlib.suppress(RuntimeError):  # distributed 2026.7.1, where a new connection's time is up just then
         client.close()
 
@@ -147,10 +133,8 @@ def test_nothing_lives_on_after_the_clients_end(tmp_path: Path) -> None:
     """
     argv = [sys.executable, str(ranks.script(tmp_path, code))]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=ranks.environment()) as process:
-        assert process.stdout
         result, leader = process.stdout.readline().split()
-        here = psutil.Process(int(leader))
-        processes = [here, *here.children(recursive=True)]
+        processes = family(leader)
         process.kill()
     assert result == "3"
     assert psutil.wait_procs(processes, timeout=scaled(60))[1] == []

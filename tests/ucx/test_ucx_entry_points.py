@@ -14,7 +14,7 @@ import pytest
 import ranks
 from distributed import Client, Worker
 from fake_nvml import FakeGpu, compiled
-from paths import ROOT, TOPOLOGIES
+from paths import TOPOLOGIES
 from waiting import scaled, until
 
 import hpcgpu
@@ -30,7 +30,6 @@ SCRIPT = """
         print(first.partition("://")[0], client.scheduler.address.partition("://")[0])
         print(type(client.scheduler_comm.comm).__name__)
 """
-SAID = ["3000000", "ucx ucx", "UcxComm"]
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["run", "mpirun"])
@@ -38,31 +37,15 @@ def test_a_script_has_its_data_over_ucx(tmp_path: Path, count: int) -> None:
     """After MPI UCX does not work in a process, so that the ranks do not meet by MPI."""
     done = ranks.run(ranks.script(tmp_path, SCRIPT), options=UCX, ranks=count)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == SAID  # nor are UCX's own words among it
+    assert done.stdout.splitlines() == ["3000000", "ucx ucx", "UcxComm"]  # nor are UCX's own words among it
     assert "protocol ucx of the scheduler is not encrypted" in done.stderr
     assert "2 workers on 1 node ready" in done.stderr
     assert "UCX  WARN" not in done.stderr
 
 
-def test_launch(tmp_path: Path) -> None:
-    """As the template for any allocation has it."""
-    argv = ["bash", str(ROOT / "jobscripts/mpirun.sh"), *UCX, str(ranks.script(tmp_path, SCRIPT))]
-    done = ranks.run_command(argv, {"PATH": f"{ranks.BIN}:/usr/bin:/bin"})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == SAID
-
-
-def test_mpi_is_not_for_ranks_that_speak_ucx(tmp_path: Path) -> None:
-    done = ranks.run(ranks.script(tmp_path, "pass"), options=(*UCX, "--rendezvous", "mpi"))
-    assert done.returncode == 2
-    assert "leave rendezvous out" in done.stderr
-
-
-def test_a_script_that_fails_and_one_that_leaves_its_client_open_end(tmp_path: Path) -> None:
-    done = ranks.run(
-        ranks.script(tmp_path, "client = Client(); print(client.submit(sum, [1, 2]).result()); sys.exit(3)"),
-        options=UCX,
-    )
+def test_script_with_an_open_client_ends_with_its_code(tmp_path: Path) -> None:
+    code = "client = Client(); print(client.submit(sum, [1, 2]).result()); sys.exit(3)"
+    done = ranks.run(ranks.script(tmp_path, code), options=UCX)
     assert (done.returncode, done.stdout) == (3, "3\n"), done.stderr
 
 
@@ -75,10 +58,10 @@ def test_workers_have_the_planned_ports(tmp_path: Path) -> None:
             ucxx.init()
             return os.environ["UCX_NET_DEVICES"], ucxx.get_config()["NET_DEVICES"]
         with Client() as client:
-            found = hpcgpu.bindings(client)
-            planned = {w.spec.name: dict(w.spec.env)["UCX_NET_DEVICES"] for w in found.workers}
+            bound = hpcgpu.bindings(client)
+            planned = {w.spec.name: dict(w.spec.env)["UCX_NET_DEVICES"] for w in bound.workers}
             names = {a: w["name"] for a, w in client.scheduler_info()["workers"].items()}
-            print(json.dumps([planned, {names[a]: p for a, p in client.run(ports).items()}, found.differences]))
+            print(json.dumps([planned, {names[a]: p for a, p in client.run(ports).items()}, bound.differences]))
     """
     gpus = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
     (tmp_path / "nvml").mkdir()
@@ -89,18 +72,6 @@ def test_workers_have_the_planned_ports(tmp_path: Path) -> None:
     assert sorted(planned.values()) == ["mlx5_4:1", "mlx5_5:1"]
     assert seen == {name: [port, port] for name, port in planned.items()}
     assert differences == {}
-
-
-def test_plain_python_of_a_user_ends_with_a_client_that_is_left_open(tmp_path: Path) -> None:
-    code = """
-        from hpcgpu import LocalGPUCluster
-        cluster = LocalGPUCluster(gpus="sim:1", protocol="ucx")
-        client = Client(cluster)
-        print(client.submit(sum, [1, 2]).result())
-    """
-    argv = [sys.executable, str(ranks.script(tmp_path, code))]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 WORKER = """
@@ -156,7 +127,7 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
             names = {w["name"]: a for a, w in client.scheduler_info()["workers"].items()}
             held = client.submit(bytes, 3_000_000, workers=[names["joined"]])
             assert client.submit(len, held, workers=[names["ranked"]]).result(timeout=scaled(60)) == 3_000_000
-            assert {tuple(found) for found in client.run(seen).values()} == {("lo", "lo", "GpuSpillBuffer")}
+            assert {tuple(facts) for facts in client.run(seen).values()} == {("lo", "lo", "GpuSpillBuffer")}
             assert hpcgpu.bindings(client).differences == {}
             only = client.scatter(list(range(8)), workers=[names["joined"]])
             process.terminate()

@@ -64,9 +64,7 @@ def test_the_sdist_is_lean(sdist: Path) -> None:
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
 
 
-def test_a_wheel_is_the_same_bytes_from_the_checkout_and_from_the_sdist(
-    sdist: Path, wheel: Path, tmp_path: Path
-) -> None:
+def test_wheels_of_checkout_and_sdist_are_the_same_bytes(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     """Other folder, other times of files, other umask."""
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -90,7 +88,7 @@ def test_metadata_are_true(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", URL])
-def test_the_readme_is_shown_on_an_index_and_no_link_in_it_is_dead(url: str, tmp_path: Path) -> None:
+def test_readme_of_a_wheel_has_no_dead_link(url: str, tmp_path: Path) -> None:
     facts = metadata(build("wheel", ROOT, tmp_path, HPCGPU_URL=url))
     html = markdown.render(str(facts.get_payload()))
     assert html

@@ -30,7 +30,6 @@ UNDONE = (
     "host/libhwloc.py",
     "pictures",
     "plan/binding",
-    "spill",
     "topology",
 )
 # No verbs: a function's first line says what it does.

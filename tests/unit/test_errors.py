@@ -14,7 +14,7 @@ from hpcgpu import errors
 CELL = "gpus = 4\nhpcgpu.SLURMGPUCluster(gpu=gpus)\n"
 
 
-def test_a_notebook_shows_the_line_and_the_text_and_none_of_our_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_notebook_shows_the_users_line_and_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """As IPython calls it: exceptions that have ``_render_traceback_`` say themselves what is printed."""
     # as IPython keeps the source of a cell
     monkeypatch.setitem(linecache.cache, "<cell 7>", (len(CELL), None, CELL.splitlines(keepends=True), "<cell 7>"))
@@ -32,7 +32,7 @@ def test_an_error_that_was_never_raised_has_its_text_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [errors.JobError, errors.LaunchError, errors.SubmitError, errors.TrustError])
-def test_an_error_that_the_doctor_can_explain_ends_with_its_command(kind: type[errors.HpcGpuError]) -> None:
+def test_error_of_a_run_ends_with_the_doctors_command(kind: type[errors.HpcGpuError]) -> None:
     """Once, also when it comes from another process, and not within the message of another error."""
     error = pickle.loads(pickle.dumps(kind("gone")))
     outer = kind(f"nothing works: {error}")

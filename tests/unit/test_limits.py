@@ -163,7 +163,7 @@ except ConfigError as e:
 """
 
 
-def test_a_leader_looks_at_its_folder_before_it_imports_distributed() -> None:
+def test_leader_checks_its_folder_before_it_imports_distributed() -> None:
     """That import takes 1 CPU s and more on a node that is busy."""
     done = subprocess.run([sys.executable, "-c", _MAKE, "/proc/x"], capture_output=True, text=True, check=True)
     said, imported = done.stdout.splitlines()

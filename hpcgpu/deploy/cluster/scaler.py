@@ -33,7 +33,7 @@ _AGAIN_S = 0.5
 
 
 class Scaler:
-    """Scales the jobs that come and go, or lets the object scale them that controls them (processes.controller).
+    """Scales the jobs that come and go, or lets the object scale them that controls them (processes.clients).
 
     On the event loop's thread only; properties may be read by any thread.
     """

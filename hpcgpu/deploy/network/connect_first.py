@@ -93,17 +93,12 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
         return _Failure(f"it closed the connection, as it does to a certificate that it does not know: {e}", True)
     except OSError as e:
         return _Failure(str(e.__cause__ or e) or f"no answer within {deadline_s:g} s")
-    own_host = _own_host(comm.local_address, address)
+    if comm.local_address:
+        host = get_address_host(comm.local_address)
+    else:  # UCX's connections do not know it (distributed-ucxx 0.52)
+        host = str(get_local_address_for(address)).partition("://")[2].strip("[]")
     await comm.close()
-    return Route(address, own_host)
-
-
-def _own_host(local: str, peer: str) -> str:
-    """Return this host's address on the way to ``peer``; UCX's connections do not know it (distributed-ucxx 0.52)."""
-    if not local:
-        return str(get_local_address_for(peer)).partition("://")[2]
-    host = get_address_host(local)
-    return f"[{host}]" if ":" in host else host
+    return Route(address, f"[{host}]" if ":" in host else host)
 
 
 def _refusal(error: BaseException) -> _Failure:

@@ -41,6 +41,7 @@ _NOT_FOUND = (
     "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\n"
     f"Content-Length: {len(NO_SECRET)}\r\nConnection: close\r\n\r\n{NO_SECRET}"
 ).encode()
+Connect = Callable[[], Awaitable[Any]]  # distributed's comm
 _NO_WAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
 
 
@@ -52,7 +53,7 @@ class Forwarder:
         self.port: int = server.sockets[0].getsockname()[1]
 
     @classmethod
-    async def open(cls, connect: Callable[[], Awaitable[Any]], secret: Callable[[], str], port: int = 0) -> Self:
+    async def open(cls, connect: Connect, secret: Callable[[], str], port: int = 0) -> Self:
         """Listen on ``port``, or on the next free one.
 
         ``connect`` returns a connection to the scheduler's :data:`HANDLER`, or raises OSError if there is no scheduler
@@ -111,11 +112,7 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _answer(
-    first: bytes,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    connect: Callable[[], Awaitable[Any]],
-    secret: str,
+    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connect: Connect, secret: str
 ) -> None:
     """Carry a browser's connection if its first request has the secret; the scheduler checks later requests."""
     parts = first.split()

@@ -89,17 +89,13 @@ def make_nanny(
     """
     compat.spare_nvml()
     common = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
-    listens = _listens_on(route.own_host, spec.binding.interface, chosen=settings.interface is not None)
+    # A worker listens on its interface, else at this host's address on the way to the scheduler. A planned interface is
+    # not used where that address is loopback: the worker must not be reachable from outside.
+    interface, host = spec.binding.interface, route.own_host
+    is_local = host.startswith("127.") or host == "[::1]"
+    on_interface = interface and (settings.interface is not None or not is_local)
+    listens = {"interface": interface} if on_interface else {"host": host}
     return ForkNanny(route.address, spawner=spawner, spec=spec, **{**common, **listens, **options})
-
-
-def _listens_on(own_host: str, interface: str, *, chosen: bool) -> dict[str, str]:
-    """Return where a worker listens: on its interface, else at this host's address on the way to the scheduler.
-
-    A planned interface is not used where that address is loopback: the worker must not be reachable from outside.
-    """
-    local = own_host.startswith("127.") or own_host == "[::1]"
-    return {"interface": interface} if interface and (chosen or not local) else {"host": own_host}
 
 
 class ForkedWorker:
@@ -205,7 +201,7 @@ class ForkedWorker:
         self.nanny.spawner.kill()
 
     def is_alive(self) -> bool:
-        """Tell whether the process has not been reaped."""
+        """Return True until the process is reaped."""
         return self.process is not None
 
     @property

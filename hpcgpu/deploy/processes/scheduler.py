@@ -23,9 +23,8 @@ from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes import dashboard, handshakes
+from hpcgpu.deploy.processes.clients import ControllerElection, LeaseServer, retire
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.controller import ControllerElection, retire
-from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
 from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of
@@ -83,7 +82,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         return 1
     finally:
         faulthandler.cancel_dump_traceback_later()
-    scheduler.add_plugin(WorkerCount(scheduler, control), name="hpcgpu-report")
+    scheduler.add_plugin(WorkerCount(control), name="hpcgpu-report")
     leaders = LeaderConnections(control, grows=spec.grows)
     scheduler.handlers |= {"hpcgpu_watch": leaders.serve, "hpcgpu_notes": leaders.notes}
     scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
@@ -142,12 +141,9 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
 
 
 def silent_workers(scheduler: Scheduler) -> list[str]:
-    """Return the addresses of workers without a recent sign of life (``hpcgpu_silent``).
-
-    Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. A node's kernel
-    acknowledges for stopped processes. distributed gives such a worker up after 5 minutes (worker-ttl, 2026.8.0). The
-    batch system may know more, and earlier: it is asked about their jobs.
-    """
+    """Return the addresses of workers without a recent sign of life (``hpcgpu_silent``)."""
+    # Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. distributed gives
+    # such a worker up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
     now = time.time()
     return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
 
@@ -161,19 +157,14 @@ def _kill_rank(pid: int) -> None:
 class WorkerCount(SchedulerPlugin):
     """Tells rank 0 the number of registered workers."""
 
-    def __init__(self, scheduler: Scheduler, control: Control) -> None:
-        self.scheduler, self.control = scheduler, control
+    def __init__(self, control: Control) -> None:
+        self.control = control
 
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+    def add_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Report; called by distributed when a worker has registered."""
-        self._tell()
+        self.control.send("workers", count=len(scheduler.workers))
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """Report; called by distributed when a worker is gone."""
-        self._tell()
-
-    def _tell(self) -> None:
-        self.control.send("workers", count=len(self.scheduler.workers))
+    remove_worker = add_worker  # called by distributed when a worker is gone
 
 
 class LeaderConnections:
@@ -221,7 +212,9 @@ class LeaderConnections:
             with contextlib.suppress(CommClosedError):
                 await comm.write("watching")
                 while (message := await comm.read()) != "bye":
-                    self._end_of_workers(comm, message["died"])
+                    self._working.discard(comm)  # all of its workers have ended for good
+                    self._died += [message["died"]] if message["died"] else []
+                    self._tell()
                 lost = False
         finally:
             self._comms.discard(comm)
@@ -232,12 +225,6 @@ class LeaderConnections:
                 self._died += [f"node {node} lost its leader"] if comm in self._working else []
             self._working.discard(comm)
             self._tell()
-
-    def _end_of_workers(self, comm: Any, died: str) -> None:
-        """Record that all of a leader's workers have ended for good; ``died`` names those that failed."""
-        self._working.discard(comm)
-        self._died += [died] if died else []
-        self._tell()
 
     def _tell(self) -> None:
         if self._had_workers and not self._grows and not self._dismissed:

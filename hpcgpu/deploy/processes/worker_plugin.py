@@ -1,25 +1,35 @@
-"""The worker plugin that connects the spill store to distributed: real values in tasks, no copies on the event loop."""
+"""The worker plugin that connects the spill store to distributed: real values in tasks, no copies on the event loop.
+
+Threads read the values that a worker sends out of its store. distributed pickles messages below 10 MB on the event
+loop, and inproc pickles nothing (comm/utils.py, comm/inproc.py; 2026.8.0).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
+import numpy as np
 from distributed import Worker
+from distributed.comm.inproc import InProc
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol import deserialize, serialize, to_serialize
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.processes import outgoing, stalls
+from hpcgpu.deploy.processes import stalls
 from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import cgroup
 from hpcgpu.model import WorkerSpec
+from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.store.dask import register
-from hpcgpu.spill.store.transfer import Handle, keep_packed
+from hpcgpu.spill.store.transfer import Handle, Packed, arrive, keep_packed, reading
+from hpcgpu.spill.values.unit import ABSENT
 from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -46,7 +56,7 @@ class SpillPlugin(WorkerPlugin):
         register()
         keep_packed()
         compat.measure_device_shards()
-        outgoing.read_in_threads(worker, self._readable)
+        read_in_threads(worker, self._readable)
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
@@ -73,11 +83,12 @@ class SpillPlugin(WorkerPlugin):
         """Close the worker: other workers compute the lost values again. Otherwise a failing read would hang."""
         if not self._leaving:
             self._leaving = True
-            logger.error("%s; the worker hands over what else it has, closes, and is started anew", str(error))
-            self.worker.loop.add_callback(tasks.log_errors(self._begin_to_leave, "the worker's end", tasks.only_log))
+            logger.error("%s; the worker hands over its other data, closes, and is restarted", str(error))
 
-    def _begin_to_leave(self) -> None:
-        self._ending = tasks.start(self._leave, "the worker's end", tasks.only_log)
+            def begin() -> None:
+                self._ending = tasks.start(self._leave, "the worker's end", tasks.only_log)
+
+            self.worker.loop.add_callback(tasks.log_errors(begin, "the worker's end", tasks.only_log))
 
     async def _leave(self) -> None:
         """Take no more tasks, copy sole replicas to other workers for a while, then close."""
@@ -86,9 +97,9 @@ class SpillPlugin(WorkerPlugin):
             async with asyncio.timeout(_HAND_OVER_S):
                 await self.worker.close_gracefully(restart=True, reason=_LOST)
         except TimeoutError:
-            logger.warning("not all that the worker has was handed over within %g s", _HAND_OVER_S)
+            logger.warning("the worker's data was not handed over completely within %g s", _HAND_OVER_S)
         except Exception:  # a device's library may raise anything
-            logger.exception("what the worker has could not be handed over")
+            logger.exception("the worker's data could not be handed over")
         await self.worker.close(nanny=False, reason=_LOST)
 
     async def _readable(self, keys: Collection[Any]) -> list[Any]:
@@ -111,3 +122,87 @@ class SpillPlugin(WorkerPlugin):
                         value.packed()
                 except SpillError:
                     self._lost.add(key)
+
+
+class _Call:
+    """A value in a message, as the call that makes it where it arrives. Immutable."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._call = function, args
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._call
+
+
+class _Connection:
+    """A connection to which ``get_data`` writes one message with values: a thread reads those that are handles."""
+
+    def __init__(self, comm: Any, to_worker: bool) -> None:
+        self._comm, self._to_worker = comm, to_worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    async def write(self, message: dict[str, Any], **options: Any) -> Any:
+        """Write the message, when its values have been read."""
+        data = message["data"]
+        if handles := {key: each.data for key, each in data.items() if type(each.data) is Handle}:
+            data |= await asyncio.to_thread(self._read, handles)
+        return await self._comm.write(message, **options)
+
+    def _read(self, handles: dict[Any, Handle]) -> dict[Any, Any]:
+        with reading(None):  # pickling may run user code
+            return {key: to_serialize(self._sent(handle)) for key, handle in handles.items()}
+
+    def _sent(self, handle: Handle) -> Any:
+        if isinstance(self._comm, InProc):
+            return unproxy(handle.resolve())
+        if self._to_worker:
+            return _Call(arrive, handle.packed())
+        if handle.entry.value is ABSENT:
+            return _Call(Packed.unpack, handle.packed())
+        # a client may have neither this package nor a device: what is up goes as without it
+        header, frames = serialize(unproxy(handle.resolve()), on_error="raise")
+        return _Call(deserialize, header, [np.frombuffer(frame, np.uint8) for frame in frames])
+
+
+def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaitable[Collection[Any]]]) -> None:
+    """Let the event loop of a worker with the store read handles: before a task, and for a peer or a client.
+
+    Of the keys that these ask for, only those that ``readable`` returns are sent. UCX itself reads from the device.
+
+    ``who`` is the address of the worker that asks, and None for clients, also when they gather (distributed 2026.8.0:
+    worker.py:1246, 1965; client.py:2467).
+    """
+    execute, get_data, context = worker.execute, worker.handlers["get_data"], worker.data.handing_out_handles
+
+    @functools.wraps(execute)
+    async def execute_with_handles(*args: Any, **kwargs: Any) -> Any:
+        with context(to_worker=False):  # perhaps to a process of a user's executor
+            return await execute(*args, **kwargs)
+
+    @functools.wraps(get_data)
+    async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:
+        there = await readable(keys)
+        with context(to_worker=who is not None, leaving=not comm.peer_address.startswith("ucx")):
+            return await get_data(_Connection(comm, who is not None), keys=there, who=who, **kwargs)
+
+    worker.execute = execute_with_handles
+    worker.handlers["get_data"] = get_data_with_handles
+    if worker.data.jit_unspill:
+        for name in ("actor_attribute", "actor_execute", "run"):
+            worker.handlers[name] = _answering(worker.handlers[name])
+
+
+def _answering(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler in whose answers are objects, which a thread brings up, in place of proxies."""
+
+    @functools.wraps(handler)
+    async def answer(*args: Any, **kwargs: Any) -> Any:
+        reply = handler(*args, **kwargs)
+        reply = await reply if inspect.isawaitable(reply) else reply
+        if reply and "result" in reply:
+            reply["result"] = to_serialize(await asyncio.to_thread(unproxy, reply["result"].data))
+        return reply
+
+    return answer

@@ -22,23 +22,19 @@ class Store(Protocol):
     """A store that can make room on a device; called in the threads that allocate, in several at once."""
 
     def evict(self, device: Device, nbytes: int) -> bool:
-        """Move so many bytes down from a device, or as many as can; return whether anything moved."""
+        """Move ``nbytes`` down from a device, or as many as possible; return whether memory became free."""
 
     def may_evict(self) -> bool:
-        """Return whether this thread may wait for moves down: not if moves wait for it."""
+        """Tell whether this thread may wait for moves down: not if moves wait for it."""
 
     def count_rescue(self) -> None:
-        """Count an allocation that has room now, since this store has made some."""
+        """Count an allocation for which this store has made room."""
 
 
 class AllocationFailureHook:
-    """A device's ``on_alloc_failure``. Workers in one process share the device, so there may be several stores.
+    """A device's ``on_alloc_failure``. Workers in one process share the device, so there may be several stores."""
 
-    Thread-safe: it goes through a copy of its stores, and each store is thread-safe. ``patience_s``: how long to wait
-    for memory that was moved down and is still held, by an event or by a task that has just ended. An event loop does
-    not wait.
-    """
-
+    # How long to wait for memory that was moved down but is still held, by an event or a task that has just ended.
     patience_s = 1.0
 
     def __init__(self, device: Device) -> None:
@@ -50,12 +46,12 @@ class AllocationFailureHook:
         return any(self._make_room(store, need_bytes) for store in tuple(self.stores))
 
     def evict(self, need_bytes: int) -> bool:
-        """Return whether anything became free, kept by a library or moved down; called in the thread that allocates."""
+        """Return whether memory became free, kept by a library or moved down; called in the thread that allocates."""
         if self.device.give_back():
             return True
         for store in tuple(self.stores):
             if store.evict(self.device, need_bytes):
-                self.device.give_back()  # what moved down is free in its library's pool alone
+                self.device.give_back()  # memory that moved down is free only in its library's pool
                 store.count_rescue()
                 return True
         return False
@@ -78,10 +74,7 @@ _hooks: list[AllocationFailureHook] = []
 
 
 def evict(number: int, need_bytes: int) -> bool:
-    """Move something down from a CUDA device for an allocation that is tried again as long as this returns true.
-
-    RMM's adaptor calls it again and again. Each time something has become free, so that there is an end.
-    """
+    """Move values down from a CUDA device for an allocation that RMM's adaptor tries again as long as this is true."""
     return any(p.evict(need_bytes) for p in tuple(_hooks) if getattr(p.device, "number", number) == number)
 
 
@@ -91,11 +84,8 @@ def attached_gpu(number: int) -> Any:
 
 
 def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], collect: Callable[[], object]) -> _T:
-    """Return what ``allocate`` returns; if it raises MemoryError, stores make room, and it is called again.
-
-    It may be called more than once more: the freed memory may lie in pieces, or another thread may take it. But there
-    is an end as soon as nothing moves. ``collect`` is called before each new try.
-    """
+    """Return the result of ``allocate``; while it raises MemoryError, make room, call ``collect``, and try again."""
+    # several tries: the freed memory may lie in pieces, or another thread may take it; the end is when no value moves
     try:
         return allocate()
     except MemoryError:  # CuPy's OutOfMemoryError is a subclass; RMM's allocator for CuPy raises it itself

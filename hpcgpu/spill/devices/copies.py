@@ -1,7 +1,4 @@
-"""Copies between a CUDA device and host memory, by the driver and through page-locked memory.
-
-Checked against cuda-bindings 13.5.
-"""
+"""Copies between a CUDA device and host memory, by the driver (cuda-bindings 13.5), through page-locked memory."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices.driver_error import DriverError
+from hpcgpu.spill.devices.protocols import DriverError
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
@@ -28,11 +25,7 @@ _POLL_S = 100e-6
 
 
 class DriverCopies:
-    """Copies by cuda.bindings, on two non-blocking streams of its own, one for each direction.
-
-    Thread-safe, as all :class:`~hpcgpu.spill.devices.protocols.Copies`: copies in one direction follow each other on
-    one stream, and each thread waits for an event of its own.
-    """
+    """Copies by cuda.bindings, on two non-blocking streams, one for each direction; each thread has its own event."""
 
     def __init__(self, number: int) -> None:
         from cuda.bindings import driver
@@ -80,7 +73,7 @@ class DriverCopies:
 
     @property
     def idle_bytes(self) -> int:
-        """Page-locked memory that waits for the next copy."""
+        """Page-locked memory that is kept for the next copies."""
         return self._host.free_bytes + self._stages.free_bytes
 
     def lock_at_most(self, nbytes: int) -> None:
@@ -88,7 +81,7 @@ class DriverCopies:
         self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
 
     def trim(self) -> int:
-        """Give that memory back to the system; return its bytes."""
+        """Give this memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
 
     def synchronize(self) -> None:
@@ -97,12 +90,10 @@ class DriverCopies:
             self._wait_for_all()
 
     def _wait_for_all(self) -> None:
-        """Wait, in the context, for the work of all its streams.
-
-        Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
-        stream does not wait for streams that are non-blocking. cuCtxSynchronize takes a whole core while it waits
-        (H200, driver 580): it is for drivers before CUDA 12.5.
-        """
+        """Wait, in the context, for the work of all its streams."""
+        # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
+        # stream does not wait for non-blocking streams. cuCtxSynchronize takes a whole core while it waits (H200,
+        # driver 580): it is for drivers before CUDA 12.5.
         if not self._has_context_events:
             self.call("cuCtxSynchronize")
             return
@@ -140,7 +131,7 @@ class DriverCopies:
         return root
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
-        """Copy to device memory; the stream of its allocation may still use what was there before."""
+        """Copy to device memory; the stream of its allocation may still use the memory."""
         with self.context():
             if int(self.up_stream) != after:
                 with self._event() as allocated:
@@ -206,7 +197,11 @@ class DriverCopies:
         self._by_stages(root.nbytes, self.up_stream, start, finish)
 
     def _by_stages(
-        self, nbytes: int, stream: Any, start: Callable[[_Stage, slice], None], finish: Callable[[_Stage, slice], None]
+        self,
+        nbytes: int,
+        stream: Any,
+        start: Callable[[_Stage, slice], None],
+        finish: Callable[[_Stage, slice], None],
     ) -> None:
         stages: list[_Stage] = []
         try:

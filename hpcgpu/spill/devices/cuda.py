@@ -1,7 +1,4 @@
-"""A CUDA device, as the store uses devices, and Buffers of cuda.core on it.
-
-Checked against cuda-core 1.2.2. CuPy's arrays are in :mod:`hpcgpu.spill.devices.cupy`.
-"""
+"""A CUDA device, as the store uses devices, and Buffers of cuda.core (1.2.2) on it."""
 
 from __future__ import annotations
 
@@ -18,17 +15,16 @@ import numpy as np
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import cudf
 from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
+from hpcgpu.spill.devices.array_interface import Immovable, NumbaArrays, RmmBuffers
 from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.cupy import CupyArrays, CupyCopies
 from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
 from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind, NoCopies
+from hpcgpu.spill.devices.torch import Tensors, TorchCopies
 
 
 class CudaDevice:
-    """One CUDA device, for the arrays of every library that the store knows.
-
-    Thread-safe, as every :class:`~hpcgpu.spill.devices.protocols.Device`. A process has one object for a device, which
-    :meth:`current` returns and all stores share.
-    """
+    """One CUDA device, for the arrays of all supported libraries; :meth:`current` returns it to all stores."""
 
     def __init__(self, number: int, copies: Copies) -> None:
         self.number = number
@@ -53,7 +49,7 @@ class CudaDevice:
 
     @property
     def copies(self) -> Copies:
-        """Makes the copies; what a driver refuses is asked for again: a killed worker may still be on the GPU."""
+        """Makes the copies; tries a driver that refused again: a killed worker may still be on the GPU."""
         made = self._copies
         if isinstance(made, NoCopies) and made.may_pass and time.monotonic() - self._looked_s >= _LOOK_S:
             self._use(_copies(self.number))
@@ -68,26 +64,11 @@ class CudaDevice:
         """Return the adapter for the arrays of a library; made at the first call."""
         with _MAKING:
             if name not in self.kinds:
-                self.kinds[name] = self._new_kind(name)
+                self.kinds[name] = CoreBuffers(self.copies) if name == "cuda" else _KINDS.get(name, Immovable)(self)
             return self.kinds[name]
 
-    def _new_kind(self, name: str) -> Kind:
-        if name == "cuda":
-            return CoreBuffers(self.copies)
-        if name == "cupy":
-            from hpcgpu.spill.devices.cupy import CupyArrays
-
-            return CupyArrays(self)
-        if name == "torch":
-            from hpcgpu.spill.devices.torch import Tensors
-
-            return Tensors(self)
-        from hpcgpu.spill.devices.array_interface import Immovable, NumbaArrays, RmmBuffers
-
-        return NumbaArrays(self) if name == "numba" else RmmBuffers(self) if name == "rmm" else Immovable(self)
-
     def empty_bin(self) -> None:
-        """Free what is in the bin; the spill thread calls it, and threads whose allocations fail."""
+        """Free the memory in the bin; called by the spill thread, and threads whose allocations fail."""
         try:
             while True:
                 _free(self.copies, self.waste.popleft())
@@ -95,7 +76,7 @@ class CudaDevice:
             return
 
     def give_back(self, *, if_short: bool = False) -> bool:
-        """Free the memory that each library keeps, of a model in torch too: the others cannot use it."""
+        """Free the memory that each library keeps, also torch for a model: the other libraries cannot use it."""
         self.empty_bin()
         if if_short and self.copies.free_bytes >= self.reserve_bytes:
             return False
@@ -195,16 +176,13 @@ def _free(copies: Any, pointer: int) -> None:  # DriverCopies: others free nothi
         return
 
 
-class CoreBuffers:
-    """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None.
-
-    Thread-safe: it has no state.
-    """
+class CoreBuffers(Kind):
+    """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None."""
 
     def __init__(self, copies: Copies) -> None:
         if not isinstance(copies, DriverCopies):
             raise SpillError(
-                "Buffers of cuda.core cannot be moved without cuda.bindings; install cuda-core[cu12 or cu13]"
+                "Buffers of cuda.core cannot move without cuda.bindings; install cuda-core[cu12] or [cu13]"
             )
         self._copies = copies
 
@@ -235,16 +213,16 @@ class CoreBuffers:
             return 0
         attribute = copies.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         with copies.context():
-            return int(
-                copies.call("cuMemPoolGetAttribute", copies.call("cuDeviceGetMemPool", copies.handle), attribute)
-            )
+            pool = copies.call("cuDeviceGetMemPool", copies.handle)
+            return int(copies.call("cuMemPoolGetAttribute", pool, attribute))
 
     def give_back(self) -> bool:
-        """Wait until what was freed on other streams is free: the driver then takes it from its pools itself."""
+        """Wait for frees on other streams, then return False: the driver itself takes the memory from its pools."""
         self._copies.synchronize()
         return False
 
 
+_KINDS: dict[str, type[Kind]] = {"cupy": CupyArrays, "torch": Tensors, "numba": NumbaArrays, "rmm": RmmBuffers}
 _MAKING = threading.RLock()
 _LOOK_S = 1.0
 
@@ -256,25 +234,13 @@ def _made(number: int) -> CudaDevice:
 
 def _copies(number: int) -> Copies:
     why, may_pass = [], False
-    for make in (DriverCopies, _cupy_copies, _torch_copies):
+    for make in (DriverCopies, CupyCopies, TorchCopies):
         try:
             return make(number)
-        except MemoryError:  # later there may be some
+        except MemoryError:  # later the device may have some
             raise
         # CuPy does not install cuda.bindings, nor does torch before 2.10; without a driver each has an error of its own
         except Exception as e:
             why.append(f"{type(e).__name__}: {e}")
             may_pass |= isinstance(e, SpillError)  # the driver's
     return NoCopies("; ".join(why), may_pass)
-
-
-def _cupy_copies(number: int) -> Copies:
-    from hpcgpu.spill.devices.cupy import CupyCopies
-
-    return CupyCopies(number)
-
-
-def _torch_copies(number: int) -> Copies:
-    from hpcgpu.spill.devices.torch import TorchCopies
-
-    return TorchCopies(number)

@@ -1,7 +1,5 @@
-"""cuDF's objects: moved by cuDF's own serialization, or left to cuDF's own spilling.
-
-Written after cuDF 26.10: core/abc.py, core/frame.py, core/buffer and options.py. Nothing here imports cuDF.
-"""
+"""cuDF's objects: moved by cuDF's own serialization, or left to cuDF's own spilling. Nothing here imports cuDF."""
+# Written after cuDF 26.10: core/abc.py, core/frame.py, core/buffer and options.py.
 
 from __future__ import annotations
 
@@ -22,10 +20,8 @@ def is_cudf(x: Any) -> bool:
 
 
 def spills_itself() -> bool:
-    """Tell whether cuDF spills its objects (``enable_cudf_spill``, ``CUDF_SPILL=on``): then the store must not.
-
-    cuDF is asked each time, since user code may switch it. If cuDF is not imported, it has no objects.
-    """
+    """Tell whether cuDF spills its objects (``enable_cudf_spill``, ``CUDF_SPILL=on``): then the store must not."""
+    # each time: user code may switch it
     cudf = sys.modules.get("cudf")
     return cudf is not None and bool(cudf.get_option("spill"))
 
@@ -39,26 +35,20 @@ def spill_itself(nbytes: int) -> bool:
 
 
 class CudfView(NamedTuple):
-    """An object of cuDF in packed bytes: its shape, and of each frame offset, size and whether it is on the device.
-
-    Immutable but for the header; CudfObjects makes it, in the thread that copies.
-    """
+    """An object of cuDF in packed bytes."""
 
     kind: type
     header: dict[str, Any]
-    frames: tuple[tuple[int, int, bool], ...]
+    frames: tuple[tuple[int, int, bool], ...]  # offset and size of each, and whether it is on the device
     shape: tuple[int, ...] = ()
     library: str = "cudf"
 
 
 class CudfObjects:
-    """The interface to cuDF's objects that the store needs.
+    """cuDF's objects on a device; all allocations of an object are one buffer, and move together.
 
-    All allocations of an object are one buffer, and move together. Two objects with the same allocations are one
-    buffer; two objects that share only some of their allocations each count all of their own. They come back as two,
-    since cuDF's serialization copies what is shared before it is shown (buffer.py, make_single_owner_inplace).
-
-    Thread-safe: it has no state of its own.
+    Two objects with the same allocations are one buffer. Objects that share only some of their allocations each count
+    all of them, and come back apart: cuDF's serialization copies shared memory (buffer.py, make_single_owner_inplace).
     """
 
     def __init__(self, device: Gpu) -> None:
@@ -70,11 +60,8 @@ class CudfObjects:
         return hash(frozenset(bases)) if bases else id(x), sum(bases.values())
 
     def pack(self, objects: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[CudfView]]:
-        """Copy the objects to the host, one frame after the other: cuDF's host_serialize would hold all frames twice.
-
-        Of a slice cuDF makes a copy on the device first, to serialize no more than is needed. There may be no memory
-        for that copy.
-        """
+        """Copy the objects to the host, frame after frame: cuDF's host_serialize would hold all frames twice."""
+        # of a slice cuDF first makes a copy on the device, for which there may be no memory
         taken = [(x, *x.device_serialize()) for x in objects]
         root = empty(sum(frame.nbytes for _, _, frames in taken for frame in frames))
         views, end = [], 0

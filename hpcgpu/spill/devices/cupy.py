@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcgpu.spill.devices.allocation_failure import attached_gpu, with_room
-from hpcgpu.spill.devices.protocols import Gpu
+from hpcgpu.spill.devices.protocols import Gpu, Kind, PlainCopies
 
 
 class CupyView(NamedTuple):
-    """The layout of an array in its buffer. Immutable; CupyArrays makes it, in any thread."""
+    """The layout of an array in its buffer."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -45,16 +45,13 @@ def _allocate_or_evict(allocate: Callable[[int], Any], nbytes: int) -> Any:
         return with_room(device, nbytes, lambda: allocate(nbytes), device.give_back)
 
 
-class CupyArrays:
-    """CuPy's arrays on one device, in CuPy's memory pool. If an allocation there fails, the store evicts.
-
-    Thread-safe, as CuPy's pool is. Once it is made, the allocations of all threads of the process go through it.
-    """
+class CupyArrays(Kind):
+    """CuPy's arrays on one device, in CuPy's pool, where failing allocations of all threads make the store evict."""
 
     def __init__(self, device: Gpu) -> None:
         import cupy
 
-        self._device = device
+        self._device, self._cupy = device, cupy
         evict_on_failure()
         with cupy.cuda.Device(device.number):
             pool = cupy.get_default_memory_pool()
@@ -72,91 +69,66 @@ class CupyArrays:
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on the calling thread's stream of CuPy, where freed memory may still be in use."""
-        import cupy
-
-        with cupy.cuda.Device(device.number):
-            pointer = cupy.cuda.alloc(nbytes)
-            return pointer, int(pointer.ptr), int(cupy.cuda.get_current_stream().ptr)
+        cuda = self._cupy.cuda
+        with cuda.Device(device.number):
+            pointer = cuda.alloc(nbytes)
+            return pointer, int(pointer.ptr), int(cuda.get_current_stream().ptr)
 
     def array_of(self, memory: Any, view: CupyView) -> Any:
         """Return an array in allocated memory."""
-        import cupy
-
-        with cupy.cuda.Device(self._device.number):
-            return cupy.ndarray(view.shape, view.dtype, memory + view.offset, view.strides)
+        with self._cupy.cuda.Device(self._device.number):
+            return self._cupy.ndarray(view.shape, view.dtype, memory + view.offset, view.strides)
 
     def used_bytes(self, device: Gpu) -> int:
         """Return the bytes that arrays hold in CuPy's pool."""
-        import cupy
-
-        with cupy.cuda.Device(device.number):
-            return int(cupy.get_default_memory_pool().used_bytes())
+        with self._cupy.cuda.Device(device.number):
+            return int(self._cupy.get_default_memory_pool().used_bytes())
 
     def give_back(self) -> bool:
-        """Free the unused blocks of CuPy's pool."""
-        import cupy
-
-        pool = cupy.get_default_memory_pool()
+        """Free the unused blocks of CuPy's pool; return whether there were any."""
+        pool = self._cupy.get_default_memory_pool()
         before = pool.total_bytes()
         pool.free_all_blocks()
         return bool(pool.total_bytes() < before)
 
 
-class CupyCopies:
-    """Copies by CuPy, without cuda.bindings, from and to ordinary memory; each waits for the whole device.
+class CupyCopies(PlainCopies):
+    """Copies by CuPy, without cuda.bindings, from and to ordinary memory; each waits for the whole device."""
 
-    Thread-safe: it has no state. CuPy's page-locked pool is not used: it rounds up to a power of two, so that it could
-    lock twice the host tier, and it has no limit (CuPy 14.2, pinned_memory.pyx).
-    """
-
-    idle_bytes = 0
+    # not through CuPy's page-locked pool: it rounds up to a power of two, so it could lock twice the host tier, and
+    # it has no limit (CuPy 14.2, pinned_memory.pyx)
 
     def __init__(self, number: int) -> None:
         import cupy
 
-        self._number = number
+        self._number, self._cuda = number, cupy.cuda
         with cupy.cuda.Device(number):
             self.memory_bytes = int(cupy.cuda.runtime.memGetInfo()[1])
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the device that the driver can give."""
-        import cupy
-
-        with cupy.cuda.Device(self._number):
-            return int(cupy.cuda.runtime.memGetInfo()[0])
-
-    def trim(self) -> int:
-        """Do nothing: there is no pool."""
-        return 0
+        with self._cuda.Device(self._number):
+            return int(self._cuda.runtime.memGetInfo()[0])
 
     def synchronize(self) -> None:
         """Wait for the work of all streams."""
-        import cupy
-
-        cupy.cuda.Device(self._number).synchronize()
+        self._cuda.Device(self._number).synchronize()
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory."""
-        import cupy
-
-        root = empty(nbytes)
-        with cupy.cuda.Device(self._number) as device:
+        root, runtime = empty(nbytes), self._cuda.runtime
+        with self._cuda.Device(self._number) as device:
             device.synchronize()  # the copy waits for no kernel on a non-blocking stream
             if nbytes:
-                cupy.cuda.runtime.memcpy(root.ctypes.data, pointer, nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
+                runtime.memcpy(root.ctypes.data, pointer, nbytes, runtime.memcpyDeviceToHost)
         return root
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several allocations, one after the other."""
-        return [self.to_host(*extent, empty) for extent in extents]
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
         """Copy to device memory."""
         del after
-        import cupy
-
-        with cupy.cuda.Device(self._number) as device:
+        runtime = self._cuda.runtime
+        with self._cuda.Device(self._number) as device:
             device.synchronize()
-            cupy.cuda.runtime.memcpy(pointer, root.ctypes.data, root.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+            runtime.memcpy(pointer, root.ctypes.data, root.nbytes, runtime.memcpyHostToDevice)
             device.synchronize()  # CUDA may return before a copy from ordinary memory is complete

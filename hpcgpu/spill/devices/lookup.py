@@ -1,4 +1,4 @@
-"""The device of an array: by its ``__hpcgpu_device__``, or by an adapter for its library."""
+"""The device of an array, by its ``__hpcgpu_device__`` or by an adapter for its library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device_of(x: Any) -> Device | None:
         return None
     from hpcgpu.spill.devices.cuda import CudaDevice
 
-    # arrays of other libraries do not tell: they are on the current device, which is the worker's own
+    # arrays of other libraries do not name it: they are on the current device, which is the worker's own
     number = {"cupy": "device.id", "cuda": "device_id", "torch": "device.index"}.get(library)
     return CudaDevice.current(operator.attrgetter(number)(x) if number else 0)
 
@@ -35,7 +35,7 @@ def is_device_array(x: Any) -> bool:
     if library == "cudf":
         return not cudf.spills_itself()
     if library == "cuda":
-        return _is_movable(x)
+        return bool(x.size) and not x.is_mapped and not x.is_host_accessible  # in device memory of this process
     if library == "torch":
         return bool(x.is_cuda)
     return library != "other" or is_on_device(x)
@@ -69,8 +69,3 @@ def is_unproxied(kind: type) -> bool:
 def is_left_to_cudf(x: Any) -> bool:
     """Tell whether cuDF itself spills an object."""
     return cudf.is_cudf(x) and cudf.spills_itself()
-
-
-def _is_movable(buffer: Any) -> bool:
-    """Tell whether a Buffer of cuda.core is in device memory of this process."""
-    return bool(buffer.size) and not buffer.is_mapped and not buffer.is_host_accessible

@@ -12,10 +12,7 @@ from hpcgpu.errors import SpillError
 
 
 class ImmovableError(Exception):
-    """A value cannot be pickled, or an array cannot be copied down; ``kind`` names its type.
-
-    Devices and :mod:`hpcgpu.spill.values` raise it in the thread that copies; Executor does not try again.
-    """
+    """A value cannot be pickled, or an array cannot be copied down; ``kind`` names its type. It is final."""
 
     def __init__(self, value: object, why: Exception) -> None:
         super().__init__(repr(why))
@@ -135,42 +132,44 @@ class Copies(Protocol):
         """Copy to device memory that was allocated on the stream ``after``, once that stream has come so far."""
 
 
-class Kind(Protocol):
-    """The arrays of one library on one device.
+class Kind:
+    """The arrays of one library on one device, which calls it in any thread, in several at once."""
 
-    Only the device calls it, in any thread, in several at once. If a library does not allow that, its class here must
-    prevent it.
-    """
+    def __init__(self, device: Gpu) -> None:
+        del device
 
     def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes of the array's allocation."""
+        raise NotImplementedError
 
     def view_of(self, array: Any) -> Any:
         """Return the layout of the array in its allocation; it can be pickled."""
+        raise NotImplementedError
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Return new device memory, its address, and the stream of the allocation."""
+        raise NotImplementedError
 
     def array_of(self, memory: Any, view: Any) -> Any:
         """Return an array in allocated memory."""
+        raise NotImplementedError
 
     def used_bytes(self, device: Gpu) -> int:
-        """Return the bytes that the library's arrays hold."""
+        """Return the bytes that the library's arrays hold; 0 if it does not count, or another library counts them."""
+        del device
+        return 0
 
     def give_back(self) -> bool:
         """Free the memory that the library keeps, so that others can use it; return whether there was any."""
+        return False
 
 
 class Gpu(Device, Protocol):
-    """A CUDA device, as the adapters for libraries see it; thread-safe, as :class:`Device`.
+    """A CUDA device, as the adapters for libraries see it; thread-safe, as :class:`Device`."""
 
-    ``number`` is as CUDA counts in this process; ``reserve_bytes`` are for those that allocate by the driver; ``waste``
-    are addresses of memory that the spill thread is to free.
-    """
-
-    number: int
-    waste: deque[int]
-    reserve_bytes: int
+    number: int  # as CUDA counts in this process
+    waste: deque[int]  # addresses of memory that the spill thread is to free
+    reserve_bytes: int  # for libraries that allocate by the driver
 
     @property
     def copies(self) -> Copies:
@@ -180,36 +179,63 @@ class Gpu(Device, Protocol):
         """Return the adapter for the arrays of a library."""
 
 
-class NoCopies:
-    """Stands in where no library can copy: cuda.bindings is there without a driver, or nothing is.
+class PlainCopies:
+    """Copies from and to ordinary host memory, one after the other: it keeps none."""
 
-    Objects that show device memory count, and stay. Thread-safe: it does not change.
-    """
-
-    # Nobody knows. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = free_bytes = 1
     idle_bytes = 0
-
-    def __init__(self, why: str, may_pass: bool = False) -> None:
-        self._why, self.may_pass = why, may_pass
 
     def trim(self) -> int:
         """Return 0: there is no pool."""
         return 0
 
+    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Return a copy of device memory."""
+        raise NotImplementedError
+
+    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
+        """Return copies of several allocations."""
+        return [self.to_host(*extent, empty) for extent in extents]
+
+
+class NoCopies(PlainCopies):
+    """Stands in if no library can copy: there is no driver, or no library. Objects on the device count, and stay."""
+
+    # The size is unknown. So each object is above the limit, is tried at once, and is named.
+    memory_bytes = free_bytes = 1
+
+    def __init__(self, why: str, may_pass: bool = False) -> None:
+        self._why, self.may_pass = why, may_pass
+
     def synchronize(self) -> None:
-        """Do nothing: nothing comes up, so that no copy is kept."""
+        """Do nothing: no array comes up, so that no copy is kept."""
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
         """Raise SpillError."""
         del pointer, nbytes, empty
-        raise SpillError(f"nothing here can copy device memory: {self._why}")
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        self.to_host(*extents[0], empty)
+        raise SpillError(f"device memory cannot be copied here: {self._why}")
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> NoReturn:
         """Raise SpillError."""
         del root, after
         self.to_host(pointer, 0, np.empty)
+
+
+# After these errors of the driver a process can do nothing more on its GPU (NVIDIA: "leaves the process in an
+# inconsistent state", "the context cannot be used anymore"; cuda-bindings 13.5). The runtime has the same numbers.
+_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+# The attribute with the number, by library.
+_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
+
+
+class DriverError(SpillError):
+    """A call of the driver fails; ``status`` is CUDA's number for it."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
+    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
+    return number is not None and getattr(error, number, 0) in _LASTING

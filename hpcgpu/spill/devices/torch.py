@@ -1,17 +1,14 @@
-"""PyTorch's tensors: by storage, which several tensors may share.
-
-Written for torch 2.1 and later (``untyped_storage``); nothing here imports it before there are tensors.
-"""
+"""PyTorch's tensors (torch 2.1 and later), by storage, which several tensors may share; torch is imported late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcgpu.spill.devices.allocation_failure import with_room
-from hpcgpu.spill.devices.protocols import Gpu, ImmovableError
+from hpcgpu.spill.devices.protocols import Gpu, ImmovableError, Kind, PlainCopies
 
 _SPARSE = {
     "torch.sparse_coo": ("_indices", "_values"),
@@ -21,10 +18,7 @@ _SPARSE = {
 
 
 class TensorView(NamedTuple):
-    """The layout of a tensor in its storage: strides and offset in elements, as torch counts.
-
-    Immutable; Tensors makes it, in any thread.
-    """
+    """The layout of a tensor in its storage; strides and offset in elements, as in torch."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -35,16 +29,15 @@ class TensorView(NamedTuple):
     library: str = "torch"
 
 
-class Tensors:
-    """Tensors on one device, in memory of torch's allocator (RMM's, if torch is told to use that).
-
-    Thread-safe, as torch's allocator is; modes and streams of torch are those of the calling thread.
-    """
+class Tensors(Kind):
+    """Tensors on one device, in memory of torch's allocator, which may be RMM's, on the calling thread's stream."""
 
     kind = "cuda"
 
     def __init__(self, device: Gpu) -> None:
-        self._number = device.number
+        import torch  # type: ignore[import-not-found] # of no extra of ours
+
+        self._number, self._torch = device.number, torch
 
     def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes of the tensor's storage; for a sparse tensor an id, and the bytes of its parts."""
@@ -55,7 +48,7 @@ class Tensors:
         return int(storage.data_ptr()), int(storage.nbytes())
 
     def view_of(self, array: Any) -> TensorView:
-        """Return the layout of the tensor in its storage; ImmovableError: it is more than its numbers."""
+        """Return the layout of the tensor in its storage; ImmovableError if it is more than its numbers."""
         if why := _why_immovable(array):
             raise ImmovableError(array, TypeError(why))
         return TensorView(
@@ -69,7 +62,7 @@ class Tensors:
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on the calling thread's stream of torch."""
-        import torch  # type: ignore[import-not-found] # of no extra of ours
+        torch = self._torch
 
         def new() -> Any:
             try:
@@ -81,14 +74,11 @@ class Tensors:
         return memory, int(memory.data_ptr()), self._stream()
 
     def _stream(self) -> int:
-        import torch
-
-        return int(torch.cuda.current_stream(self._number).cuda_stream)
+        return int(self._torch.cuda.current_stream(self._number).cuda_stream)
 
     def array_of(self, memory: Any, view: TensorView) -> Any:
         """Return a tensor in allocated memory."""
-        import torch
-
+        torch = self._torch
         with torch.inference_mode(False), torch.no_grad():  # the task may have switched these in its thread
             tensor = torch.empty(0, dtype=view.dtype, device=memory.device)
             tensor.set_(memory.untyped_storage(), view.offset, view.shape, view.strides)
@@ -98,21 +88,18 @@ class Tensors:
 
     def used_bytes(self, device: Gpu) -> int:
         """Return the bytes that tensors hold; 0 if torch does not allocate them itself."""
-        import torch
-
         try:
-            return int(torch.cuda.memory_allocated(device.number))
+            return int(self._torch.cuda.memory_allocated(device.number))
         except RuntimeError:  # a pluggable allocator, such as RMM's, does not count for torch
             return 0
 
     def give_back(self) -> bool:
-        """Free the memory that torch keeps: other libraries cannot use it."""
-        import torch
-
+        """Free the memory that torch keeps, since other libraries cannot use it; return whether there was any."""
+        cuda = self._torch.cuda
         try:
-            before = torch.cuda.memory_reserved(self._number)
-            torch.cuda.empty_cache()
-            return bool(torch.cuda.memory_reserved(self._number) < before)
+            before = cuda.memory_reserved(self._number)
+            cuda.empty_cache()
+            return bool(cuda.memory_reserved(self._number) < before)
         except RuntimeError:  # as in used_bytes
             return False
 
@@ -122,7 +109,7 @@ def _is_parameter(kind: type) -> bool:
 
 
 def _why_immovable(tensor: Any) -> str:
-    """Return which property of a tensor its numbers do not restore; empty if there is none."""
+    """Return the property of a tensor that its numbers do not restore; "" if there is none."""
     kind: type = type(tensor)
     is_parameter = _is_parameter(kind)
     if not is_parameter and (kind.__name__ != "Tensor" or kind.__module__ != "torch"):
@@ -138,75 +125,47 @@ def _why_immovable(tensor: Any) -> str:
     return ""
 
 
-class TorchCopies:
-    """Copies by torch, without cuda.bindings and CuPy; each waits for the whole device.
-
-    Thread-safe: it has no state.
-    """
-
-    idle_bytes = 0  # torch does not tell how much page-locked memory it keeps
+class TorchCopies(PlainCopies):
+    """Copies by torch, without cuda.bindings and CuPy; each waits for the whole device."""
 
     def __init__(self, number: int) -> None:
         import torch
 
-        self._number = number
+        self._number, self._torch = number, torch
         self.memory_bytes = int(torch.cuda.get_device_properties(number).total_memory)
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the device that the driver can give."""
-        import torch
-
-        return int(torch.cuda.mem_get_info(self._number)[0])
-
-    def trim(self) -> int:
-        """Do nothing: there is no pool."""
-        return 0
+        return int(self._torch.cuda.mem_get_info(self._number)[0])
 
     def synchronize(self) -> None:
         """Wait for the work of all streams."""
-        import torch
-
-        torch.cuda.synchronize(self._number)
+        self._torch.cuda.synchronize(self._number)
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory."""
-        import torch
-
         root = empty(nbytes)
-        torch.cuda.synchronize(self._number)
+        self.synchronize()
         if nbytes:
-            torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
+            self._torch.from_numpy(root).copy_(self._tensor_at(pointer, nbytes))
         return root
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several allocations, one after the other."""
-        return [self.to_host(*extent, empty) for extent in extents]
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
         """Copy to device memory."""
         del after
-        import torch
-
-        torch.cuda.synchronize(self._number)
-        source = torch.from_numpy(root if root.flags.writeable else root.copy())  # torch warns about read-only arrays
-        self._tensor_at(pointer, root.nbytes).copy_(source)
-        torch.cuda.synchronize(self._number)
+        self.synchronize()
+        source = root if root.flags.writeable else root.copy()  # torch warns about read-only arrays
+        self._tensor_at(pointer, root.nbytes).copy_(self._torch.from_numpy(source))
+        self.synchronize()
 
     def _tensor_at(self, pointer: int, nbytes: int) -> Any:
-        import torch
-
-        return torch.as_tensor(_Bytes(pointer, nbytes), device=torch.device("cuda", self._number))
+        return self._torch.as_tensor(_Bytes(pointer, nbytes), device=self._torch.device("cuda", self._number))
 
 
 class _Bytes:
     """Device memory, for torch."""
 
     def __init__(self, pointer: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "strides": None,
-            "version": 3,
-        }
+        interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "strides": None, "version": 3}
+        self.__cuda_array_interface__ = interface

@@ -25,12 +25,9 @@ def asproxy(x: Any) -> Any:
 
 @functools.cache
 def register() -> None:
-    """Register proxies with dask, in this process, when dask is imported; a second call does nothing.
-
-    A message to another process has the object, as it would be sent without a proxy, and needs no registration there.
-    To send other data, such as bytes that are on the host already, replace the proxies before by
-    :func:`hpcgpu.spill.proxies.proxy.replaced`.
-    """
+    """Register proxies with dask, in this process, when dask is imported; a second call does nothing."""
+    # A message to another process has the object, and needs no registration there. To send other data, such as bytes
+    # that are on the host already, replace the proxies before by hpcgpu.spill.proxies.proxy.replaced.
     wrapt.register_post_import_hook(_register_size, "dask.sizeof")
     wrapt.register_post_import_hook(_register_token, "dask.tokenize")
     wrapt.register_post_import_hook(_register_messages, "distributed.protocol")

@@ -1,4 +1,4 @@
-"""The stand-in that wrapt holds for a proxy while its object is not up, and the source of the object.
+"""The stand-in that wrapt holds for a proxy while its object is not up, its source, and operations that write to it.
 
 A proxy has its placeholder from the beginning: wrapt's own way to load late (``__wrapped_factory__``, 2.5.2) cannot be
 undone, since ``del proxy.__wrapped__`` is an error. During an operation wrapt keeps a reference of its own to the held
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
@@ -52,22 +53,15 @@ def defines(kind: type, name: str) -> bool:
     return any(name in base.__dict__ for base in kind.__mro__)
 
 
-def _nothing() -> None:
-    """Stand in for a reference to a proxy that is still being made."""
-
-
 class State:
-    """The state of a proxy; it goes with the proxy.
-
-    Thread-safe: several threads may load at once, and the store may release the object meanwhile.
-    """
+    """The state of a proxy. Thread-safe: several threads may load, while the store releases the object."""
 
     __slots__ = ("proxy", "source", "token")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.token = object()  # a new one after each release
-        self.proxy: Callable[[], Any] = _nothing  # a weak reference
+        self.proxy: Callable[[], Any] = lambda: None  # a weak reference, once the proxy is made
 
     def load(self) -> Any:
         """Bring the object up, and let the proxy hold it unless it was released meanwhile."""
@@ -132,7 +126,7 @@ def up(source: Source) -> Any:
 
 
 def lifted(source: Source, lift: Callable[[], Any]) -> Any:
-    """Return what ``lift`` returns; SpillError for all its errors but MemoryError."""
+    """Return the result of ``lift``; SpillError for all its errors but MemoryError."""
     try:
         return lift()
     except (MemoryError, SpillError):  # the next touch may find room
@@ -166,3 +160,32 @@ class Resident:
 
     def dirty(self) -> None:
         """Do nothing: there are no copies."""
+
+
+# Methods that write to their object, of arrays, lists, dicts, sets and data frames.
+METHODS = frozenset(
+    """
+    fill sort partition put itemset resize byteswap setfield setflags
+    append extend insert pop remove reverse clear update setdefault popitem add discard
+    difference_update intersection_update symmetric_difference_update
+    """.split()  # a list of so many quoted words is not easier to read
+)
+# Methods of data frames that write with inplace=True.
+INPLACE_METHODS = frozenset(
+    """
+    drop dropna fillna ffill bfill replace rename rename_axis reset_index set_index sort_values sort_index
+    drop_duplicates query eval clip interpolate mask where
+    """.split()
+)
+# Attributes through which code writes to the object.
+INDEXERS = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "__dlpack__"})
+# Functions of numpy that write to their first argument.
+_FILLS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
+
+
+def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments that a numpy function writes to."""
+    first = function in _FILLS or getattr(function, "__name__", "") == "at"  # np.add.at
+    if first or kwargs.get("copy") is False or kwargs.get("overwrite_input"):
+        return args[:1], kwargs
+    return kwargs.get("out")

@@ -21,13 +21,10 @@ class Token:
 
 
 class StoredObject:
-    """A device array, or a big object in host memory, inside a stored value.
+    """A device array, or a big object in host memory, inside a stored value: it lives as long as it has a proxy."""
 
-    It is a name of its unit: the object lives as long as it has a proxy, even without a key.
-
-    Thread-safe. The store makes it when it traverses a value; proxies call it in the threads of tasks, and the store
-    (:meth:`release`) in the thread that moves the object down.
-    """
+    # Thread-safe: proxies call it in the threads of tasks, and the store (release) in the thread that moves the object
+    # down.
 
     __slots__ = ("__weakref__", "_proxy", "index", "kind", "nbytes", "reader", "token", "unit")
 

@@ -1,7 +1,4 @@
-"""The accounting of the state machine: the bytes in each tier, the order of use, and the moves down.
-
-The module is long since each change of a unit changes several counts and orders.
-"""
+"""The accounting of the state machine: bytes by tier, orders of use, moves down; one unit changes many of them."""
 
 from __future__ import annotations
 
@@ -16,12 +13,11 @@ _Order = OrderedDict[int, Unit]
 
 
 class Accounting:
-    """All units by tier. Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
+    """All units by tier, their bytes and orders of use; only single numbers are read without the lock."""
 
-    Pure: SpillState makes it, for itself and its parts. Single numbers are read without the store's lock.
-    Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
-    untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
-    """
+    # Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
+    # untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
+    # Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
 
     def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
         self.limits, self.low, self._choose = dict(limits), low, choose
@@ -32,7 +28,7 @@ class Accounting:
         self.blocked: dict[int, int] = {}  # the size from which copies down from it fail, until something changes
         self.stuck: set[int] = set()  # above its limit, but no unit may go until something changes: no event looks
         self.shrunk: dict[int, int] = {}  # the bytes to which it must go down once
-        # the units whose highest tier it is, longest untouched first, without those on their way down (perhaps all)
+        # the units whose highest tier it is, longest untouched first, without units on their way down
         self.orders: dict[int, _Order] = defaultdict(OrderedDict)
         self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}  # units valid there and higher up
         self.copy_bytes = {HOST: 0, DISK: 0}
@@ -200,7 +196,7 @@ class Accounting:
         return False
 
     def settle(self, out: list[Instruction]) -> None:
-        """Send down the bytes above the limits, and those that must go since a tier shrinks."""
+        """Send down the bytes above the limits, and the bytes that must go since a tier shrinks."""
         while True:
             before = self._chances
             for tier in (*self.limits, *self.shrunk):
@@ -209,7 +205,7 @@ class Accounting:
                 return  # else there is new room below, and more units may go
 
     def make_room(self, tier: int, out: list[Instruction], more_bytes: int = 0) -> None:
-        """Send down the bytes above the limit of a tier, and those that must go since it shrinks."""
+        """Send down the bytes above the limit of a tier, and the bytes that must go since it shrinks."""
         over = self.over(tier, more_bytes)
         shrinks = self._staying(tier) - self.shrunk[tier] if tier in self.shrunk else 0
         if (over > 0 or shrinks > 0) and tier not in self.stuck:
@@ -228,10 +224,8 @@ class Accounting:
                     out.append(Trim(tier))
 
     def send_down(self, tier: int, must: int, more: int, by: Waiter | None, out: list[Instruction]) -> int:
-        """Send down ``must`` bytes as the policy chooses, then the longest untouched up to ``more``; return the bytes.
-
-        The second part is headroom: without it each new value would start moves.
-        """
+        """Send down ``must`` bytes as the policy chooses, then the oldest up to ``more``; return the bytes."""
+        # the second part is headroom: without it each new value would start moves
         sent = 0
         for unit in self._first_copies(tier, more):
             sent += unit.size(tier)

@@ -46,12 +46,10 @@ Instructions = tuple[Instruction, ...]
 
 
 class SpillState:
-    """The state machine of one store; its parameters are those of :class:`hpcgpu.spill.state.accounting.Accounting`.
+    """The state machine of one store. Every method except :meth:`join` is an event, and returns its instructions."""
 
-    Every method except the constructor and :meth:`join` is an event, and returns the instructions that follow from it.
-    Executor makes it. Executor, GpuSpillBuffer, Reader and SpillThread report events, under the store's lock. Only
-    single numbers, and :attr:`is_stuck`, are read without the lock.
-    """
+    # Its parameters are those of Accounting. All calls are under the store's lock; single numbers, and ``is_stuck``,
+    # are read without it.
 
     def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
         self.accounting, self.prefetch = Accounting(limits, low, choose), Prefetch()
@@ -96,7 +94,7 @@ class SpillState:
         return self._settled(out) if out else ()
 
     def need(self, ticket: Ticket) -> Instructions:
-        """Pin units, and bring up those below. Each must be named, or pinned by another ticket."""
+        """Pin units, and bring up units below. Each must be named, or pinned by another ticket."""
         if not all(unit.valid for unit in ticket.units):
             raise ValueError("a unit that no key names cannot be needed")
         out: list[Instruction] = []
@@ -143,10 +141,8 @@ class SpillState:
         return self._settled(out)
 
     def join(self, unit: Unit, part: Unit) -> None:
-        """Count one more name of a part of a unit, which is set next; a new part adds its bytes to the unit.
-
-        A unit that gets a new part is valid in its first tier only.
-        """
+        """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
+        # a unit that gets a new part is valid in its first tier only
         part.keys += 1
         if part.keys > 1:
             return
@@ -207,11 +203,9 @@ class SpillState:
         return self._proceed(unit, out)
 
     def alloc_failed(self, allocation: FailedAllocation) -> Instructions:
-        """Make room on a device, whatever its limit; resume the thread when enough units, or all that can, have gone.
-
-        The thread makes its copies down before it waits. The spill thread never asks for room, since others wait for
-        its copies: if it cannot allocate, its copy fails.
-        """
+        """Make room on a device, whatever its limit; resume the thread when enough units, or all, have gone."""
+        # the thread makes its copies down before it waits; the spill thread never calls this, since others wait for its
+        # copies
         self.allocations.add(allocation)
         return self._settled([])
 

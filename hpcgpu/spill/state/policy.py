@@ -62,11 +62,8 @@ def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candid
 
 
 def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candidate]:
-    """Yield the longest untouched, until one is needed or ``most_bytes`` are exceeded, so that the next units fit.
-
-    It ignores sizes and copies: else of two units that take turns the clean one would go each time, and an old one
-    would stay for ever.
-    """
+    """Yield the longest untouched, until one is needed or ``most_bytes`` are exceeded, so that the next units fit."""
+    # sizes and copies do not count: of two units that take turns the clean one would go each time, and an old one stay
     for candidate in candidates:
         most_bytes -= candidate.nbytes
         if most_bytes < 0 or candidate.needed:
@@ -102,7 +99,7 @@ def _window(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candid
 
 
 def _biggest_first(candidates: list[Candidate], need_bytes: int) -> list[Candidate]:
-    """Take the biggest, until one alone covers what is left: then the smallest such one; of one size the oldest."""
+    """Take the biggest, until one alone covers the rest: then the smallest such one; of one size the oldest."""
     sizes = sorted(reversed(candidates), key=lambda c: c.nbytes)
     taken = []
     while sizes and need_bytes > 0:

@@ -29,10 +29,7 @@ def below(tier: int) -> int:
 
 
 class Unit:
-    """Bytes that move together. There may be a million units, so usual values are attributes of the class.
-
-    The store's units are :class:`hpcgpu.spill.values.unit.Content`, which also holds the data.
-    """
+    """Bytes that move together. There may be a million units, so usual values are attributes of the class."""
 
     disk_bytes: int = 0  # its size on disk, if known; 0: nbytes
     valid: int = 0  # the tiers that hold its present contents, as bits: 1 << tier; 0: no key names it
@@ -64,10 +61,7 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A thread's need for units: they are pinned until the ticket is released.
-
-    Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadTicket`, in the thread that reads.
-    """
+    """A thread's need for units: they are pinned until the ticket is released."""
 
     units: tuple[Unit, ...]  # each once
     writes: bool = False  # the reader may keep the objects and write to them: an actor, a client in a task
@@ -84,10 +78,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class FailedAllocation:
-    """An allocation that has failed: its thread waits until ``nbytes`` of a device are freed.
-
-    Executor makes it, as :class:`hpcgpu.spill.store.inbox.ThreadAllocation`, in that thread.
-    """
+    """An allocation that has failed: its thread waits until ``nbytes`` of a device are freed."""
 
     tier: int
     nbytes: int

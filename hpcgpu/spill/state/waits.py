@@ -154,7 +154,7 @@ class FailedAllocations:
         self._start_anew()
 
     def serve(self, out: list[Instruction]) -> None:
-        """Send down missing bytes that are not under way; resume allocations with room, fail those without hope."""
+        """Send down missing bytes that are not under way; resume allocations with room; fail hopeless ones."""
         accounting = self._accounting
         for allocation in tuple(self.waiting):
             freed, leaving = accounting.freed.get(allocation.tier, 0), accounting.leaving.get(allocation.tier, 0)

@@ -43,11 +43,7 @@ def round_up(nbytes: int) -> int:
 
 
 class Loan:
-    """The object that an array of a pool, and each view of the array, keeps alive.
-
-    Any thread may drop the last reference: the slab (uint8 of shape (size,), of which the array shows the first
-    ``nbytes``) comes back without a lock.
-    """
+    """The object that an array of a pool, and each view of it, keeps alive; any thread may drop the last reference."""
 
     __slots__ = ("__array_interface__", "_returned", "slab")
 
@@ -62,11 +58,10 @@ class Loan:
 
 
 class Pool:
-    """A bounded pool of host buffers: it lends arrays of shape (nbytes,) and dtype uint8, contiguous.
+    """A bounded pool of host buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8, contiguous."""
 
-    Any thread may call it; its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of
-    a size, in the thread that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
-    """
+    # Its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of a size, in the thread
+    # that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
 
     loan: type[Loan] = Loan
 
@@ -150,10 +145,7 @@ class Pool:
 
 
 class Slabs(Pool):
-    """A pool of page-aligned host buffers, not page-locked; above its limit it gives ordinary arrays.
-
-    Ordinary arrays add to the buffers that the pool has lent, so only a part of the limit is kept for long.
-    """
+    """A pool of page-aligned host buffers, not page-locked; above its limit it gives ordinary arrays."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes, _map)

@@ -23,11 +23,7 @@ from hpcgpu.spill.storage.segments import Segments
 
 
 class Stored:
-    """Some buffers on disk, one after the other. Its slot goes into the bin when the last reference to it goes.
-
-    Immutable. Disk makes it, a Content or a Pickled holds it. Any thread may drop the last reference: the bin needs no
-    lock.
-    """
+    """Some buffers on disk, one after the other; with the last reference, in any thread, the room goes into the bin."""
 
     __slots__ = ("_bin", "sizes", "slot")
 
@@ -51,13 +47,11 @@ class Stored:
 
 
 class Disk:
-    """A private folder below ``parent`` (default: TMPDIR), and the objects stored there.
+    """A private folder below ``parent`` (default: TMPDIR), and the objects stored there, by threads that copy."""
 
-    Thread-safe; GpuSpillBuffer makes it. Threads that copy call it without the store's lock; only the spill thread
-    shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape (nbytes,) and dtype uint8,
-    not page-locked. ConfigError if others can change a folder above ``parent``, unless ``trusted``. A limit of 0 means
-    no limit but the disk's.
-    """
+    # Only the spill thread shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape
+    # (nbytes,) and dtype uint8, not page-locked. ConfigError if others can change a folder above ``parent``, unless
+    # ``trusted``. A limit of 0 means no limit but the disk's.
 
     def __init__(
         self, parent: str | None, slabs: Slabs | None = None, limit_bytes: int = 0, *, trusted: bool = False
@@ -65,7 +59,7 @@ class Disk:
         self._scratch = Scratch.make(parent, "spill", trusted=trusted)
         self.folder = self._scratch.path
         self._segments = Segments(self.folder, most_bytes=limit_bytes)
-        self._slabs = slabs
+        self._slabs = slabs or Slabs(0)
         self.waste: deque[Room] = deque()
 
     def write(self, buffers: Sequence[memoryview]) -> Stored:
@@ -83,7 +77,7 @@ class Disk:
     def empty(self, nbytes: int) -> np.ndarray:
         """Return host memory for a buffer."""
         # np.empty and preadv release the GIL; bytearray(n) holds it while it clears the memory
-        return self._slabs.empty(nbytes) if self._slabs is not None else np.empty(nbytes, np.uint8)
+        return self._slabs.empty(nbytes)
 
     @property
     def limit_bytes(self) -> int:
@@ -93,11 +87,11 @@ class Disk:
     @property
     def idle_bytes(self) -> int:
         """Host memory that is kept for the next buffers."""
-        return self._slabs.free_bytes if self._slabs is not None else 0
+        return self._slabs.free_bytes
 
     def trim(self) -> int:
         """Give this memory back to the system; return its bytes."""
-        return self._slabs.trim() if self._slabs is not None else 0
+        return self._slabs.trim()
 
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
@@ -107,13 +101,12 @@ class Disk:
     @property
     def has_excess(self) -> bool:
         """Whether more room on disk, or more memory, is free than the store keeps."""
-        return self._segments.has_excess or (self._slabs is not None and self._slabs.has_excess)
+        return self._segments.has_excess or self._slabs.has_excess
 
     def shrink(self) -> None:
         """Give back some of the excess; call it again while :attr:`has_excess`."""
         self._segments.trim()
-        if self._slabs is not None:
-            self._slabs.shrink()
+        self._slabs.shrink()
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""

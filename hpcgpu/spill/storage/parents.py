@@ -10,18 +10,10 @@ import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40  # as the kernel's (path_resolution(7))
 _ALL_IDS = ("0", "0", "4294967295")
-
-
-class Step(NamedTuple):
-    """A folder or a link on the way from the root to a path."""
-
-    path: Path
-    facts: os.stat_result
 
 
 def make(path: Path) -> None:
@@ -32,33 +24,31 @@ def make(path: Path) -> None:
 
 
 def changed_by(path: Path) -> str:
-    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can.
-
-    They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on ``/tmp``,
-    they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
-    above its mount point.
-    """
+    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can."""
+    # They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on /tmp,
+    # they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
+    # above its mount point.
     shared = False  # whether others can make links in the folder of the last step
-    for step in _steps(path):
-        mode = step.facts.st_mode
+    for folder, facts in _steps(path):
+        mode = facts.st_mode
         is_link = stat.S_ISLNK(mode)
         if not is_link and not stat.S_ISDIR(mode):
             return ""  # a file has no folders below it
-        if not _is_trusted(step.facts.st_uid) and (shared or not is_link):
-            return f"{step.path} belongs to {_user(step.facts.st_uid)}, who can replace files in it"
+        if not _is_trusted(facts.st_uid) and (shared or not is_link):
+            return f"{folder} belongs to {_user(facts.st_uid)}, who can replace files in it"
         if is_link:
             continue
         shared = bool(mode & _OTHERS_WRITE)
-        if shared and not mode & stat.S_ISVTX and (who := _writers(step.facts)):
-            return f"{who} can replace files in {step.path} (mode {stat.S_IMODE(mode):04o})"
+        if shared and not mode & stat.S_ISVTX and (who := _writers(facts)):
+            return f"{who} can replace files in {folder} (mode {stat.S_IMODE(mode):04o})"
     return ""
 
 
-def _steps(path: Path) -> Iterator[Step]:
+def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folders and links that the kernel looks up for a path, as far as it exists."""
     here, links = Path("/"), 0
     todo = list(reversed(path.absolute().parts[1:]))
-    yield Step(here, here.lstat())
+    yield here, here.lstat()
     while todo:
         part = todo.pop()
         if part == "..":
@@ -68,7 +58,7 @@ def _steps(path: Path) -> Iterator[Step]:
             facts = (here / part).lstat()
         except FileNotFoundError:
             return
-        yield Step(here / part, facts)
+        yield here / part, facts
         if not stat.S_ISLNK(facts.st_mode):
             here /= part
             continue

@@ -28,20 +28,15 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class Scratch:
-    """A folder of mode 0700 with a locked file. The kernel frees the lock when the last process that has it ends.
-
-    Immutable. Its owner makes it at the start, for one of ``KINDS``, and removes it once, in any thread.
-    """
+    """A folder of mode 0700 with a lock, which the kernel frees when the last process that has it ends."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.lock = path, lock  # the file descriptor of the locked file
 
     @classmethod
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
-        """Make a folder below ``parent`` (default: TMPDIR); first remove the folders of dead processes.
-
-        ConfigError if other users can change a folder above it, unless ``trusted``.
-        """
+        """Make a folder below ``parent`` (default: TMPDIR), after the folders of dead processes are removed."""
+        # ConfigError if other users can change a folder above it, unless ``trusted``
         home = home_of(parent)
         try:
             parents.make(home)

@@ -21,10 +21,8 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def reserve(fd: int, start: int, nbytes: int) -> None:
-    """Reserve room, so that a full disk is an error now. Without fallocate only make the file longer.
-
-    Not posix_fallocate: if the file system has no fallocate, glibc writes a byte to each block.
-    """
+    """Reserve room, so that a full disk is an error now. Without fallocate only make the file longer."""
+    # not posix_fallocate: if the file system has no fallocate, glibc writes a byte to each block
     if not _allocated(fd, 0, start, nbytes):
         os.ftruncate(fd, start + nbytes)
 
@@ -41,10 +39,7 @@ def _allocated(fd: int, mode: int, start: int, nbytes: int) -> bool:
 
 
 class Descriptor:
-    """A file descriptor, closed when its last reference goes: a thread that reads may outlive the store.
-
-    Immutable; Segment makes it. Any thread may use its ``number``, with offsets only: threads share its position.
-    """
+    """An open file, for any thread (only with offsets: threads share its position), until its last reference goes."""
 
     __slots__ = ("number",)
 
@@ -57,11 +52,9 @@ class Descriptor:
 
 
 class Segment:
-    """A file of the disk tier.
+    """A file of the disk tier. Any thread may read, write and make holes; Segments changes the rest under its lock."""
 
-    Segments makes it, and changes it under its own lock; but the thread that removes the file sets ``kept`` and
-    ``is_stuck`` without the lock. Any thread may read, write and make holes without the lock.
-    """
+    # but the thread that removes the file sets ``kept`` and ``is_stuck`` without the lock
 
     __slots__ = ("_list_bytes", "end", "held_bytes", "is_shut", "is_stuck", "kept", "path", "used_bytes")
 
@@ -117,10 +110,7 @@ class Extent(NamedTuple):
 
 
 class Extents:
-    """Free room in files: extents that do not touch each other; no call takes longer if there are many.
-
-    Segments makes it, and calls it under its own lock.
-    """
+    """Free room in files: extents that do not touch each other; no call takes longer if there are many."""
 
     def __init__(self) -> None:
         self.nbytes = 0  # of all extents; read without the lock, too

@@ -29,10 +29,8 @@ _AT_ONCE = 256
 
 
 def room_for(nbytes: int) -> int:
-    """Return the room for ``nbytes``: whole pages, at most a sixteenth more than the bytes.
-
-    The page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere.
-    """
+    """Return the room for ``nbytes``: whole pages, at most a sixteenth more than the bytes."""
+    # the page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere
     step = min(max(1 << max(nbytes.bit_length() - 5, 0), PAGE_BYTES), 16 * PAGE_BYTES)
     return -(-nbytes // step) * step
 
@@ -171,10 +169,8 @@ class Segments:
             self._growing = None
 
     def give_back(self, slots: Iterable[Room]) -> None:
-        """Make room usable again, or remove its file; no thread reads or writes there any more.
-
-        A file that cannot be removed (a stale handle of NFS) is tried again the next time.
-        """
+        """Make room usable again, or remove its file; no thread reads or writes there any more."""
+        # a file that cannot be removed (a stale handle of NFS) is tried again the next time
         with self._lock:
             empty, self._stuck = self._stuck, []
         for slot in slots:

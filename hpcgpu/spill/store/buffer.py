@@ -20,6 +20,7 @@ from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_
 from hpcgpu.model.plain import read_flag, read_option, read_text
 from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.state.units import DEVICE, HOST
 from hpcgpu.spill.storage import mounts
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
@@ -163,7 +164,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def device_limit_bytes(self) -> int:
         """Moves from the device begin here; 0: never, or the device is not known yet."""
-        return self._executor.device_limit_bytes
+        return self._executor.state.accounting.limits.get(DEVICE, 0)
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -173,7 +174,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def copy_bytes(self) -> int:
         """Bytes of such clean copies in host memory."""
-        return self._executor.copy_bytes
+        return self._executor.state.accounting.copy_bytes[HOST]
 
     @property
     def counters(self) -> dict[str, Count]:
@@ -213,14 +214,14 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return -1
 
     def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:
-        """A task will need these keys: they go down last, and come up before it starts, if there is room.
+        """Let the keys that a task will need go down last, and come up before it starts, if there is room.
 
         Parameters
         ----------
         task : hashable
             The task's key.
         keys : iterable
-            Keys that this store does not have are passed over.
+            Keys that this store does not have are skipped.
         priority : tuple
             The task's; the smallest runs next.
         running : bool
@@ -231,7 +232,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._executor.report(self._executor.state.expect, task, entries, priority, running)
 
     def expect_no_more(self, task: Any) -> None:
-        """A task is over, or does not run here."""
+        """Forget the keys of a task that is over, or does not run here."""
         self._executor.report(self._executor.state.task_over, task)
 
     def settle(self, timeout_s: float = 60.0) -> bool:
@@ -267,7 +268,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def using(self, keys: Iterable[Any]) -> Iterator[None]:
         """Keep the values of these keys in their tiers, and give readers real values, while a task runs on them."""
         units = {unit: None for key in keys if (entry := self._entries.get(key)) for unit in entry.used_units}
-        with reading(None), self._executor.pinning(units):
+        with reading(None), self._executor.needing(units, stays=True):
             try:
                 yield
             except Exception as e:
@@ -359,7 +360,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
 
 def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
-    """Return the device's limit, the bytes of the host tier and those of the disk tier; 0: no limit.
+    """Return the device's limit, the bytes of the host tier and of the disk tier; 0: no limit.
 
     A store does not know how much of the node its process may use, nor how many processes share it: ``"auto"`` means no
     limit (distributed watches the process), and a fraction is an error.

@@ -25,13 +25,10 @@ def register() -> None:
 
 
 def register_cupy(dask_serialize: Any, dask_deserialize: Any) -> None:
-    """Let CuPy's arrays travel: between workers by UCX as their bytes, elsewhere as CuPy pickles them.
-
-    distributed's own pair of functions needs numba or RMM, and fails without them, also in a client without this
-    package (distributed 2026.8.0, ``protocol/cupy.py``). If its ``cuda`` family comes first (UCX), and numba is
-    installed, distributed's pair replaces this one: each pair reads messages of the other one.
-    CuPy is imported with the first array.
-    """
+    """Let CuPy's arrays travel: between workers by UCX as their bytes, elsewhere as CuPy pickles them."""
+    # distributed's own pair of functions needs numba or RMM, and fails without them, also in a client without this
+    # package (distributed 2026.8.0, protocol/cupy.py). If its cuda family comes first (UCX), and numba is installed,
+    # its pair replaces this one: each reads messages of the other. CuPy is imported with the first array.
 
     def add() -> None:
         import cupy

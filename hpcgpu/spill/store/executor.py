@@ -25,8 +25,7 @@ from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.devices.driver_error import is_lasting
-from hpcgpu.spill.devices.protocols import Device, ImmovableError
+from hpcgpu.spill.devices.protocols import Device, ImmovableError, is_lasting
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.storage.disk import Disk
@@ -89,11 +88,6 @@ class Executor:
             allocation_failure.attach(device, self)
         return tier
 
-    @property
-    def device_limit_bytes(self) -> int:
-        """The limit of the first device, which is the worker's; 0: no limit, or no device yet."""
-        return self.state.accounting.limits.get(DEVICE, 0)
-
     def page_locked(self) -> list[Any]:
         """Return the objects that copy from and to devices; a simulated device has no page-locked memory."""
         return [device.copies for device in self._devices if hasattr(device, "copies")]
@@ -120,11 +114,6 @@ class Executor:
                 sizes[tier_name(tier)] += nbytes - copies
         self.carry_out(todo)
         return sizes
-
-    @property
-    def copy_bytes(self) -> int:
-        """Bytes of clean copies in host memory, of units on a device."""
-        return self.state.accounting.copy_bytes[HOST]
 
     # --- events -------------------------------------------------------------------------------------------------------
     def report(self, event: Callable[..., Instructions], *arguments: Any) -> None:
@@ -221,37 +210,13 @@ class Executor:
     def needing(
         self, units: Iterable[Content], *, writes: bool = False, for_peer: bool = False, stays: bool = False
     ) -> Iterator[None]:
-        """Keep units up while inside; this thread brings up those that are below.
-
-        A SpillError of the disk is for good; after any other error, the next try may succeed.
-        """
-        ticket = self.ticket(units, writes=writes, for_peer=for_peer, stays=stays)
-        todo = Todo()
+        """Keep units up while inside; this thread brings up those that are below, unless they only ``stay``."""
+        # a SpillError of the disk is for good; after any other error, the next try may succeed
+        todo, is_urgent = Todo(), this_thread.copies_down > 0
         with self.lock:
+            needed = tuple([unit for unit in units if unit.valid] if stays else units)
+            ticket = ThreadTicket(needed, writes, for_peer, stays, is_urgent, inbox=this_thread.inbox)
             self.record(self.state.need(ticket), todo)
-        with self.served(ticket, todo):
-            yield
-
-    @contextmanager
-    def pinning(self, units: Iterable[Content]) -> Iterator[None]:
-        """Let units go no further down while inside; nothing comes up for it."""
-        todo = Todo()
-        with self.lock:
-            ticket = self.ticket([unit for unit in units if unit.valid], stays=True)
-            self.record(self.state.need(ticket), todo)
-        with self.served(ticket, todo):
-            yield
-
-    @staticmethod
-    def ticket(
-        units: Iterable[Content], writes: bool = False, for_peer: bool = False, stays: bool = False
-    ) -> ThreadTicket:
-        """Return a ticket of this thread."""
-        return ThreadTicket(tuple(units), writes, for_peer, stays, this_thread.copies_down > 0, inbox=this_thread.inbox)
-
-    @contextmanager
-    def served(self, ticket: ThreadTicket, todo: Todo) -> Iterator[None]:
-        """Wait until the units of a ticket are up; release it at the end."""
         try:
             self.carry_out(todo)
             if not ticket.answered and is_inside():
@@ -288,10 +253,7 @@ class Executor:
         return bool(unread)
 
     def evict(self, device: Device, nbytes: int) -> bool:
-        """Copy down from a device for an allocation that has failed, in its thread; return whether memory became free.
-
-        A thread for which others wait makes no copies, see :meth:`may_evict`.
-        """
+        """Copy down for a failed allocation, unless others wait for this thread; return whether memory became free."""
         if is_inside():
             return False
         if (was_freed := self.free_unread()) or not self.may_evict():

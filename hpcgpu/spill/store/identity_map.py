@@ -75,11 +75,10 @@ _OWNER = Slot(0)
 
 
 class IdentityMap:
-    """Makes entries of values. Reader makes it. :meth:`traverse` runs in any thread, the rest under the store's lock.
+    """Makes entries of values. ``traverse`` runs in any thread, the other methods under the store's lock."""
 
-    Executor removes the units and values that move from ``contents`` (by the names of their allocations) and ``values``
-    (by their ids). ``reader`` distinguishes proxies of this store from others.
-    """
+    # Executor removes units and values that move from ``contents`` (by the names of their allocations) and ``values``
+    # (by their ids); ``reader`` distinguishes proxies of this store from others
 
     def __init__(
         self,
@@ -94,10 +93,7 @@ class IdentityMap:
         self._bundles = Bundles()
 
     def traverse(self, value: Any) -> Traversed:
-        """Return the parts of a value; without the lock.
-
-        It does not raise: distributed waits for ever if a key from a peer cannot be set.
-        """
+        """Return the parts of a value; without the lock. It never raises: distributed would wait for ever."""
         if isinstance(value, Packed):
             return self._traversed_packed(value)
         try:
@@ -113,10 +109,7 @@ class IdentityMap:
             return Traversed(value, value, size_of(value))
 
     def entry_of(self, traversed: Traversed, sizes: list[tuple[Content, int]]) -> Entry:
-        """Return the entry of a value: the existing one, or a new one. Under the lock.
-
-        ``sizes`` gets the units that have new objects, and their new sizes.
-        """
+        """Return the existing or new entry of a value; ``sizes`` gets grown units and their sizes. Under the lock."""
         value = traversed.value
         if (existing := self._values.get(id(value))) is not None:
             return existing
@@ -144,10 +137,8 @@ class IdentityMap:
         return entry
 
     def entry_of_owner(self, array: np.ndarray) -> Entry:
-        """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock.
-
-        The name of its memory is the array's own id.
-        """
+        """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock."""
+        # the name of the array's memory is its own id
         number, nbytes = id(array), array.nbytes
         if nbytes < SMALL_BYTES:
             return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())

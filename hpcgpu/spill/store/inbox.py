@@ -47,10 +47,7 @@ class Count:
 
 
 class Todo:
-    """The work of a thread after an event, without the lock: to free memory, then to carry out instructions in order.
-
-    One thread fills it, and carries it out. Each call of the store makes one, so it has lists only if they are needed.
-    """
+    """The work of a thread after an event, without the lock: it frees memory, then carries out instructions."""
 
     __slots__ = ("garbage", "instructions", "released")
 
@@ -62,11 +59,10 @@ class Todo:
 
 @dataclass(slots=True, eq=False)
 class ThreadTicket(Ticket):
-    """A ticket with its thread's inbox, the number of copies sent there and taken out, and the answer.
+    """A ticket with its thread's inbox, the number of copies sent there and taken out, and the answer."""
 
-    Executor makes it in the thread that waits; only that thread changes ``taken``. ``sent`` changes under the store's
-    lock. Another thread may set ``error``, then ``answered``, and wake the waiting thread by its inbox.
-    """
+    # only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
+    # ``answered``, and wakes the thread by its inbox
 
     inbox: Any = None
     sent: int = 0

@@ -20,11 +20,7 @@ from hpcgpu.spill.values.unit import ABSENT, Entry, ObjectContent, each_once
 
 
 class Reader:
-    """The store, as handles and proxies see it. GpuSpillBuffer makes it.
-
-    Thread-safe. :meth:`handle` is called under the store's lock; the other methods without it, in threads that may wait
-    for copies: those of tasks and clients.
-    """
+    """The store, as handles and proxies see it. Thread-safe; methods other than ``handle`` wait, without the lock."""
 
     def __init__(self, executor: Executor, lazily: bool) -> None:
         if lazily:  # parts of values come up one by one (jit_unspill)
@@ -45,11 +41,8 @@ class Reader:
             self._executor.carry_out(todo)
 
     def restore(self, entry: Entry, *, writes: bool = False) -> Any:
-        """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`.
-
-        A pin of the units is not enough: without a name the members of a bundle go, and so do the parts of a value that
-        comes up by parts, which are not pinned.
-        """
+        """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`."""
+        # a pin is not enough: without a name members of a bundle go, and parts of a value that comes up by parts
         with self._executor.needing(entry.used_units, writes=writes):
             return self._assemble(entry)
 

@@ -22,14 +22,10 @@ _DOWN = ("device_to_host", "host_to_disk")
 
 
 class Reports:
-    """Logs tiers that stay above their limits, and values that cannot move.
+    """Logs tiers that stay above their limits, and values that cannot move. Thread-safe, without the store's lock."""
 
-    Errors are logged as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error keeps the arrays
-    of its frames.
-
-    Thread-safe: Executor makes it, and calls it without the store's lock in the thread that carries the instruction
-    out. Two threads may call in another order than that of the instructions: ``stays`` has the present state.
-    """
+    # as text: distributed's DequeHandler (2026.8.0) keeps 10,000 records, and an error keeps the arrays of its frames
+    # two threads may call in another order than that of the instructions: ``stays`` has the present state
 
     def __init__(self, stays: Collection[int]) -> None:
         self._stays = stays
@@ -82,11 +78,7 @@ def describe(unit: Content) -> str:
 
 
 class SpillLog:
-    """Lines about spilling: one when it begins and one when it has ended, not one for each move.
-
-    Not thread-safe: SpillThread makes it, and only the spill thread calls it. Spilling has ended when no move down was
-    made for ``quiet_s``: a working set above a limit comes and goes with every task.
-    """
+    """Lines about spilling, for the spill thread: when it begins, and ``quiet_s`` after the last move down."""
 
     def __init__(self, quiet_s: float = 10.0) -> None:
         self.quiet_s = quiet_s
@@ -142,10 +134,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def copy_error(error: Exception) -> Exception:
-    """Return a copy of an error that several readers get: to raise an error puts the frames of a thread in it.
-
-    It is of the same class, unless the class makes no equal one: then it is a SpillError.
-    """
+    """Return a copy of an error for one of its readers, since raising adds frames; a SpillError if no copy is equal."""
     try:
         made = copy.copy(error)
         is_equal = type(made) is type(error) and made is not error and str(made) == str(error)

@@ -32,11 +32,7 @@ _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
 class SpillThread:
-    """A thread that sleeps until the state machine orders a copy, and gives back memory that is not used again.
-
-    GpuSpillBuffer makes it, which starts the thread. Any thread may call its public methods; :meth:`settle` and
-    :meth:`close` wait for the spill thread.
-    """
+    """A thread that makes ordered copies and gives back unused memory; any thread may call its public methods."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._log = executor, SpillLog()
@@ -71,10 +67,8 @@ class SpillThread:
         return self._executor.disk.trim() + sum(memory.trim() for memory in self._executor.page_locked())
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no move is under way or due; return whether that was in time.
-
-        It returns False while moves fail, unless they fail since the tier below is full.
-        """
+        """Wait until no move is under way or due; return whether that was in time."""
+        # False while moves fail, unless they fail since the tier below is full
         if not self._loop.is_alive():
             return self._stops
         self._executor.is_watched = True

@@ -50,11 +50,7 @@ def reading(mode: ReadMode | None) -> Iterator[None]:
 
 
 class Handle:
-    """A stored value, to be resolved in a thread that may wait: a name of its entry, so the value lives as long.
-
-    Thread-safe, since it never changes. Reader makes it under the store's lock; a task resolves it in its own thread;
-    any thread may drop the last reference.
-    """
+    """A stored value, to be resolved in a thread that may wait: a name of its entry, so the value lives as long."""
 
     __slots__ = ("entry", "reader")
 
@@ -84,11 +80,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A value whose device buffers are host bytes.
-
-    Immutable, and no code writes to the bytes: some are the store's own. Reader makes it, in a thread that may wait. At
-    the peer IdentityMap traverses it, or it is unpacked at once.
-    """
+    """A value whose device buffers are host bytes, never written to: some are the store's own."""
 
     skeleton: Any  # the value with slots in place of its parts
     # for each slot: the index of the buffer and of its array, or None and the index in ``hosts``; and the part's type

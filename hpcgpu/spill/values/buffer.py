@@ -22,10 +22,7 @@ class _Arrays(NamedTuple):
 
 
 class Buffer(ObjectContent):
-    """One allocation of a device, and the arrays in it: they move together, in one copy.
-
-    IdentityMap makes it, under the store's lock; threads as in :class:`hpcgpu.spill.values.unit.Content`.
-    """
+    """One allocation of a device, and the arrays in it: they move together, in one copy."""
 
     def __init__(self, device: Device, nbytes: int, top: int, name: Hashable) -> None:
         super().__init__(nbytes, top, top)

@@ -15,7 +15,7 @@ from hpcgpu.spill.state.units import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.buffer import Buffer
-from hpcgpu.spill.values.unit import Content, Entry, SkeletonUnit
+from hpcgpu.spill.values.unit import Content, SkeletonUnit
 
 _Content = TypeVar("_Content", Buffer, SkeletonUnit)
 # A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
@@ -40,12 +40,7 @@ def is_plain(x: Any, depth: int = _DEPTH) -> bool:
 
 
 class Bundle(Content):
-    """Small contents of one kind, all in one tier, and all used in one tier.
-
-    Bundles makes it and adds members; Executor adds names and removes members. Threads as in :class:`Content`.
-    """
-
-    entries: dict[Entry, None]
+    """Small contents of one kind, all in one tier, and all used in one tier."""
 
     def __init__(self, top: int, at: int) -> None:
         super().__init__(0, top, at)
@@ -62,14 +57,6 @@ class Bundle(Content):
     def contents(self) -> tuple[Any, ...]:
         """The members."""
         return tuple(self.members)
-
-    def join(self, entry: Entry) -> None:
-        """Hold a part of one more value that has a name."""
-        self.entries[entry] = None
-
-    def leave(self, entry: Entry) -> None:
-        """Forget a value that has lost its last name."""
-        del self.entries[entry]
 
     def take(self, tier: int) -> Any:
         """Give up the copy on disk, or the data of the members."""
@@ -89,11 +76,9 @@ class Bundle(Content):
 
 
 class Buffers(Bundle):
-    """Small allocations of a device; on disk one follows the other.
+    """Small allocations of a device; in host memory each has bytes of its own, on disk one follows the other."""
 
-    A member may lose its last name at any time, and its memory with it, so :meth:`copied` reads each member once,
-    without a lock. In host memory and on disk each has bytes of its own: shape (bytes,), dtype uint8.
-    """
+    # a member may lose its last name and its memory at any time: copied() reads each member once, without a lock
 
     def views_of(self, member: Buffer) -> Sequence[Any]:
         """Return the layout of a member's arrays in the copy on disk."""

@@ -40,7 +40,7 @@ _LIVE_ROOTS = frozenset(
 _LIVE_KINDS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType)
 # Tables have parts of their own, which their libraries move; and objects of hpcgpu hold no values of users.
 _CLOSED_ROOTS = _LIVE_ROOTS | {"pandas", "pyarrow", "cudf", "hpcgpu", "weakref"}
-_OWN_PICKLE = (Counter,)  # and those of _BASES
+_OWN_PICKLE = (Counter,)  # and the classes of _BASES
 
 
 class Base(NamedTuple):
@@ -72,10 +72,6 @@ _MAXLEN: Any = deque.__dict__["maxlen"]
 def _fill_default(x: Any, items: list[Any]) -> None:
     _FACTORY.__set__(x, items[0])
     _fill_dict(x, items[1:])
-
-
-def _nothing() -> None:
-    """Stand in for the function of a partial that is still being made."""
 
 
 def _keys(n: int) -> slice:
@@ -120,7 +116,7 @@ _BASES: dict[type, Base] = {
     types.MethodType: Base(lambda x: [x.__func__, x.__self__], None, lambda kind, items: kind(*items)),
     functools.partial: Base(
         lambda x: [x.func, x.args, x.keywords],
-        lambda kind: functools.partial.__new__(kind, _nothing),
+        lambda kind: functools.partial.__new__(kind, _keys),  # any function, until it is filled
         lambda x, items: functools.partial.__setstate__(x, (*items, None)),  # type: ignore[attr-defined]
     ),
 }
@@ -209,10 +205,8 @@ def container_of(kind: type) -> Container | None:
 
 
 def _is_all_python(kind: type, base: type, slots: int) -> bool:
-    """Tell whether its objects have no memory but attributes and slots, as Python checks it when it copies them.
-
-    See ``object_getstate_default``, Objects/typeobject.c of CPython 3.11.
-    """
+    """Tell whether its objects have no memory but attributes and slots, as Python checks it to copy them."""
+    # object_getstate_default, Objects/typeobject.c of CPython 3.11
     pointers = slots
     if kind.__dictoffset__ and not base.__dictoffset__:
         pointers += not kind.__flags__ & _MANAGED_DICT

@@ -38,12 +38,10 @@ class Node(NamedTuple):
 
 
 class Skeleton(NamedTuple):
-    """A value without its arrays: the objects that lead to arrays, each once, the value itself last.
+    """A value without its arrays: the objects that lead to arrays, each once, the value itself last."""
 
-    It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (that
-    code would find slots where it expects arrays), and Python does not run out of stack, however deep objects are
-    nested. :func:`take_apart` makes it, a SkeletonUnit or a Packed holds it, :func:`put_together` reads it.
-    """
+    # It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (it
+    # would find slots where it expects arrays), and Python does not run out of stack, however deep objects are nested.
 
     kinds: tuple[type, ...]
     nodes: tuple[Node, ...]

@@ -33,12 +33,9 @@ class ProxiedObject(Protocol):
 
 
 class Content(Unit, ABC):
-    """A unit, and its data in each tier.
+    """A unit, and its data in each tier. Its methods but ``copied`` run under the store's lock."""
 
-    IdentityMap, Executor and Reader change it under the store's lock, also by :meth:`join`, :meth:`leave`,
-    :meth:`take` and :meth:`put`. :meth:`copied` runs without the lock, in the thread that copies. Readers look at a
-    content without the lock.
-    """
+    # ``copied`` runs in the thread that copies; readers look at a content without the lock
 
     # The values with names that it is a part of. Containers are set only when they change: every value has a unit, and
     # with their containers a million of them would cost the garbage collector seconds.
@@ -55,10 +52,10 @@ class Content(Unit, ABC):
 
     def join(self, entry: Entry) -> None:
         """Become a part of one more value that has a name."""
-        if not self.entries:
-            self.entries = (entry,)
-        elif isinstance(self.entries, dict):
+        if isinstance(self.entries, dict):
             self.entries[entry] = None
+        elif not self.entries:
+            self.entries = (entry,)
         elif len(self.entries) < _FEW:
             self.entries += (entry,)
         else:  # many views of one array
@@ -66,10 +63,10 @@ class Content(Unit, ABC):
 
     def leave(self, entry: Entry) -> None:
         """Forget a value that has lost its last name."""
-        if len(self.entries) == 1:
-            self.entries = ()
-        elif isinstance(self.entries, dict):
+        if isinstance(self.entries, dict):
             del self.entries[entry]
+        elif len(self.entries) == 1:
+            self.entries = ()
         else:
             self.entries = tuple(e for e in self.entries if e is not entry)
 
@@ -99,11 +96,10 @@ class Content(Unit, ABC):
 
 
 class ObjectContent(Content):
-    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit.
+    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit."""
 
-    A member's state is that of its bundle, but for ``nbytes``, ``top`` and ``keys``, the number of values and proxies
-    that it is a part of.
-    """
+    # a member's state is its bundle's, but for nbytes, top and keys, the number of values and proxies that it is part
+    # of
 
     usual_kind: type = object
     bundle: Any = None
@@ -152,10 +148,7 @@ class ObjectContent(Content):
 
 
 class SkeletonUnit(ObjectContent):
-    """A value without its parts, in memory or pickled on disk. IdentityMap makes it, under the store's lock.
-
-    ``nbytes`` is an array's own, else the size by dask's ``sizeof``.
-    """
+    """A value without its parts, in memory or pickled on disk; ``nbytes`` is an array's own, else dask's."""
 
     _pickled: serialization.Pickled | None = None
 
@@ -203,11 +196,9 @@ NO_SKELETON = SkeletonUnit(Slot(0), 0)
 
 
 class Entry:
-    """A value under one or more names: keys of the store, and handles.
+    """A value under one or more names: keys of the store, and handles."""
 
-    IdentityMap makes it, under the store's lock. ``value``, ``names`` and ``key`` change under that lock, and may be
-    read without it; the other attributes never change.
-    """
+    # ``value``, ``names`` and ``key`` change under the store's lock, and may be read without it; the rest never changes
 
     __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from hpcgpu.deploy.processes import devices
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.binding.rapids import plan_rapids
-from hpcgpu.sim import SimGpu
-from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf
 
@@ -73,41 +70,6 @@ def test_rmm_evicts_without_any_option_as_soon_as_it_is_imported(rmm: Any) -> No
         assert rmm.DeviceBuffer(size=1 << 20).size == 1 << 20
     finally:
         rmm.mr.set_current_device_resource(before)
-
-
-def test_an_allocation_of_rmm_that_fails_makes_the_store_evict(tmp_path: Path) -> None:
-    """RMM's own adaptor over an allocator that has as much memory as the simulated GPU has left; no driver is asked."""
-    rmm = pytest.importorskip("rmm", reason="no RMM here")
-
-    from hpcgpu.deploy.processes.devices import evicting
-
-    gpu = SimGpu(100_000)
-    room = np.empty(100_000, "u1")
-    tries: list[int] = []
-
-    def allocate(nbytes: int, stream: object) -> int:
-        tries.append(nbytes)
-        if gpu.used_bytes + nbytes > gpu.memory_bytes:
-            raise MemoryError("full")
-        return int(room.ctypes.data)
-
-    resource = evicting(rmm.mr.CallbackMemoryResource(allocate, lambda pointer, nbytes, stream: None))
-    with pytest.raises(MemoryError):
-        resource.allocate(200_000)  # no store yet
-    store = GpuSpillBuffer(1.0, None, str(tmp_path))
-    try:
-        for i in range(10):
-            store[i] = gpu.asarray(np.full(9_000, i, "u1"))
-        tries.clear()
-        assert resource.allocate(51_200) == room.ctypes.data
-        assert tries == [51_200, 51_200]  # once more, and all the room was made at once
-        assert 0 < store.tiers["device"] <= 48_800
-        with pytest.raises(MemoryError, match="full"):
-            resource.allocate(200_000)  # more than there is: an end, with RMM's own error
-        assert store.tiers["device"] == 0
-        assert [int(store[i].get()[0]) for i in range(10)] == list(range(10))
-    finally:
-        store.close()
 
 
 def test_a_data_frame_goes_down_and_comes_back() -> None:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import pickle
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed.protocol import deserialize, serialize
-from distributed.protocol.serialize import dask_loads
+from spill_stores import NewStore
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
 from hpcgpu.spill.storage.buffer_pool import is_pinned
-from hpcgpu.spill.store.dask import register_cupy
-from hpcgpu.spill.store.transfer import ReadMode, reading
 
 MIB = 1 << 20
 
@@ -37,10 +31,8 @@ def core() -> Any:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
-    made = GpuSpillBuffer(8 * MIB, 24 * MIB, str(tmp_path))
-    yield made
-    made.close()
+def store(new_store: NewStore) -> GpuSpillBuffer:
+    return new_store(8 * MIB, 24 * MIB)
 
 
 def host_bytes(core: Any, buffer: Any) -> np.ndarray:
@@ -145,47 +137,3 @@ def test_copies_of_every_size(core: Any, nbytes: int, pinned: bool) -> None:
     np.testing.assert_array_equal(down, expected)
     copies.to_device(down, int(buffer.handle), int(stream.handle))
     np.testing.assert_array_equal(host_bytes(core, buffer), expected)
-
-
-@pytest.fixture
-def cupy() -> Any:
-    from distributed.protocol.serialize import dask_deserialize, dask_serialize
-
-    module = pytest.importorskip("cupy", reason="no CuPy here")
-    try:
-        module.cuda.runtime.getDeviceCount()
-    except module.cuda.runtime.CUDARuntimeError as why:
-        pytest.skip(f"no GPU here: {why}")
-    register_cupy(dask_serialize, dask_deserialize)
-    return module
-
-
-@pytest.mark.parametrize("make", ["C", "F", "strided", "reversed", "empty", "0-d", "records"])
-@pytest.mark.parametrize("to_worker", [True, False])
-def test_cupy_arrays_travel(cupy: Any, make: str, to_worker: bool) -> None:
-    base = cupy.arange(60.0).reshape(6, 10)
-    array = {
-        "C": lambda: base,
-        "F": lambda: cupy.asfortranarray(base),
-        "strided": lambda: base[::2, 3:],
-        "reversed": lambda: base[::-1],
-        "empty": lambda: base[:0],
-        "0-d": lambda: base.sum(),
-        "records": lambda: cupy.asarray(np.array([(1, 2.5), (3, 4.5)], "i4,f8")),
-    }[make]()
-    with reading(ReadMode(to_worker=True) if to_worker else None):
-        header, frames = serialize(array, on_error="raise")
-    assert header["serializer"] == ("dask" if to_worker else "pickle")  # other processes know no pair of ours
-    back = deserialize(header, [memoryview(bytes(f)) for f in frames])
-    assert type(back) is cupy.ndarray
-    assert back.dtype == array.dtype
-    np.testing.assert_array_equal(back.get(), array.get())
-
-
-def test_arrays_of_distributeds_own_pair_arrive(cupy: Any) -> None:
-    sent = np.arange(6.0).reshape(2, 3)
-    header = {"shape": (2, 3), "typestr": "<f8", "strides": (24, 8), "version": 3, "data": (1, False)}
-    back = dask_loads(
-        {"sub-header": header, "type-serialized": pickle.dumps(cupy.ndarray)}, [memoryview(sent.tobytes())]
-    )
-    np.testing.assert_array_equal(back.get(), sent)

@@ -10,16 +10,15 @@ import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_cuda import Standin
+from spill_stores import NewStore
 from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies
 from hpcgpu.spill.devices.cuda import CudaDevice
@@ -190,48 +189,42 @@ def test_memory_that_came_up_is_freed_when_other_streams_have_done_with_it(
 
 
 def test_an_upload_that_finds_no_memory_makes_room(
-    device: Any, driver: Standin, copies: DriverCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Any, driver: Standin, copies: DriverCopies, new_store: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = device.create_stream()
     monkeypatch.setenv("FAKE_CUDA_BYTES", str(held(driver, copies)["device"] + 10 * MIB))
-    store = GpuSpillBuffer(6 * MIB, None, str(tmp_path))
-    try:
-        for i in range(2):
-            store[i] = buffer = device.allocate(4 * MIB, stream=stream)
-            buffer.fill(i + 1, stream=stream)
-            cuda = device_of(buffer)
-            assert cuda is not None
-            del buffer
-            assert store.settle(scaled(60))
-        users = device.allocate(4 * MIB, stream=stream)  # 2 MiB are left, and one buffer of 4 can go down
-        for i in (0, 1, 0):
-            assert set(cuda.pack([store[i]], empty)[0].tolist()) == {i + 1}
-        users.close(stream)
-    finally:
-        store.close()
+    store = new_store(6 * MIB, None)
+    for i in range(2):
+        store[i] = buffer = device.allocate(4 * MIB, stream=stream)
+        buffer.fill(i + 1, stream=stream)
+        cuda = device_of(buffer)
+        assert cuda is not None
+        del buffer
+        assert store.settle(scaled(60))
+    users = device.allocate(4 * MIB, stream=stream)  # 2 MiB are left, and one buffer of 4 can go down
+    for i in (0, 1, 0):
+        assert set(cuda.pack([store[i]], empty)[0].tolist()) == {i + 1}
+    users.close(stream)
 
 
 def test_a_store_locks_no_more_pages_than_its_host_tier_has(
-    device: Any, driver: Standin, copies: DriverCopies, tmp_path: Path
+    device: Any, driver: Standin, copies: DriverCopies, new_store: NewStore
 ) -> None:
     stream = device.create_stream()
     mine = CudaDevice.current(0).copies
     assert isinstance(mine, DriverCopies)
     mine.trim()
-    before, store = driver.count("pinned"), GpuSpillBuffer(2 * MIB, 10 * MIB, str(tmp_path))  # 6 MiB: Dask's target
-    try:
-        for i in range(12):
-            store[i] = buffer = device.allocate(MIB, stream=stream)
-            buffer.fill(i + 1, stream=stream)
-        del buffer
-        assert store.settle(scaled(60))
-        stages = mine._stages.held_bytes
-        assert driver.count("pinned") - before <= 6 * MIB + stages
-        cuda = CudaDevice.current(0)
-        assert [cuda.pack([store[i]], empty)[0][3] for i in range(12)] == list(range(1, 13))
-    finally:
-        store.close()
-        mine._host.limit_bytes = PINNED_BYTES
+    before, store = driver.count("pinned"), new_store(2 * MIB, 10 * MIB)  # 6 MiB: Dask's target
+    for i in range(12):
+        store[i] = buffer = device.allocate(MIB, stream=stream)
+        buffer.fill(i + 1, stream=stream)
+    del buffer
+    assert store.settle(scaled(60))
+    stages = mine._stages.held_bytes
+    assert driver.count("pinned") - before <= 6 * MIB + stages
+    cuda = CudaDevice.current(0)
+    assert [cuda.pack([store[i]], empty)[0][3] for i in range(12)] == list(range(1, 13))
+    mine._host.limit_bytes = PINNED_BYTES
 
 
 def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
@@ -255,27 +248,26 @@ def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
     del plain
 
 
-def test_a_gpu_that_was_in_use_is_asked_for_again(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_was_in_use_is_asked_for_again(
+    device: Any, new_store: NewStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = device.create_stream()
     monkeypatch.setattr(cuda, "_made", functools.cache(cuda._made.__wrapped__))
     monkeypatch.setenv("FAKE_CUDA_FAIL", "cuDevicePrimaryCtxRetain=46")  # the context of a killed worker goes
     assert isinstance(CudaDevice.current(0).copies, NoCopies)
     monkeypatch.delenv("FAKE_CUDA_FAIL")
     until(lambda: isinstance(CudaDevice.current(0).copies, DriverCopies), "copies are there", limit_s=30)
-    store = GpuSpillBuffer(2 * MIB, None, str(tmp_path))
-    try:
-        for i in range(4):
-            store[i] = buffer = device.allocate(MIB, stream=stream)
-            buffer.fill(i + 1, stream=stream)
-        del buffer
-        assert store.settle(scaled(60))
-        assert store.tiers == {"device": 2 * MIB, "host": 2 * MIB, "disk": 0}
-    finally:
-        store.close()
+    store = new_store(2 * MIB, None)
+    for i in range(4):
+        store[i] = buffer = device.allocate(MIB, stream=stream)
+        buffer.fill(i + 1, stream=stream)
+    del buffer
+    assert store.settle(scaled(60))
+    assert store.tiers == {"device": 2 * MIB, "host": 2 * MIB, "disk": 0}
 
 
 def test_small_buffers_go_down_after_one_wait_for_the_device(
-    device: Any, copies: DriverCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Any, copies: DriverCopies, new_store: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, waits, call = device.create_stream(), Counter[str](), DriverCopies.call
 
@@ -283,20 +275,17 @@ def test_small_buffers_go_down_after_one_wait_for_the_device(
         waits[name] += 1
         return call(self, name, *arguments)
 
-    store = GpuSpillBuffer(64 * 800, None, str(tmp_path))
-    try:
-        for i in range(64):
-            store[i] = buffer = device.allocate(800, stream=stream)
-            buffer.fill(i + 1, stream=stream)
-        monkeypatch.setattr(DriverCopies, "call", counted)
-        store["next"] = device.allocate(64 * 800, stream=stream)
-        del buffer
-        assert store.settle(scaled(60))
-        assert (store.tiers["host"], waits["cuCtxRecordEvent"]) == (64 * 800, 1)
-        assert (waits["cuMemcpyDtoHAsync"], waits["cuEventSynchronize"], waits["cuEventCreate"]) == (64, 2, 2)
-        cuda = device_of(store[0])
-        assert cuda is not None
-        for i in range(64):
-            assert cuda.pack([store[i]], empty)[0].tobytes() == bytes([i + 1]) * 800
-    finally:
-        store.close()
+    store = new_store(64 * 800, None)
+    for i in range(64):
+        store[i] = buffer = device.allocate(800, stream=stream)
+        buffer.fill(i + 1, stream=stream)
+    monkeypatch.setattr(DriverCopies, "call", counted)
+    store["next"] = device.allocate(64 * 800, stream=stream)
+    del buffer
+    assert store.settle(scaled(60))
+    assert (store.tiers["host"], waits["cuCtxRecordEvent"]) == (64 * 800, 1)
+    assert (waits["cuMemcpyDtoHAsync"], waits["cuEventSynchronize"], waits["cuEventCreate"]) == (64, 2, 2)
+    cuda = device_of(store[0])
+    assert cuda is not None
+    for i in range(64):
+        assert cuda.pack([store[i]], empty)[0].tobytes() == bytes([i + 1]) * 800

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from spill_stores import NewStore
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -19,10 +19,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
-    made = GpuSpillBuffer(8 * MIB, 8 * MIB, str(tmp_path))
-    yield made
-    made.close()
+def store(new_store: NewStore) -> GpuSpillBuffer:
+    return new_store(8 * MIB, 8 * MIB)
 
 
 def library(name: str) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import ranks
+from spill_stores import NewStore
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.transfer import Handle
 
 MIB = 1 << 20
 
@@ -31,11 +31,8 @@ def cupy() -> Iterator[Any]:
 
 
 @pytest.fixture
-def store(cupy: Any, tmp_path: Path) -> Iterator[GpuSpillBuffer]:
-    made = GpuSpillBuffer(8 * MIB, 8 * MIB, str(tmp_path))
-    yield made
-    made.close()
-    assert list(tmp_path.iterdir()) == []
+def store(cupy: Any, new_store: NewStore) -> GpuSpillBuffer:
+    return new_store(8 * MIB, 8 * MIB)
 
 
 def used(cupy: Any) -> int:
@@ -59,50 +56,6 @@ def test_every_tier_is_used_and_values_are_right(cupy: Any, store: GpuSpillBuffe
     del value
     store.clear()
     assert used(cupy) == before
-
-
-def test_names_of_one_buffer_come_back_as_one(cupy: Any, store: GpuSpillBuffer) -> None:
-    x = cupy.arange(100_000.0).reshape(200, 500)
-    store["a"], store["b"], store["c"] = x, x.T, [x[::2, 3:], x]
-    assert store.tiers["device"] == x.data.mem.size
-    del x
-    for i in range(20):
-        store[i] = cupy.zeros(MIB, "u1")
-    assert store.settle(scaled(30))
-    copies = store.counters["host_to_device"].number
-    a, b, (c, d) = store["a"], store["b"], store["c"]
-    assert store.counters["host_to_device"].number == copies + 1
-    assert len({v.data.mem.ptr for v in (a, b, c, d)}) == 1
-    expected = np.arange(100_000.0).reshape(200, 500)
-    np.testing.assert_array_equal(b.get(), expected.T)
-    np.testing.assert_array_equal(c.get(), expected[::2, 3:])
-
-
-def test_an_allocation_that_fails_makes_room(cupy: Any, tmp_path: Path) -> None:
-    pool = cupy.get_default_memory_pool()
-    pool.free_all_blocks()
-    store = GpuSpillBuffer(1.0, None, str(tmp_path))
-    limit = pool.get_limit()
-    pool.set_limit(size=pool.used_bytes() + 100 * MIB)
-    try:
-        for i in range(30):
-            store[i] = cupy.full(10 * MIB, i, "u1")
-        assert [int(store[i][5]) for i in range(30)] == list(range(30))
-        assert store.counters["device_to_host"].number >= 20
-    finally:
-        pool.set_limit(size=limit)
-        store.close()
-
-
-def test_a_peer_gets_the_bytes(cupy: Any, store: GpuSpillBuffer) -> None:
-    for i in range(20):
-        store[i] = [cupy.full(MIB, i, "u1"), cupy.empty(0)]
-    assert store.settle(scaled(30))
-    with store.handing_out_handles():
-        handle = store[0]
-    assert isinstance(handle, Handle)
-    full, empty = handle.packed().unpack()
-    assert (int(full[7]), empty.shape) == (0, (0,))
 
 
 SCRIPT = """

@@ -30,19 +30,14 @@ def child(code: int | None, *sent: dict[str, Any], ended: bool = True) -> tuple[
     return SchedulerChild(1, ours, ForkServer(code)), theirs  # type: ignore[arg-type]
 
 
-def test_it_has_started() -> None:
-    scheduler, _ = child(None, {"op": "started", "port": 1})
-    assert scheduler.wait_started() == {"op": "started", "port": 1}
-
-
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "end"),
     [(-9, "was killed by signal 9"), (3, "exited with status 3"), (None, "closed its connection")],
 )
-def test_its_end_is_said(code: int | None, words: str) -> None:
-    scheduler, _ = child(code)
-    with pytest.raises(LaunchError, match=f"the scheduler process {words} before it listened"):
-        scheduler.wait_started()
+def test_wait_started_reports_the_schedulers_end(code: int | None, end: str) -> None:
+    assert child(None, {"op": "started", "port": 1})[0].wait_started() == {"op": "started", "port": 1}
+    with pytest.raises(LaunchError, match=f"the scheduler process {end} before it listened"):
+        child(code)[0].wait_started()
 
 
 def test_its_error_is_said_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def met(comers: list[Future]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_a_launch_that_was_killed_and_started_again_meets_itself_alone(tmp_path: Path, order: tuple[int, ...]) -> None:
+def test_restarted_launch_meets_only_its_own_ranks(tmp_path: Path, order: tuple[int, ...]) -> None:
     folder = tmp_path / "rendezvous"
     assert met([come(folder, rank, "first") for rank in range(SIZE)]) == [["first"] * SIZE] * SIZE
     before = {path.name: path.read_text() for path in folder.iterdir()}

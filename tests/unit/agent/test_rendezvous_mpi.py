@@ -44,15 +44,12 @@ def leader(launch: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", LEAD], env=leads(launch), stdin=pipe, stdout=pipe, text=True
     ) as process:
-        assert process.stdout
         assert process.stdout.readline() == "up\n"
         yield process
         process.kill()
 
 
 def test_followers_go_when_their_leader_does(launch: str, leader: subprocess.Popen[str]) -> None:
-    assert leader.stdin
-    assert leader.stdout
     follower = aside(lambda: wait_for_leader(launch))
     with pytest.raises(TimeoutError):
         follower.result(2)  # longer than for a leader that cannot be seen
@@ -62,9 +59,7 @@ def test_followers_go_when_their_leader_does(launch: str, leader: subprocess.Pop
     follower.result(5)
 
 
-def test_a_leader_that_died_or_is_of_another_launch_is_not_waited_for(
-    launch: str, leader: subprocess.Popen[str]
-) -> None:
+def test_dead_leader_or_another_launchs_is_not_waited_for(launch: str, leader: subprocess.Popen[str]) -> None:
     another = aside(lambda: wait_for_leader(uuid.uuid4().hex))
     another.result(8)  # 10 s is for a leader that is there
     leader.kill()
@@ -78,7 +73,6 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
     pipe, user = subprocess.PIPE, {"user": NEIGHBOUR, "group": NEIGHBOUR, "extra_groups": ()}
     argv = ["sh", "-c", "echo up; read -r rest"]
     with subprocess.Popen(argv, env=leads(launch), stdin=pipe, stdout=pipe, text=True, **user) as neighbour:
-        assert neighbour.stdout
         assert neighbour.stdout.readline() == "up\n"
         assert neighbour.pid not in {process.pid for process in pids.own()}
         aside(lambda: wait_for_leader(launch)).result(8)  # 10 s is for a leader that is there

@@ -34,7 +34,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_a_fork_server_whose_reports_cannot_be_read_is_taken_for_dead(
+def test_fork_server_with_unreadable_reports_counts_as_dead(
     pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:

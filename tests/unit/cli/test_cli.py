@@ -108,7 +108,7 @@ def test_a_setting_for_jobs_that_stands_in_the_environment_disturbs_no_run(scrip
 
 
 @pytest.mark.parametrize("words", [[], ["--print"]])
-def test_launch_without_an_allocation_starts_nothing_and_says_what_to_type(script: str, words: list[str]) -> None:
+def test_launch_without_an_allocation_says_what_to_type(script: str, words: list[str]) -> None:
     done = in_process("launch", *words, "--gpus", "sim:1", script, HPCGPU_LAUNCHER="fork")
     assert (done.returncode, done.stdout) == (2, "")
     for way in ("salloc", "qsub -I", "jobscripts/slurm.sbatch", "hpcgpu run", "hpcgpu launch --launcher mpirun"):

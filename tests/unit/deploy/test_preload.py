@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.deploy import preload
+from hpcgpu.deploy import dask_preload
 
 
 def said_of(folder: Path, caplog: pytest.LogCaptureFixture) -> str:
     worker: Any = SimpleNamespace(local_directory=str(folder), name="w", data={}, plugins={})
     caplog.clear()
     with caplog.at_level(logging.WARNING, "distributed.worker.memory"):
-        asyncio.run(preload.dask_setup(worker))
+        asyncio.run(dask_preload.dask_setup(worker))
     return caplog.text
 
 

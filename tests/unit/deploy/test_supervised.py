@@ -32,9 +32,8 @@ from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.deploy.jobs.record import Process, Record
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
+from hpcgpu.deploy.processes.clients import ControllerElection, LeaseServer
 from hpcgpu.deploy.processes.control import Child
-from hpcgpu.deploy.processes.controller import ControllerElection
-from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
@@ -354,7 +353,7 @@ def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, l
 
     run(body)
     (said,) = failures(log)
-    assert said == "the look for the client's signs of life failed, and goes on in 1 s: RuntimeError: no"
+    assert said == "the check for the client's signs of life failed, and goes on in 1 s: RuntimeError: no"
 
 
 # --- processes
@@ -465,7 +464,7 @@ def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytes
         await closed.wait()
 
     run(body)
-    assert "what the worker has could not be handed over" in failures(log)
+    assert "the worker's data could not be handed over" in failures(log)
 
 
 def test_the_look_at_a_workers_memory_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:

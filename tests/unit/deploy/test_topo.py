@@ -166,7 +166,7 @@ def test_a_file_is_planned_as_its_machine_with_the_same_grant(
 def test_a_file_that_was_cut_to_the_grant_is_planned_as_the_whole_machine_is(folder: Path, pus_granted: str) -> None:
     """Without --disallowed objects without a granted PU lose all of theirs; GPUs are where their nodeset says."""
     topology, allowed = machine("turin-4gpu-nvml"), CpuSet.parse(pus_granted)
-    cut = lstopo("-i", "-", "--if", "xml", "--restrict", mask(allowed), "--of", "xml", given=text_of("turin-4gpu-nvml"))
+    cut = lstopo("-i", "-", "--if", "xml", "--restrict", mask(allowed), "--of", "xml", stdin=text_of("turin-4gpu-nvml"))
     found = planned(folder, cut)
     live = plan_bindings(topology, topology.gpus, allowed)
     for a, b in zip(bindings(found), live, strict=True):
@@ -220,7 +220,7 @@ def test_a_machine_as_hwloc_writes_it_is_the_machine(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in FLAT if n in HWLOC and '<topology version="2' in TEXTS[n]])
 def test_version_1_of_a_flat_machine_gives_the_same_plan(folder: Path, name: str) -> None:
     flat = with_flat_memory(text_of(name), 0.25, latency=False)
-    old = lstopo("-i", "-", "--if", "xml", "--of", "xml", "--export-xml-flags", "v1", given=flat)
+    old = lstopo("-i", "-", "--if", "xml", "--of", "xml", "--export-xml-flags", "v1", stdin=flat)
     found = planned(folder, old, gpus="sim:4x1GiB")
     assert found.facts.topology.source == "hwloc XML v1.0"
     assert found.specs == planned(folder, flat, gpus="sim:4x1GiB").specs

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from lock_guard import guarded_lock
-from spill_stores import KIB
+from spill_stores import KIB, NewStore, new_store
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+
+stored = new_store
 
 
 @pytest.fixture(autouse=True)
@@ -26,20 +26,5 @@ def gpu() -> SimGpu:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Callable[..., GpuSpillBuffer]]:
-    """Makes stores, which are closed at the end; then nothing of theirs is left on disk."""
-    made: list[GpuSpillBuffer] = []
-
-    def new(*arguments: Any, **keywords: Any) -> GpuSpillBuffer:
-        made.append(GpuSpillBuffer(*arguments, local_directory=str(tmp_path), **keywords))
-        return made[-1]
-
-    yield new
-    for store in made:
-        store.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def store(stored: Callable[..., GpuSpillBuffer]) -> GpuSpillBuffer:
+def store(stored: NewStore) -> GpuSpillBuffer:
     return stored(64 * KIB, 64 * KIB)

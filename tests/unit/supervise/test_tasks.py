@@ -39,7 +39,7 @@ def test_a_round_that_raises_is_said_once_and_the_next_one_comes(caplog: pytest.
     assert all(r.exc_info and r.getMessage().startswith("the loop failed, and goes on in") for r in records)
 
 
-def test_who_waits_learns_the_reason_after_some_rounds_and_when_it_works_again() -> None:
+def test_loop_reports_trouble_after_some_failures_and_its_end() -> None:
     told: list[str] = []
 
     async def body() -> None:
@@ -55,7 +55,7 @@ def test_who_waits_learns_the_reason_after_some_rounds_and_when_it_works_again()
     assert told == ["", "", said.format(3), said.format(4), ""]
 
 
-def test_an_answer_is_looked_for_until_there_is_one_or_the_time_is_over() -> None:
+def test_until_polls_for_an_answer_within_its_time() -> None:
     looks: list[int] = []
 
     async def third() -> str | None:
@@ -185,7 +185,7 @@ def test_a_timer_may_be_cancelled_by_what_it_calls() -> None:
     assert len(rings) == 1
 
 
-def test_a_call_in_a_thread_has_ended_when_a_cancelled_task_goes_on() -> None:
+def test_to_thread_ends_before_its_cancelled_task_goes_on() -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), list[str]()
 
     def call() -> None:
@@ -208,7 +208,7 @@ def test_a_call_in_a_thread_has_ended_when_a_cancelled_task_goes_on() -> None:
     assert ended == ["the call", "the task"]
 
 
-def test_a_call_in_a_thread_returns_raises_and_says_what_nobody_awaits(caplog: pytest.LogCaptureFixture) -> None:
+def test_to_thread_returns_raises_and_logs_lost_errors(caplog: pytest.LogCaptureFixture) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def fails() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import leaks
 import pytest
-from outcomes import is_named, read_required
 from paths import PACKAGE, ROOT, SUPPORT, TESTS
 from recordings import records
 from waiting import scaled, until
@@ -94,28 +93,24 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hypothesis and its like: most of a session's time
 
 
-def session(pytester: pytest.Pytester, required: str, options: Sequence[str] = ALONE) -> pytest.RunResult:
+def session(pytester: pytest.Pytester, options: Sequence[str] = ALONE) -> pytest.RunResult:
     pytester.makeini(f"[pytest]\nmarkers = gpu: x\ntestpaths = tests\npythonpath = {SUPPORT}\n")
     pytester.makeconftest("pytest_plugins = ['outcomes']")
     pytester.makepyfile(lost=LOST)
     pytester.syspathinsert()
     pytester.mkdir("tests").joinpath("test_it.py").write_text(SUITE)
-    pytester.path.joinpath("tests/required.txt").write_text(required)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
 
 
 @pytest.mark.parametrize(
-    ("required", "options", "line"),
+    ("options", "line"),
     [
-        ("tests/*  # all\n", WORKERS, "*requires these, which were skipped (no Docker):"),
-        ("tests/test_it.py::test_gone\n", ALONE, "*requires tests/test_it.py::test_gone: there is no such test"),
-        ("tests/*::test_gpu\n", (*WORKERS, "-p", "lost"), "collected, but neither passed, failed nor skipped: *"),
+        (WORKERS, "*requires these, which were skipped (no Docker):"),
+        ((*WORKERS, "-p", "lost"), "collected, but neither passed, failed nor skipped: *"),
     ],
 )
-def test_session_fails_for_a_required_test_without_outcome(
-    pytester: pytest.Pytester, required: str, options: Sequence[str], line: str
-) -> None:
-    result = session(pytester, required, options)
+def test_session_fails_for_a_skip_or_no_outcome(pytester: pytest.Pytester, options: Sequence[str], line: str) -> None:
+    result = session(pytester, options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([line])
     assert "  tests/test_it.py::test_gpu" not in result.outlines
@@ -123,16 +118,12 @@ def test_session_fails_for_a_required_test_without_outcome(
 
 def test_session_without_ci_passes_with_a_skip(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI")
-    result = session(pytester, "tests/*\n")
+    result = session(pytester)
     assert result.ret == pytest.ExitCode.OK
     assert "skipped 1: no Docker" in result.outlines
 
 
-def test_names_and_recordings_are_read_or_refused(tmp_path: Path) -> None:
-    assert is_named("tests/a.py::t[x]", "tests/a.py::t[x]")
-    assert is_named("tests/a.py::t[x]", "tests/*::t*")
-    assert not is_named("tests/a.py::t[x]", "tests/b*")
-    assert read_required("# all\n\ntests/*  # these\n") == ["tests/*"]
+def test_recordings_are_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("$ squeue\n[user hpc] [exit 1]\n--- stdout\nA\n--- stderr\nB\n===\n")
     (record,) = records(path)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab import NUMBER, Lab
-from waiting import scaled
+from waiting import scaled, until
 
 from hpcgpu.batch import Slurm
 from hpcgpu.batch.inventory import questions
@@ -45,13 +45,9 @@ def run(command: str, user: str = "hpc") -> str:
 
 
 def wait(job_id: str, *words: str) -> None:
-    """Wait until squeue says all of these words of the job."""
-    deadline = time.monotonic() + 150
-    said = ""
-    while not all(word in said for word in words):
-        assert time.monotonic() < deadline, f"{job_id} is not {words}: {said}"
-        time.sleep(0.1)
-        said = shell(f"squeue -h -r -t all -j {job_id} -O 'JobArrayID:|,State:|,Reason:|,StartTime:|'").stdout
+    """Wait until squeue's row of the job has all of these words."""
+    squeue = f"squeue -h -r -t all -j {job_id} -O 'JobArrayID:|,State:|,Reason:|,StartTime:|'"
+    until(lambda: all(map(shell(squeue).stdout.__contains__, words)), f"{job_id} is {words}", limit_s=150, every_s=0.1)
 
 
 def save(name: str) -> None:
@@ -74,7 +70,7 @@ def submit(*options: str) -> list[str]:
 
 
 def submissions() -> None:
-    ok = run(SUBMIT + "--wrap true")
+    job_id = run(SUBMIT + "--wrap true")
     run("printf '#!/bin/bash\\n#SBATCH --account=project --output=/dev/null\\ntrue\\n' | sbatch --parsable")
     save("01-sbatch-ok")
     for option in REFUSED:
@@ -83,17 +79,14 @@ def submissions() -> None:
     run("printf '#!/bin/bash\\r\\ntrue\\r\\n' | sbatch --parsable")
     run("sbatch --parsable < /dev/null")
     save("02-sbatch-refused")
-    ask(ok)
+    ask(job_id)
     save("04-just-submitted")
 
 
 def limits() -> None:
     """A user's limits on submitted jobs: of a QOS, and of the association."""
-    shell(
-        "sacctmgr -i add qos one; sacctmgr -i modify qos one set maxsubmitjobsperuser=1; "
-        "sacctmgr -i modify user hpc set qos=normal,one",
-        "root",
-    )
+    for change in ("add qos one", "modify qos one set maxsubmitjobsperuser=1", "modify user hpc set qos=normal,one"):
+        shell(f"sacctmgr -i {change}", "root")
     one = run(SUBMIT + "--qos=one --hold --wrap true")
     run(SUBMIT + "--qos=one --hold --wrap true")
     run(f"scancel {one}")
@@ -105,14 +98,11 @@ def limits() -> None:
 
 
 def states() -> None:
-    running, pending, held = submit(
-        "-N4 --exclusive --wrap 'sleep 300'", "-N4 --exclusive --wrap true", "--hold --wrap true"
-    )
+    whole = "-N4 --exclusive --wrap"
+    running, pending, held = submit(f"{whole} 'sleep 300'", f"{whole} true", "--hold --wrap true")
     dependent, later = submit(f"-d afterok:{running} --wrap true", "--begin=now+1hour --wrap true")
-    wait(running, "RUNNING")
-    wait(pending, "Resources")
-    wait(dependent, "Dependency")
-    wait(later, "BeginTime")
+    for job_id, word in ((running, "RUNNING"), (pending, "Resources"), (dependent, "Dependency"), (later, "BeginTime")):
+        wait(job_id, word)
     time.sleep(5)  # slurmdbd is told a little later
     ask(running, pending, held, dependent, later)
     save("05-alive")
@@ -139,7 +129,6 @@ def ends() -> None:
     for job_id, verb in ((again, "requeue"), (kept, "requeuehold")):
         wait(job_id, "RUNNING")
         run(f"scontrol {verb} {job_id}")
-    for job_id in (again, kept):
         wait(job_id, "PENDING")
     ask(again, kept)
     run(f"scancel {again} {kept}")
@@ -151,14 +140,14 @@ def ends() -> None:
 
 def trouble() -> None:
     shell("sed s/^SlurmctldPort=.*/SlurmctldPort=9/ /etc/slurm/slurm.conf > slurm.conf")
-    asked = line(Slurm().status(["1"]))
-    for command in (SUBMIT + "--wrap true", asked, "scancel 1"):
+    status = line(Slurm().status(["1"]))
+    for command in (SUBMIT + "--wrap true", status, "scancel 1"):
         run(f"SLURM_CONF=$PWD/slurm.conf {command}")
     shell("rm slurm.conf")
     save("11-controller-down")
     shell("kill -STOP $(pgrep -x slurmctld)", "root")
     try:
-        for command in (SUBMIT + "--wrap true", asked):
+        for command in (SUBMIT + "--wrap true", status):
             run(f"timeout 80 {command}")
     finally:
         shell("kill -CONT $(pgrep -x slurmctld)", "root")
@@ -196,9 +185,7 @@ def suspended() -> None:
 
 
 def preempted() -> None:
-    again, gone = submit(
-        "-p low -N2 --exclusive --requeue --wrap 'sleep 300'", "-p low -N2 --exclusive --no-requeue --wrap 'sleep 300'"
-    )
+    again, gone = submit(*(f"-p low -N2 --exclusive --{x}requeue --wrap 'sleep 300'" for x in ("", "no-")))
     for job_id in (again, gone):
         wait(job_id, "RUNNING")
     (high,) = submit("-p high -N4 --exclusive --wrap 'sleep 300'")
@@ -209,21 +196,15 @@ def preempted() -> None:
 
 
 def node_died() -> None:
-    again, gone, both = submit(
-        "-w node4 --requeue --wrap 'sleep 300'",
-        "-w node4 --no-requeue --wrap 'sleep 300'",
-        "-N2 -w node[3-4] --no-requeue --wrap 'sleep 300'",
-    )
+    places = ("-w node4 --requeue", "-w node4 --no-requeue", "-N2 -w node[3-4] --no-requeue")
+    again, gone, both = submit(*(f"{place} --wrap 'sleep 300'" for place in places))
     for job_id in (again, gone, both):
         wait(job_id, "RUNNING")
     nodes = line(Slurm().nodes(["node3", "node4"]))
     subprocess.run(["docker", "kill", f"hpcgpu{NUMBER}-node4"], check=True, timeout=scaled(60))
     try:
-        for state in ("", "*|", "down"):  # nothing is noticed yet; it is said not to answer; it is given up
-            deadline = time.monotonic() + 150
-            while state not in shell(nodes).stdout:
-                assert time.monotonic() < deadline, shell(nodes).stdout
-                time.sleep(0.1)
+        for state in ("", "*|", "down"):  # nothing is noticed yet; it does not answer; it is given up
+            until(lambda s=state: s in shell(nodes).stdout, f"node4 is {state}", limit_s=150, every_s=0.1)
             if state == "down":
                 wait(again, "PENDING")
                 wait(gone, "NODE_FAIL")
@@ -252,10 +233,7 @@ def offers() -> None:
     shell("scontrol update partitionname=low MaxTime=1:30:00 MaxNodes=2", "root")
     for queue in (None, "low", "low,high", "nosuch"):
         run(line(ask_offers(queue)))
-    more = submit(
-        "-N5 --wrap true", "-p low -N3 --wrap true", "-p low -t 120 --wrap true", "-c 99 --wrap true",
-        "-p low,high -N5 --wrap true",
-    )  # fmt: skip
+    more = submit(*(f"{x} --wrap true" for x in ("-N5", "-p low -N3", "-p low -t 120", "-c 99", "-p low,high -N5")))
     shell("scontrol update nodename=node4 state=drain reason=test", "root")
     more += submit("-N4 --wrap true")
     for job_id in more:
@@ -273,14 +251,15 @@ def offers() -> None:
 def names() -> None:
     """What becomes of job names as our scripts write them: every ASCII character, blanks, quotes, letters of others."""
     each = [f"a{chr(c)}b" for c in range(33, 127)]
-    found = {}
+    written = {}
     for name in ("$(id)", "it's", 'say "hi"', "a\\", " two  words ", "a #b", "#x", "-n", "tab\tx", "é日本", *each):
         script = Slurm().script(JobSpec(name=name, argv=("true",), account="project", extra_directives=("--hold",)))
         shown = shell("scontrol show job $(sbatch --parsable)", stdin=script).stdout
-        written = next(line for line in script.splitlines() if "--job-name" in line)
-        found[written] = next(line for line in shown.splitlines() if "JobName=" in line).partition("JobName=")[2]
+        option = next(line for line in script.splitlines() if "--job-name" in line)
+        written[option] = next(line for line in shown.splitlines() if "JobName=" in line).partition("JobName=")[2]
     shell("scancel --me --state=PENDING")
-    (Path(__file__).parent / VERSION / "names.json").write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
+    text = json.dumps(written, indent=0, ensure_ascii=False)
+    (Path(__file__).parent / VERSION / "names.json").write_text(f"{text}\n")
 
 
 def inventory() -> None:

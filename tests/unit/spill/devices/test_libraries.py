@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 import fake_libraries as fake
 import numpy as np
 import pytest
+from spill_stores import NewStore
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.devices.array_interface import ArrayView, BytesView
-from hpcgpu.spill.devices.cuda import CudaDevice
+from hpcgpu.spill.devices.cuda import BufferView, CudaDevice
+from hpcgpu.spill.devices.cupy import CupyView
 from hpcgpu.spill.devices.libraries import extent_of, library_of
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
 from hpcgpu.spill.devices.torch import TensorView
@@ -185,7 +187,7 @@ def test_what_cannot_be_made_again_counts_and_is_named(
 
 @pytest.mark.parametrize("limit", [0.5, 4 * EACH])
 def test_without_a_driver_an_object_counts_and_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: float
+    monkeypatch: pytest.MonkeyPatch, stored: NewStore, caplog: pytest.LogCaptureFixture, limit: float
 ) -> None:
     def no_driver(number: int) -> NoReturn:
         raise RuntimeError(f"the library of the driver is not found, for device {number}")
@@ -194,18 +196,15 @@ def test_without_a_driver_an_object_counts_and_is_named(
     monkeypatch.setattr(cuda, "DriverCopies", no_driver)
     for name in ("cupy", "torch"):
         monkeypatch.setitem(sys.modules, name, None)
-    store = GpuSpillBuffer(limit, None, str(tmp_path))
-    try:
-        store["stays"] = [stays := fake.Pickled(EACH)]
-        assert store.settle()
-        assert store.tiers["device"] == EACH
-        assert store.tiers["host"] < 1000
-        assert store.immovable == (1, EACH)
-        assert [m for m in caplog.messages if "fake_libraries.Pickled" in m] == caplog.messages
-        assert "Traceback" not in caplog.text
-        assert store["stays"][0] is stays
-    finally:
-        store.close()
+    store = stored(limit, None)
+    store["stays"] = [stays := fake.Pickled(EACH)]
+    assert store.settle()
+    assert store.tiers["device"] == EACH
+    assert store.tiers["host"] < 1000
+    assert store.immovable == (1, EACH)
+    assert [m for m in caplog.messages if "fake_libraries.Pickled" in m] == caplog.messages
+    assert "Traceback" not in caplog.text
+    assert store["stays"][0] is stays
 
 
 def test_a_peer_gets_what_cannot_be_moved_as_its_library_pickles_it(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
@@ -289,6 +288,6 @@ def test_the_extent_of_any_layout(index: Any, dtype: str) -> None:
 
 def test_views_travel_to_peers() -> None:
     record = np.dtype([("x", "<f4"), ("n", "<i8")])
-    views: list[Any] = [TensorView((2, 3), "float32", (3, 1), 4, True, False), BytesView(100)]
-    for view in (*views, ArrayView((2, 3), (36, 12), record, 24)):
+    views: list[Any] = [TensorView((2, 3), "float32", (3, 1), 4, True, False), BytesView(100), BufferView(9)]
+    for view in (*views, ArrayView((2, 3), (36, 12), record, 24), CupyView((2, 3), record, (36, 12), 24)):
         assert pickle.loads(pickle.dumps(view)) == view

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spill_instant import Instant
+from spill_worlds import Instant
 
 from hpcgpu.spill.state.accounting import Accounting
 from hpcgpu.spill.state.machine import SpillState
@@ -64,15 +64,6 @@ def test_units_that_are_on_their_way_down_are_not_looked_at_again(monkeypatch: p
     assert state.accounting.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
 
 
-def test_a_unit_that_two_keys_name_counts_once_and_goes_with_the_last() -> None:
-    state, (a,) = SpillState({DEVICE: 10}), units(6)
-    state.set("a", (a,))
-    state.set("b", (a,))
-    assert state.accounting.bytes == {DEVICE: 6}
-    assert state.delete("a") == ()
-    assert state.delete("b") == (Drop(a, DEVICE),)
-
-
 def test_a_reader_of_what_is_going_down_waits_for_nothing_and_the_copy_is_kept() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
     state.set("a", (a,))
@@ -81,30 +72,6 @@ def test_a_reader_of_what_is_going_down_waits_for_nothing_and_the_copy_is_kept()
     assert state.need(reader)[0] == Resume(reader)
     assert Drop(a, DEVICE) not in state.moved(down)
     assert a.tier == DEVICE and a.is_clean
-
-
-def test_what_came_up_and_was_only_read_goes_down_without_a_copy() -> None:
-    store, (a, b) = Instant({DEVICE: 10}), units(6, 6)
-    store.set(a, b)
-    for _ in range(3):
-        store.use(a)
-        store.use(b)
-    assert store.copies == {a: 4, b: 4}  # one down, and one up at each use
-    store.use(a, writes=True)
-    store.use(b)
-    assert store.copies[a] == 6
-
-
-def test_a_way_up_waits_until_there_is_room() -> None:
-    state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    state.moved(copy_of(state.set("b", (b,))))
-    reader = Ticket((a,))
-    down = copy_of(state.need(reader))
-    assert (down.unit, down.to) == (b, HOST)
-    up = copy_of(state.moved(down))
-    assert up == Copy(a, HOST, DEVICE, reader, 6, a.age)
-    assert state.moved(up) == (Resume(reader),)
 
 
 def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
@@ -132,14 +99,6 @@ def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
     assert said == (Say("stays", HOST, 6, FULL),)
     assert state.set("b", (b,)) == () and state.is_stuck  # it is bigger
     assert kinds(state.tick()) == [Copy, Copy]
-
-
-def test_a_tier_is_said_to_fit_when_what_did_not_move_is_gone() -> None:
-    state, (a, b) = SpillState({HOST: 8}), units(6, 6, top=HOST)
-    state.set("a", (a,))
-    assert state.failed(copy_of(state.set("b", (b,))), FULL) == (Say("stays", HOST, 6, FULL),)
-    assert state.delete("a") == (Drop(a, HOST), Say("fits", HOST, 0, None))
-    assert not state.is_stuck
 
 
 def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
@@ -204,17 +163,6 @@ def test_shrinking_gives_back_what_is_kept_then_moves_data_then_gives_back_again
     assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
 
 
-def test_copies_of_what_is_up_go_first_where_host_memory_is_short() -> None:
-    store, (a, b) = Instant({DEVICE: 10, HOST: 10}), units(6, 6)
-    c = Unit(2, 6, HOST, HOST)
-    store.set(a, b)
-    store.use(a)
-    store.run(store.state.delete(1))
-    assert a.is_clean
-    store.set(c)
-    assert Drop(a, HOST) in store.told and c.tier == HOST
-
-
 def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
     state.set("a", (a,))
@@ -228,14 +176,6 @@ def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     assert state.moved(up) == (Resume(reader),)
     state.release(reader)
     assert state.task_over("task") == ()
-
-
-def test_what_a_ready_task_needs_goes_after_what_none_needs() -> None:
-    state, (a, b, c) = SpillState({DEVICE: 12}), units(6, 6, 6)
-    state.set("a", (a,))
-    state.set("b", (b,))
-    state.expect("task", ["a"], (0,), running=False)
-    assert copy_of(state.set("c", (c,))).unit is b
 
 
 def test_a_failed_prefetch_is_not_tried_again_before_a_tick() -> None:
@@ -263,15 +203,6 @@ def test_only_the_next_few_tasks_are_looked_at_in_their_order() -> None:
     assert order == [0, 5, 4, 3]  # four fit below the limit
 
 
-def test_a_reader_that_gives_up_is_not_told() -> None:
-    state, (a,) = SpillState({DEVICE: 5}), units(6)
-    state.moved(copy_of(state.set("a", (a,))))
-    reader = Ticket((a,))
-    up = copy_of(state.need(reader))
-    assert state.release(reader) == ()
-    assert state.moved(up) == (Drop(a, DEVICE, may_be_read=True),)
-
-
 def test_what_no_key_names_cannot_be_needed_and_no_copy_ends_twice() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
     with pytest.raises(ValueError, match="no key names"):
@@ -282,40 +213,3 @@ def test_what_no_key_names_cannot_be_needed_and_no_copy_ends_twice() -> None:
         state.moved(copy)
     with pytest.raises(ValueError, match="not up"):
         state.grow(a, 7)
-
-
-def test_a_unit_that_grows_has_no_copies_below() -> None:
-    state, (a, b) = SpillState({DEVICE: 10}), units(6, 4)
-    state.set("a", (a,))
-    reader = Ticket((a,))
-    state.need(reader)
-    state.limit(DEVICE, 5)
-    state.moved(copy_of(state.release(reader)))
-    state.limit(DEVICE, 10)
-    again = Ticket((a,))
-    state.moved(copy_of(state.need(again)))
-    assert state.grow(a, 8) == (Drop(a, HOST),)
-    assert state.accounting.bytes == {DEVICE: 8, HOST: 0}
-    del b
-
-
-def test_what_was_to_come_up_and_went_to_disk_comes_up_by_host_memory() -> None:
-    """A reader of x gives up while x waits behind h; on its next way up x waits for room in host memory."""
-    state, (h, x, w, v) = SpillState({DEVICE: 10, HOST: 40}), units(9, 9, 9, 9)
-    h.at = x.at = HOST
-    v.top = v.at = HOST
-    for unit in (h, x, w, v):
-        state.set(unit.name, (unit,))
-    w_down = copy_of(state.need(Ticket((h,))))
-    assert (w_down.unit, w_down.to) == (w, HOST)
-    given_up = Ticket((x,))
-    assert state.need(given_up) == state.release(given_up) == ()
-    v_down, x_down = state.limit(HOST, 20)
-    assert isinstance(x_down, Copy) and isinstance(v_down, Copy) and x_down.unit is x
-    state.moved(x_down)
-    assert state.need(Ticket((x,))) == ()  # until v has gone
-    h_up, w_to_disk = (c for c in state.moved(w_down) if isinstance(c, Copy))
-    assert (h_up.unit, h_up.to, w_to_disk.to) == (h, DEVICE, DISK)  # and x does not go to the device from where it is
-    state.moved(v_down)
-    x_up = copy_of(state.moved(w_to_disk))
-    assert (x_up.unit, x_up.to) == (x, HOST)

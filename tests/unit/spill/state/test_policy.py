@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spill_instant import Instant
+from spill_worlds import Instant
 
 from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.policy import Candidate, headroom, victims
@@ -50,20 +50,6 @@ EXAMPLES: dict[str, tuple[list[Candidate], int, list[int]]] = {
 @pytest.mark.parametrize(("candidates", "need", "names"), EXAMPLES.values(), ids=EXAMPLES)
 def test_chosen(candidates: list[Candidate], need: int, names: list[int]) -> None:
     assert [c.name for c in victims(candidates, need)] == names
-
-
-def test_of_what_is_ready_the_last_to_run_goes_first() -> None:
-    turns = [(0.0, 1, 7), (0.0, 2, 3), (0.0, 1, 9)]
-    ready = [Candidate(i, i, 10, needed=READY, priority=turn) for i, turn in enumerate(turns)]
-    assert [c.name for c in victims(ready, 20)] == [1, 2]
-
-
-def test_a_group_of_clean_ones_goes_before_older_ones() -> None:
-    clean = [unit(8, 10, clean=True), unit(9, 10, RUNS, clean=True)]
-    dirty = [unit(1, 10), unit(2, 10)]
-    assert [c.name for c in victims([*clean, *dirty], 10)] == [8]
-    assert [c.name for c in victims([*clean, *dirty], 20)] == [8, 1]
-    assert [c.name for c in victims([*clean, *dirty], 40)] == [8, 1, 2, 9]
 
 
 @st.composite

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from waiting import scaled
+from spill_stores import NewStore
+from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
@@ -298,11 +299,8 @@ def test_threads_share_the_pool() -> None:
             if set(array[:: 64 * KIB].tolist()) != {seed}:
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(scaled(60))
+    for done in [aside(lambda n=n: work(n)) for n in range(4)]:
+        done.result(scaled(60))
     assert wrong == []
     assert pool.used_bytes == 0
     assert 0 < pool.free_bytes <= 8 * MIB
@@ -449,28 +447,25 @@ def test_of_buffers_that_nobody_uses_an_eighth_of_the_host_tier_is_kept(
 
 
 @pytest.mark.parametrize("stays", [0.0, 0.5], ids=["all that goes is freed", "half of it is not given back"])
-def test_one_request_brings_the_process_down_to_its_target(tmp_path: Path, stays: float) -> None:
+def test_one_request_brings_the_process_down_to_its_target(stored: NewStore, stays: float) -> None:
     """As distributed's own store: from ``spill`` down to ``target``; in between there is no other request."""
-    store = GpuSpillBuffer(0, None, str(tmp_path))
-    try:
-        for i in range(20):
-            store[i] = np.full(MIB, i, "u1")
-        most = 50 * MIB + sum(store.tiers.values())
+    store = stored(0, None)
+    for i in range(20):
+        store[i] = np.full(MIB, i, "u1")
+    most = 50 * MIB + sum(store.tiers.values())
 
-        def process_bytes() -> float:
-            return most - (1 - stays) * store.tiers["disk"]
+    def process_bytes() -> float:
+        return most - (1 - stays) * store.tiers["disk"]
 
-        target = 0.9 * most
-        store.above_target = lambda: int(process_bytes() - target)
-        store.evict()
-        assert store.settle(scaled(30))
-        assert target - MIB <= process_bytes() <= target
-        on_disk = store.tiers["disk"]
-        store.evict()  # the look comes before the memory is measured anew
-        assert store.settle(scaled(10))
-        assert store.tiers["disk"] == on_disk
-    finally:
-        store.close()
+    target = 0.9 * most
+    store.above_target = lambda: int(process_bytes() - target)
+    store.evict()
+    assert store.settle(scaled(30))
+    assert target - MIB <= process_bytes() <= target
+    on_disk = store.tiers["disk"]
+    store.evict()  # the look comes before the memory is measured anew
+    assert store.settle(scaled(10))
+    assert store.tiers["disk"] == on_disk
 
 
 def test_what_goes_to_disk_under_pressure_leaves_no_buffers_behind(idle_store: GpuSpillBuffer) -> None:

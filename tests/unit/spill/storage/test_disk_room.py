@@ -210,28 +210,6 @@ def test_room_that_is_used_again_soon_is_not_given_back(tmp_path: Path, monkeypa
     store.close()
 
 
-def test_where_there_are_no_holes_the_limit_holds_and_all_room_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segment, "_fallocate", FILE_SYSTEMS["no holes"])
-    disk = Disk(str(tmp_path), limit_bytes=20 * MIB)
-    rng, there = random.Random(0), list[Stored]()
-    for size in (10_000, 150_000, 1_000_000, 30_000):
-        there[:] = [s for s in there if rng.random() < 0.2]
-        shrink(disk)
-        try:
-            while True:
-                there.append(disk.write([memoryview(bytes(size))]))
-        except OSError as e:
-            assert e.errno == errno.EDQUOT
-        assert sum(s.room_bytes for s in there) > 20 * MIB * 0.98 - size
-        assert on_disk(disk.folder) <= 20 * MIB
-    there.clear()
-    shrink(disk)
-    assert on_disk(disk.folder) == 0
-    disk.close()
-
-
 def test_without_holes_files_get_shorter_from_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_fallocate", FileSystem())
     disk = Disk(str(tmp_path))

@@ -9,28 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB
+from spill_stores import KIB, NewStore, SlowGpu
 from waiting import aside, scaled, until
 
-from hpcgpu.sim import OutOfMemoryError, SimGpu
+from hpcgpu.sim import OutOfMemoryError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.state.units import DEVICE, HOST, Copy
 from hpcgpu.spill.store.inbox import this_thread
 
 
-class HeldGpu(SimGpu):
+class HeldGpu(SlowGpu):
     """A device whose copies to the host wait in threads of one name."""
 
-    def __init__(self, memory_bytes: int) -> None:
-        super().__init__(memory_bytes)
-        self.under_way, self.go_on = threading.Event(), threading.Event()
-
-    def pack(self, arrays: Any, *more: Any) -> Any:
-        if threading.current_thread().name == "held":
-            self.under_way.set()
-            assert self.go_on.wait(scaled(30))
-        return super().pack(arrays, *more)
+    waits = property(lambda _: threading.current_thread().name == "held")  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ def gpu() -> HeldGpu:
 
 
 @pytest.fixture
-def store(stored: Callable[..., GpuSpillBuffer], gpu: HeldGpu) -> GpuSpillBuffer:
+def store(stored: NewStore, gpu: HeldGpu) -> GpuSpillBuffer:
     """Five values fill the device."""
     made = stored(100 * KIB, None)
     for i in range(5):

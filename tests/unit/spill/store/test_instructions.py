@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, fill
+from spill_stores import KIB, FaultyGpu, NewStore, fill
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
@@ -127,9 +127,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     assert_moves(store)
 
 
-def test_a_reader_that_is_interrupted_in_a_copy_keeps_nobody_waiting(
-    stored: Callable[..., GpuSpillBuffer], gpu: FaultyGpu
-) -> None:
+def test_a_reader_that_is_interrupted_in_a_copy_keeps_nobody_waiting(stored: NewStore, gpu: FaultyGpu) -> None:
     store = stored(1024 * KIB, None, jit_unspill=False)
     store["a"] = [gpu.asarray(np.full(8 * KIB, i, "u1")) for i in range(4)]
     store._executor.report(store._executor.state.limit, 2, 1)
@@ -164,7 +162,7 @@ def test_an_interrupt_between_two_instructions_loses_none(
 
 
 def test_the_spill_thread_does_not_wait_for_room_that_it_may_not_make(
-    stored: Callable[..., GpuSpillBuffer], monkeypatch: pytest.MonkeyPatch
+    stored: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes up ahead has no room where others have the device's memory: copies down came a second late."""
     monkeypatch.setattr(AllocationFailureHook, "patience_s", 30.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lock_guard import guarded_lock
-from spill_stores import KIB, SlowGpu
+from spill_stores import KIB, NewStore, SlowGpu
 from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
@@ -21,7 +21,7 @@ from hpcgpu.spill.proxies.proxy import is_proxy
 
 
 @pytest.fixture
-def stores(stored: Callable[..., GpuSpillBuffer]) -> tuple[GpuSpillBuffer, GpuSpillBuffer]:
+def stores(stored: NewStore) -> tuple[GpuSpillBuffer, GpuSpillBuffer]:
     return stored(64 * KIB, 1024 * KIB, jit_unspill=True), stored(64 * KIB, 1024 * KIB, jit_unspill=True)
 
 
@@ -63,30 +63,27 @@ def test_proxies_of_one_store_in_another_while_an_allocation_asks_both(stores: A
             assert [int(x.get()[0]) for x in theirs[turn, i]] == [i, i]
 
 
-def test_what_reads_from_the_store_while_it_is_pickled(tmp_path: Path) -> None:
+def test_what_reads_from_the_store_while_it_is_pickled(stored: NewStore) -> None:
     """The spill thread itself brings up what user code asks for: nobody else would."""
-    store = GpuSpillBuffer(0, 100 * KIB, str(tmp_path))
-    try:
-        store["far"] = np.full(50 * KIB, 7, "u1")
-        store["other"] = np.full(50 * KIB, 8, "u1")
-        assert store.settle(scaled(20))
-        assert store.tiers["disk"] > 0
-        read: list[int] = []
+    store = stored(0, 100 * KIB)
+    store["far"] = np.full(50 * KIB, 7, "u1")
+    store["other"] = np.full(50 * KIB, 8, "u1")
+    assert store.settle(scaled(20))
+    assert store.tiers["disk"] > 0
+    read: list[int] = []
 
-        class Asks:
-            def __sizeof__(self) -> int:
-                return 70 * KIB
+    class Asks:
+        def __sizeof__(self) -> int:
+            return 70 * KIB
 
-            def __reduce__(self) -> Any:
-                read.extend(int(store[key][0]) for key in ("far", "other"))
-                return int, ("3",)
+        def __reduce__(self) -> Any:
+            read.extend(int(store[key][0]) for key in ("far", "other"))
+            return int, ("3",)
 
-        store["asks"] = Asks()
-        assert store.settle(scaled(20))
-        assert read == [7, 8]
-        assert store["asks"] == 3
-    finally:
-        store.close()
+    store["asks"] = Asks()
+    assert store.settle(scaled(20))
+    assert read == [7, 8]
+    assert store["asks"] == 3
 
 
 def test_the_guard_sees_what_is_done_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +95,8 @@ def test_the_guard_sees_what_is_done_under_the_lock(tmp_path: Path, monkeypatch:
         store.close()
 
 
-def in_the_middle(store: GpuSpillBuffer, call: Callable[[], object]) -> object:
-    """Do something as the garbage collector does it: in a thread that has the store's lock, at any moment."""
+def in_the_middle(lock: Any, call: Callable[[], object]) -> object:
+    """Return the result or the error of a call that the garbage collector makes, in a thread that has the lock."""
 
     class Circle:
         def __init__(self) -> None:
@@ -115,7 +112,7 @@ def in_the_middle(store: GpuSpillBuffer, call: Callable[[], object]) -> object:
 
     def collect() -> None:
         Circle()
-        with store._executor.lock:
+        with lock:
             gc.collect()
 
     aside(collect).result(scaled(20))
@@ -143,7 +140,7 @@ def test_a_del_that_asks_the_store_under_its_lock_gets_an_error(
     proxies = list(store["low"])
     store["high"] = [gpu.asarray(np.full(40 * KIB, 2, "u1"))]
     assert store.settle(scaled(20))
-    error = in_the_middle(store, lambda: ask(store, proxies[0]))
+    error = in_the_middle(store._executor.lock, lambda: ask(store, proxies[0]))
     assert isinstance(error, SpillError) and "in use by this thread" in str(error)
     assert proxies[0].get()[0] == 1  # as before
     assert set(store) == {"low", "high"}
@@ -158,7 +155,7 @@ def test_an_allocation_under_the_lock_fails_as_without_a_store(stores: Any) -> N
     store, _ = stores
     gpu = SimGpu(100 * KIB)
     store["key"] = gpu.asarray(np.full(60 * KIB, 1, "u1"))
-    assert isinstance(in_the_middle(store, lambda: gpu.empty(80 * KIB, "u1")), OutOfMemoryError)
+    assert isinstance(in_the_middle(store._executor.lock, lambda: gpu.empty(80 * KIB, "u1")), OutOfMemoryError)
     assert gpu.empty(80 * KIB, "u1").nbytes == 80 * KIB
 
 
@@ -187,29 +184,11 @@ def test_what_a_generator_uses_is_given_back_later(stores: Any, gpu: SimGpu) -> 
 
 @pytest.mark.parametrize("lock", [lambda store: store.disk._slabs._lock, lambda store: store.disk._segments._lock])
 def test_nor_is_a_value_lost_that_a_del_reads_under_a_lock_of_the_disk(
-    stored: Callable[..., GpuSpillBuffer], lock: Callable[[GpuSpillBuffer], Any]
+    stored: NewStore, lock: Callable[[GpuSpillBuffer], Any]
 ) -> None:
     store = stored(0, 64 * KIB, target=1.0)
     for i in range(10):
         store[i] = np.full(60 * KIB, i, "u1")
     assert store.settle(scaled(20))
-    found: list[object] = []
-
-    class Circle:
-        def __init__(self) -> None:
-            self.me = self
-
-        def __del__(self) -> None:
-            try:
-                found.append(store[0])
-            except Exception as e:
-                found.append(e)
-
-    def collect() -> None:
-        Circle()
-        with lock(store):
-            gc.collect()
-
-    aside(collect).result(scaled(20))
-    assert isinstance(found[0], SpillError | np.ndarray)
+    assert isinstance(in_the_middle(lock(store), lambda: store[0]), SpillError | np.ndarray)
     assert store[0][0] == 0

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from dask.sizeof import sizeof
-from spill_stores import KIB, fill
+from spill_stores import KIB, NewStore, fill
 from waiting import logged, scaled
 
 from hpcgpu.errors import ConfigError, SpillError
@@ -147,7 +146,7 @@ def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: S
 @pytest.mark.parametrize("of_jit", [False, True], ids=["of whole", "of jit"])
 @pytest.mark.parametrize("to_jit", [False, True], ids=["to whole", "to jit"])
 def test_a_handle_of_another_store_is_stored_as_its_value(
-    stored: Callable[..., GpuSpillBuffer], gpu: SimGpu, of_jit: bool, to_jit: bool
+    stored: NewStore, gpu: SimGpu, of_jit: bool, to_jit: bool
 ) -> None:
     source, other = stored(64 * KIB, 64 * KIB, jit_unspill=of_jit), stored(jit_unspill=to_jit)
     for i in range(40):
@@ -163,7 +162,7 @@ def test_a_handle_of_another_store_is_stored_as_its_value(
     assert int(found[-1]) == 0
 
 
-def test_values_that_need_no_thread_leave_as_they_are(stored: Callable[..., GpuSpillBuffer], gpu: SimGpu) -> None:
+def test_values_that_need_no_thread_leave_as_they_are(stored: NewStore, gpu: SimGpu) -> None:
     store = stored(jit_unspill=True)
     values = {"host": np.zeros(100 * KIB), "number": 1, "device": gpu.empty(10, "u1"), "list": [gpu.empty(10, "u1")]}
     store.update(values)

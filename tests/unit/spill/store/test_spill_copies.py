@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
-from spill_stores import KIB, argument
+from spill_stores import KIB, NewStore, argument
 
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 
 
 @pytest.fixture
-def store(stored: Callable[..., GpuSpillBuffer]) -> GpuSpillBuffer:
+def store(stored: NewStore) -> GpuSpillBuffer:
     return stored(64 * KIB, 0)
 
 
@@ -44,37 +41,31 @@ def test_what_a_task_has_read_goes_down_again_without_a_copy(store: GpuSpillBuff
     assert store.tiers["device"] <= 64 * KIB
 
 
-def test_clean_copies_are_the_first_to_go_under_host_pressure(tmp_path: Path, gpu: SimGpu) -> None:
-    store = GpuSpillBuffer(64 * KIB, 100 * KIB, str(tmp_path))  # 60 KiB for the host tier
-    try:
-        fill(store, gpu, "abcde")  # 60 KiB on the device, 40 on the host
-        for key in "ab":  # they come up, and leave copies of 40 KiB; two others go down
-            run_task(store, key)
-            assert store.settle()
-        assert 40 * KIB <= store.tiers["host"] < 42 * KIB  # and what is left of the values
-        assert store.copy_bytes <= 20 * KIB  # beside 40 KiB that are nowhere else
-        assert store.counters["host_to_disk"].nbytes == 0
-        assert [float(store[k].get()[0]) for k in "abcde"] == [0, 1, 2, 3, 4]
-    finally:
-        store.close()
+def test_clean_copies_are_the_first_to_go_under_host_pressure(stored: NewStore, gpu: SimGpu) -> None:
+    store = stored(64 * KIB, 100 * KIB)  # 60 KiB for the host tier
+    fill(store, gpu, "abcde")  # 60 KiB on the device, 40 on the host
+    for key in "ab":  # they come up, and leave copies of 40 KiB; two others go down
+        run_task(store, key)
+        assert store.settle()
+    assert 40 * KIB <= store.tiers["host"] < 42 * KIB  # and what is left of the values
+    assert store.copy_bytes <= 20 * KIB  # beside 40 KiB that are nowhere else
+    assert store.counters["host_to_disk"].nbytes == 0
+    assert [float(store[k].get()[0]) for k in "abcde"] == [0, 1, 2, 3, 4]
 
 
-def test_the_second_time_on_disk_is_not_written(tmp_path: Path) -> None:
-    store = GpuSpillBuffer(0, 100 * KIB, str(tmp_path))
-    try:
+def test_the_second_time_on_disk_is_not_written(stored: NewStore) -> None:
+    store = stored(0, 100 * KIB)
+    for i in range(6):
+        store[i] = np.full(20 * KIB, i, np.uint8)
+        assert store.settle()
+    written = []
+    for _ in range(3):
         for i in range(6):
-            store[i] = np.full(20 * KIB, i, np.uint8)
+            assert argument(store, i)[0] == i
             assert store.settle()
-        written = []
-        for _ in range(3):
-            for i in range(6):
-                assert argument(store, i)[0] == i
-                assert store.settle()
-            written.append(store.counters["host_to_disk"].nbytes)
-        assert written[1] == written[2]
-        assert store.counters["disk_to_host"].number > 6
-    finally:
-        store.close()
+        written.append(store.counters["host_to_disk"].nbytes)
+    assert written[1] == written[2]
+    assert store.counters["disk_to_host"].number > 6
 
 
 def test_what_user_code_holds_may_have_been_written_to(store: GpuSpillBuffer, gpu: SimGpu) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB
+from spill_stores import KIB, NewStore
 from waiting import aside, scaled, until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimGpu
-from hpcgpu.spill import GpuSpillBuffer
 
 
 def fails(_: Any) -> None:
@@ -38,7 +36,7 @@ class CannotComeBack:
         return fails, (self.array,)
 
 
-def test_a_lost_value_keeps_nothing_of_its_readers(stored: Callable[..., GpuSpillBuffer], gpu: SimGpu) -> None:
+def test_a_lost_value_keeps_nothing_of_its_readers(stored: NewStore, gpu: SimGpu) -> None:
     store = stored(0, 40 * KIB, target=1.0)
     store["lost"] = CannotComeBack()
     assert store.settle(scaled(20))
@@ -59,7 +57,7 @@ def test_a_lost_value_keeps_nothing_of_its_readers(stored: Callable[..., GpuSpil
                 step = step.__cause__
     gc.collect()
     assert gpu.used_bytes == 0
-    assert store.disk._slabs is not None and store.disk._slabs.used_bytes == 0
+    assert store.disk._slabs.used_bytes == 0
     assert len(texts) == 3 and all("'lost' cannot be read back from disk: it cannot be unpickled" in t for t in texts)
     assert all(text.count("in task") == 1 for text in texts)
 
@@ -88,9 +86,7 @@ class BrokenGpu(SimGpu):
 @pytest.mark.parametrize(
     ("error", "kind"), [(OutOfMemoryError("no room"), OutOfMemoryError), (Shared(code=3), SpillError)]
 )
-def test_readers_of_one_value_get_an_error_each(
-    stored: Callable[..., GpuSpillBuffer], error: Exception, kind: type
-) -> None:
+def test_readers_of_one_value_get_an_error_each(stored: NewStore, error: Exception, kind: type) -> None:
     gpu, store = BrokenGpu(1024 * KIB), stored(100 * KIB)
     for i in range(5):
         store[i] = gpu.asarray(np.zeros(40 * KIB, "u1"))

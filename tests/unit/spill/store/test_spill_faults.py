@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -220,29 +219,14 @@ class Awkward:
         raise RuntimeError("only one of me")
 
 
-Result = namedtuple("Result", "q r")
-
-
-class Checked(Result):
-    """A named tuple with a constructor of its own."""
-
-    def __new__(cls, both: tuple[Any, Any]) -> Checked:
-        return super().__new__(cls, *both)
-
-
 def test_odd_containers(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     x = gpu.asarray(np.arange(3000.0))
     store["awkward"] = Awkward(x)  # a set must not raise: distributed would hang
-    store["checked"] = Checked((x, [x, x[3:]]))
     store["empties"] = [gpu.asarray(np.zeros(0)), np.zeros(0), np.zeros((0, 3)), np.zeros(30_000), x]
     del x
     fill(store, gpu)
     assert store.settle(scaled(10))
     assert store["awkward"].array.get()[2] == 2
-    checked = store["checked"]
-    assert type(checked) is Checked
-    assert checked.q is checked.r[0]
-    assert checked.r[1].get()[0] == 3
     with store.handing_out_handles():
         sent = store["empties"]
     empties = sent.packed().unpack() if isinstance(sent, Handle) else sent
@@ -274,11 +258,8 @@ def test_many_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None:
         start.wait(scaled(20))
         made.extend(Disk(str(tmp_path)) for _ in range(10))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    for done in [aside(work) for _ in range(8)]:
+        done.result(scaled(60))
     assert len({d.folder for d in made}) == 80
     assert all((d.folder / ".lock").exists() for d in made)
     for d in made:

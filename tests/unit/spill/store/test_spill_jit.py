@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spill_stores import KIB, argument
+from spill_stores import KIB, NewStore, argument
 from waiting import scaled
 
 from hpcgpu.errors import SpillError
@@ -34,7 +34,7 @@ class Pair:
 
 
 @pytest.fixture
-def store(stored: Callable[..., GpuSpillBuffer]) -> GpuSpillBuffer:
+def store(stored: NewStore) -> GpuSpillBuffer:
     return stored(64 * KIB, 0, jit_unspill=True)  # room for three
 
 
@@ -73,61 +73,48 @@ def test_the_length_of_what_is_below_is_known_without_it(store: GpuSpillBuffer, 
     assert gpu.h2d_copies == copies
 
 
-def test_the_length_of_what_is_on_disk_is_known_without_it(tmp_path: Path) -> None:
-    store = GpuSpillBuffer(0, 100 * KIB, str(tmp_path), jit_unspill=True)
-    try:
-        frame = pd.DataFrame({"x": np.arange(16 * KIB)})
-        store["a"] = [np.zeros((100, 8 * KIB), "u1"), frame, np.array(1.0)]
-        del frame
-        assert store.settle()
-        on_disk, values = store.tiers["disk"], argument(store, "a")
-        assert on_disk > 900 * KIB
-        assert [len(x) for x in values[:2]] == [100, 16 * KIB]
-        assert store.counters["disk_to_host"].nbytes < KIB  # of the list itself
-    finally:
-        store.close()
+def test_the_length_of_what_is_on_disk_is_known_without_it(stored: NewStore) -> None:
+    store = stored(0, 100 * KIB, jit_unspill=True)
+    frame = pd.DataFrame({"x": np.arange(16 * KIB)})
+    store["a"] = [np.zeros((100, 8 * KIB), "u1"), frame, np.array(1.0)]
+    del frame
+    assert store.settle()
+    on_disk, values = store.tiers["disk"], argument(store, "a")
+    assert on_disk > 900 * KIB
+    assert [len(x) for x in values[:2]] == [100, 16 * KIB]
+    assert store.counters["disk_to_host"].nbytes < KIB  # of the list itself
 
 
-def test_a_task_that_walks_a_list_needs_room_for_one(gpu: SimGpu, tmp_path: Path) -> None:
-    store = GpuSpillBuffer(EACH + KIB, 0, str(tmp_path), jit_unspill=True)
-    try:
-        store["list"] = [array(gpu, i) for i in range(10)]
+def test_a_task_that_walks_a_list_needs_room_for_one(gpu: SimGpu, stored: NewStore) -> None:
+    store = stored(EACH + KIB, 0, jit_unspill=True)
+    store["list"] = [array(gpu, i) for i in range(10)]
+    assert store.settle()
+    value, peak = argument(store, "list"), 0
+    for i, x in enumerate(value):
+        assert float((x + 1).sum().get()) == (i + 1) * EACH / 8
         assert store.settle()
-        value, peak = argument(store, "list"), 0
-        for i, x in enumerate(value):
-            assert float((x + 1).sum().get()) == (i + 1) * EACH / 8
-            assert store.settle()
-            peak = max(peak, gpu.used_bytes)
-        assert peak <= 2 * EACH
-    finally:
-        store.close()
+        peak = max(peak, gpu.used_bytes)
+    assert peak <= 2 * EACH
 
 
 @pytest.mark.parametrize(
     "wrap", [lambda a, h: {"a": a, "h": h}, lambda a, h: (a, h), Pair], ids=["dict", "tuple", "class"]
 )
-def test_any_container_and_objects_in_host_memory(tmp_path: Path, gpu: SimGpu, wrap: Any) -> None:
-    store = GpuSpillBuffer(EACH // 2, 300 * KIB, str(tmp_path), jit_unspill=True)  # 180 KiB for the host
-    try:
-        frame = pd.DataFrame({"x": np.arange(16 * KIB)})
-        store["a"] = wrap(array(gpu, 1), [np.full(100 * KIB, 7, np.uint8), frame, "text"])
-        assert store.settle()
-        assert store.tiers["disk"] >= 100 * KIB
-        found = argument(store, "a")
-        assert type(found) is type(wrap(1, 2))
-        device, host = (
-            found.values()
-            if isinstance(found, dict)
-            else found
-            if isinstance(found, tuple)
-            else (found.left, found.right)
-        )
-        assert (is_proxy(device), host[2]) == (True, "text")
-        assert isinstance(host[1], pd.DataFrame)
-        assert (int(host[0].sum()), int(host[1].x.sum())) == (7 * 100 * KIB, int(frame.x.sum()))
-        assert unproxy(device).get()[0] == 1
-    finally:
-        store.close()
+def test_any_container_and_objects_in_host_memory(stored: NewStore, gpu: SimGpu, wrap: Any) -> None:
+    store = stored(EACH // 2, 300 * KIB, jit_unspill=True)  # 180 KiB for the host
+    frame = pd.DataFrame({"x": np.arange(16 * KIB)})
+    store["a"] = wrap(array(gpu, 1), [np.full(100 * KIB, 7, np.uint8), frame, "text"])
+    assert store.settle()
+    assert store.tiers["disk"] >= 100 * KIB
+    found = argument(store, "a")
+    assert type(found) is type(wrap(1, 2))
+    device, host = (
+        found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else (found.left, found.right)
+    )
+    assert (is_proxy(device), host[2]) == (True, "text")
+    assert isinstance(host[1], pd.DataFrame)
+    assert (int(host[0].sum()), int(host[1].x.sum())) == (7 * 100 * KIB, int(frame.x.sum()))
+    assert unproxy(device).get()[0] == 1
 
 
 def test_a_value_that_is_an_array_is_real_in_a_task(store: GpuSpillBuffer, gpu: SimGpu) -> None:
@@ -314,20 +301,17 @@ def test_any_sequence_of_sets_reads_and_writes(steps: list[tuple[int, int]]) -> 
 
 
 @pytest.mark.parametrize("jit_unspill", [True, False])
-def test_what_is_used_again_and_again_stays_up(tmp_path: Path, gpu: SimGpu, jit_unspill: bool) -> None:
+def test_what_is_used_again_and_again_stays_up(stored: NewStore, gpu: SimGpu, jit_unspill: bool) -> None:
     """A clean object was once the first to go, after each use, while what nobody used stayed."""
-    store = GpuSpillBuffer(64 * KIB, 0, str(tmp_path), jit_unspill=jit_unspill)
-    try:
-        store["hot"] = [array(gpu, 7)]
-        for key in "abc":
-            store[key] = [array(gpu, 1)]
-        assert store.settle()  # hot has gone down
-        before = store.counters["host_to_device"].number
-        for _ in range(40):
-            (value,) = argument(store, "hot")
-            assert value.get()[0] == 7
-            del value
-            assert store.settle()
-        assert store.counters["host_to_device"].number == before + 1
-    finally:
-        store.close()
+    store = stored(64 * KIB, 0, jit_unspill=jit_unspill)
+    store["hot"] = [array(gpu, 7)]
+    for key in "abc":
+        store[key] = [array(gpu, 1)]
+    assert store.settle()  # hot has gone down
+    before = store.counters["host_to_device"].number
+    for _ in range(40):
+        (value,) = argument(store, "hot")
+        assert value.get()[0] == 7
+        del value
+        assert store.settle()
+    assert store.counters["host_to_device"].number == before + 1

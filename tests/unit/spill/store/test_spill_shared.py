@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB
+from spill_stores import KIB, NewStore
 from waiting import aside, scaled
 
 from hpcgpu.sim import SimGpu
@@ -43,7 +43,7 @@ def lowest(store: GpuSpillBuffer, keys: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", ["deleted", "set"])
-def test_a_small_value(monkeypatch: pytest.MonkeyPatch, stored: Callable[..., GpuSpillBuffer], change: str) -> None:
+def test_a_small_value(monkeypatch: pytest.MonkeyPatch, stored: NewStore, change: str) -> None:
     store = stored(0, 2 * KIB, target=1.0)
     for i in range(40):
         store[i] = "x" * 200 + str(i)
@@ -57,9 +57,7 @@ def test_a_small_value(monkeypatch: pytest.MonkeyPatch, stored: Callable[..., Gp
     assert done.result(scaled(20)) == "x" * 200 + str(key)
 
 
-def test_a_small_array_on_the_device(
-    monkeypatch: pytest.MonkeyPatch, stored: Callable[..., GpuSpillBuffer], gpu: SimGpu
-) -> None:
+def test_a_small_array_on_the_device(monkeypatch: pytest.MonkeyPatch, stored: NewStore, gpu: SimGpu) -> None:
     store = stored(KIB, 100 * KIB)
     for i in range(10):
         store[i] = gpu.asarray(np.full(300, i, "u1"))
@@ -72,7 +70,7 @@ def test_a_small_array_on_the_device(
 
 @pytest.mark.parametrize("nbytes", [500, 20 * KIB])
 def test_a_list_that_comes_up_by_parts(
-    monkeypatch: pytest.MonkeyPatch, stored: Callable[..., GpuSpillBuffer], gpu: SimGpu, nbytes: int
+    monkeypatch: pytest.MonkeyPatch, stored: NewStore, gpu: SimGpu, nbytes: int
 ) -> None:
     store = stored(100 * KIB, 100 * KIB, jit_unspill=True)
     store["key"] = [gpu.asarray(np.full(nbytes, i, "u1")) for i in range(2)]
@@ -88,7 +86,7 @@ def test_a_list_that_comes_up_by_parts(
     assert store.tiers == {"device": 0, "host": 0, "disk": 0}
 
 
-def test_a_value_that_was_read_goes_with_its_key(stored: Callable[..., GpuSpillBuffer]) -> None:
+def test_a_value_that_was_read_goes_with_its_key(stored: NewStore) -> None:
     """What keeps a name while it reads keeps none afterwards."""
     store = stored(0, 2 * KIB, target=1.0)
     for i in range(40):

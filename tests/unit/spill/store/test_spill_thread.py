@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, fill
+from spill_stores import KIB, FaultyGpu, NewStore, fill
 from waiting import scaled, until
 
 from hpcgpu.sim import SimGpu
@@ -111,7 +110,7 @@ def test_a_file_that_cannot_be_removed_stops_no_move(
     until(lambda: not [p for p in store.disk.folder.iterdir() if p.name.isdigit()], "the files are gone")
 
 
-def test_nobody_is_woken_after_the_end(stored: Callable[..., GpuSpillBuffer]) -> None:
+def test_nobody_is_woken_after_the_end(stored: NewStore) -> None:
     """Distributed asks a closed worker's store for its numbers, again and again."""
     store = stored(0, 100 * KIB, target=1.0)
     for i in range(20):

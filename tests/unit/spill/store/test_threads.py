@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB
+from spill_stores import KIB, NewStore
 from spill_worlds import broken
 from waiting import aside, scaled
 
@@ -114,9 +114,7 @@ class Threads:
 
 
 @pytest.mark.parametrize("jit_unspill", [False, True], ids=["whole", "jit"])
-def test_no_thread_keeps_another_waiting(
-    stored: Callable[..., GpuSpillBuffer], monkeypatch: pytest.MonkeyPatch, jit_unspill: bool
-) -> None:
+def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.MonkeyPatch, jit_unspill: bool) -> None:
     monkeypatch.setattr(AllocationFailureHook, "patience_s", 0.02)
     gpu = SlowGpu(100 * KIB)
     store = stored(90 * KIB, 120 * KIB, jit_unspill=jit_unspill)

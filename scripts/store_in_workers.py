@@ -1,7 +1,4 @@
-"""A plugin of pytest for distributed's own tests: workers of this process that are given no data have the store.
-
-``STORE``: ``none``, ``whole`` or ``jit``; ``LIMIT`` is the store's ``memory_limit``. See CONTRIBUTING.md.
-"""
+"""A plugin of pytest for distributed's own tests: workers of this process that are given no data have the store."""
 
 from __future__ import annotations
 
@@ -16,12 +13,13 @@ from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 
-plain, given = Worker.__init__, inspect.signature(Worker.__init__)
+plain, signature = Worker.__init__, inspect.signature(Worker.__init__)
 store = os.environ["STORE"]
 
 
 def with_store(self: Worker, *args: Any, **kwargs: Any) -> None:
-    if given.bind(self, *args, **kwargs).arguments.get("data") is None:
+    """Make a worker with the store, unless it is given its data."""
+    if signature.bind(self, *args, **kwargs).arguments.get("data") is None:
         limits = {"memory_limit": os.environ.get("LIMIT"), "jit_unspill": store == "jit", "quiet": True}
         kwargs["data"] = GpuSpillBuffer, limits
         kwargs["plugins"] = (*(kwargs.get("plugins") or ()), SpillPlugin(None))
@@ -33,6 +31,7 @@ if store != "none":
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip slow tests."""
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="slow"))
