@@ -26,17 +26,13 @@ WORK = "client.gather(client.map(abs, range(20), pure=False))"
 DONE = list(range(20))
 
 
-@pytest.fixture
-def gang(lab: PbsLab) -> Iterator[Client]:
+def _client(lab: PbsLab) -> Iterator[Client]:
     """A client that has no cluster yet."""
     with lab.client() as client:
         yield client
 
 
-@pytest.fixture
-def elastic(lab: PbsLab) -> Iterator[Client]:
-    with lab.client() as client:
-        yield client
+gang, elastic = (pytest.fixture(_client, name=name) for name in ("gang", "elastic"))
 
 
 def start(client: Client, options: dict[str, object], **more: object) -> str:
