@@ -95,7 +95,7 @@ def test_what_is_deleted_or_run_again(lab: PbsLab, gang: Client, elastic: Client
     assert lab.run_folders() == []
 
 
-def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: Client, elastic: Client) -> None:
+def test_without_a_server_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: Client, elastic: Client) -> None:
     only = start(gang, GANG)
     start(elastic, ELASTIC)
     scale(elastic, 1)
