@@ -44,7 +44,7 @@ JOBQUEUE = """
 """
 
 
-def test_dask_jobqueue_counts_scales_and_adapts_jobs_of_our_workers(slurm_lab: Lab) -> None:
+def test_dask_jobqueue_scales_and_adapts_jobs_of_our_workers(slurm_lab: Lab) -> None:
     facts = slurm_lab.facts(JOBQUEUE, timeout=scaled(300))
     assert facts["names"] == ["mine-0-0", "mine-0-1", "mine-1-0", "mine-1-1"]
     assert facts["counts"] == facts["still"] == [4, 4, 4]

@@ -23,7 +23,7 @@ with SLURMGPUCluster(**ELASTIC, queue="low", walltime="2h") as cluster:
 """
 
 
-def test_what_can_never_run_is_an_error_with_the_keyword_to_change(slurm_lab: Lab) -> None:
+def test_jobs_that_can_never_run_are_errors_with_the_keyword(slurm_lab: Lab) -> None:
     limits = ["scontrol", "update", "partitionname=low"]
     slurm_lab.root(*limits, "MaxTime=90", "MaxNodes=2")
     try:

@@ -72,7 +72,7 @@ def client(lab: Lab, code: str, returncode: int = 0, **before: str) -> tuple[dic
     return json.loads(facts), text + done.stderr
 
 
-def test_a_refusal_is_raised_by_the_call_that_caused_it_and_leaves_nothing(slurm_lab: Lab) -> None:
+def test_a_refusal_is_raised_by_its_call_and_leaves_nothing(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, queue="no-such-queue") as cluster:
         refused = refusal(lambda: cluster.scale(jobs=8))
@@ -88,7 +88,7 @@ def test_a_refusal_is_raised_by_the_call_that_caused_it_and_leaves_nothing(slurm
     assert len(facts["calls"]) == 1
 
 
-def test_a_thousand_jobs_are_one_sbatch_and_one_scancel_with_256_open_files(slurm_lab: Lab) -> None:
+def test_a_thousand_jobs_are_one_sbatch_and_one_scancel(slurm_lab: Lab) -> None:
     code = """
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     with SLURMGPUCluster(**OPTIONS, job_extra_directives=["--begin=now+1hour", "--output=/dev/null"]) as cluster:
@@ -119,7 +119,7 @@ def test_bursts_of_work_throw_no_place_in_the_queue_away(slurm_lab: Lab) -> None
     assert facts == {"submitted": 1, "cancelled": 0, "queued": 20, "left": []}
 
 
-def test_jobs_that_die_at_once_are_three_and_then_an_error_with_their_log(slurm_lab: Lab) -> None:
+def test_three_jobs_that_die_at_once_are_an_error_with_their_log(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, job_script_prologue=["echo no such module >&2", "exit 3"]) as cluster:
         cluster.scale(jobs=1)
@@ -133,7 +133,7 @@ def test_jobs_that_die_at_once_are_three_and_then_an_error_with_their_log(slurm_
     assert (facts["members"], facts["calls"]) == ([], 3)
 
 
-def test_jobs_that_cannot_reach_the_scheduler_say_where_they_looked_and_end(slurm_lab: Lab) -> None:
+def test_jobs_without_a_way_to_the_scheduler_end_with_addresses(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, death_timeout=4) as cluster:
         cluster.scale(jobs=1)
@@ -152,7 +152,7 @@ def limit(lab: Lab, jobs: int) -> None:
     lab.root("sacctmgr", "-i", "modify", "qos", "normal", "set", f"MaxSubmitJobsPerUser={jobs}")
 
 
-def test_of_jobs_beyond_a_limit_as_many_are_submitted_as_it_takes_and_the_others_later(accounting_lab: Lab) -> None:
+def test_jobs_beyond_a_limit_are_submitted_later(accounting_lab: Lab) -> None:
     code = """
     GPUCluster.patience = Patience(refused_s=2.0)  # 30 s are a long time for a test
     with SLURMGPUCluster(**OPTIONS, cores_per_gpu=2) as cluster, Client(cluster) as client:
@@ -221,7 +221,7 @@ def test_a_submission_without_an_answer_makes_no_job_too_many(
     assert words in text
 
 
-def test_a_dead_clients_pending_jobs_are_cancelled_also_those_it_was_not_told_of(slurm_lab: Lab) -> None:
+def test_a_dead_clients_jobs_without_an_answer_are_cancelled(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, job_extra_directives=["--begin=now+1hour"]) as cluster:
         cluster.scale(jobs=5)
