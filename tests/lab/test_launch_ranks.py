@@ -11,7 +11,7 @@ from launch_probe import ME, PROBE, check, others
 from leaders import BEGIN
 
 from hpcgpu.launch import mpirun, srun
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=2), World(nodes=2, per_node=1, extra=False)]
 

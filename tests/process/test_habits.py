@@ -105,7 +105,7 @@ def test_local_errors_advise_what_works_here() -> None:
     with pytest.raises(hpcgpu.JobError) as failed:
         LocalGPUCluster(quiet=True)
     said = "\n".join([str(failed.value), *failed.value.__notes__])
-    assert "gpus='sim:4' in Python, --gpus sim:4 before the script" in said
+    assert "simulate=4 in Python, --simulate 4 before the script" in said
     assert "'hpcgpu doctor' looks for the cause on this machine" in said
     assert "make a new cluster" in said.splitlines()[0]
 

@@ -103,7 +103,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
         self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
-        hooks = Hooks(found=self._start_again, lost=self._lost, changed=self._changed.set)
+        hooks = Hooks(reconnected=self._start_again, lost=self._lost, changed=self._changed.set)
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
         self.parts = Parts.of(run, state, hooks, self.patience, progress)
         self._calls: set[asyncio.Future[Any]] = set()
@@ -267,11 +267,11 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         finally:
             progress.end()
 
-    def _line(self, wanted: int) -> str:
+    def _line(self, target: int) -> str:
         """Return one line for the whole cluster."""
         workers = self.scheduler_info["workers"].values()
         jobs = [job for job in self.parts.run.jobs.rows if job.has != "scheduler"]
-        return summary_line(jobs, len(workers), wanted, len({facts["host"] for facts in workers}))
+        return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
         self.parts.run.ready(len(self.scheduler_info["workers"]))

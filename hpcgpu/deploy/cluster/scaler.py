@@ -251,8 +251,8 @@ class JobAdaptive(Adaptive):
             self._failures.went_well()
 
     async def _adapt(self) -> None:
-        target, wanted = await self.safe_target(), self.cluster.wanted_workers
-        self._fewer = self._fewer + 1 if target < wanted else 0
-        if target > wanted or self._fewer >= self.wait_count:
+        target, before = await self.safe_target(), self.cluster.wanted_workers
+        self._fewer = self._fewer + 1 if target < before else 0
+        if target > before or self._fewer >= self.wait_count:
             self._fewer = 0
             await self.cluster.adapt_to(target)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 LAUNCHERS = ("srun", "mpirun", "fork")
 _HOW = (

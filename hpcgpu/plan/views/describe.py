@@ -100,7 +100,7 @@ def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]
         "interface": nic.interface or None,
         "virtual": nic.virtual,
         "workers": users,
-        "why_not": None if users else ports.why_not.get(nic, SPARE).one,
+        "why_not": None if users else ports.why_not.get(nic, SPARE).singular,
     }
 
 

@@ -103,10 +103,11 @@ def head(cluster: Ranks) -> subprocess.Popen[str]:
 
 def test_members_are_named_by_their_job_and_leave_in_time(cluster: Ranks, head: subprocess.Popen[str]) -> None:
     env = {"SLURM_JOB_ID": "30", "SLURM_ARRAY_JOB_ID": "29", "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"}
-    short = cluster.start("member", env=env, walltime_s=24)  # on a slow machine workers take long
     ranked = cluster.start("member", launcher=(*ranks.MPIRUN, "-n", "2"), env={"HPCGPU_JOB_ID": "7_3"})
     other = cluster.member("9", gpus="sim:1")
     with cluster.client() as client:
+        wait_workers(client, "7_3-0", "7_3-1", "9-0")
+        short = cluster.start("member", env=env, walltime_s=24)  # on a slow machine workers take long
         wait_workers(client, "7_3-0", "7_3-1", "29_4-0r1", "29_4-1r1", "9-0")
         assert client.submit(sum, [1, 2]).result() == 3
         assert "its time ends in " in end_of(short)

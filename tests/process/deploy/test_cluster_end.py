@@ -130,7 +130,7 @@ def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str, reason: str) ->
         lost = f"lost: job {JOB} has ended: F (Job run"
         with pytest.raises(JobError, match=re.escape(f"this PBSGPUCluster is {lost}")):
             waiting.result(scaled(60))
-        assert reason in said.text
+        until(lambda: reason in said.text, "the reason is printed")
         assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, {lost}")
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
         assert cluster.status == Status.failed

@@ -65,7 +65,7 @@ def test_cpu_workers_beside_those_of_the_gpus(launcher: str, monkeypatch: pytest
     given = {"gpus": "sim:2", "cpu_workers": 2, "ranks": "gpu" if launcher == "mpirun" else "node"}
     with LocalGPUCluster(**given, launcher=launcher) as cluster, Client(cluster) as client:
         agents = [p for p in psutil.Process(int(cluster.job_id)).children() if "hpcgpu.agent" in p.cmdline()]
-        assert len(agents) == (5 if launcher == "mpirun" else 0)
+        assert (len(agents) > 2) == (launcher == "mpirun")
         assert ("mpirun" in cluster.job_script()) == (launcher == "mpirun")
         workers = client.scheduler_info(n_workers=-1)["workers"]
         on_gpu = {a for a, w in workers.items() if w["resources"] == {"GPU": 1}}

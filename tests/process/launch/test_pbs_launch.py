@@ -21,7 +21,7 @@ from waiting import scaled
 from hpcgpu.config import document
 from hpcgpu.launch import mpirun
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 SCRIPT = """
 import json
