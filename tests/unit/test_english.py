@@ -22,17 +22,17 @@ FIRST_WORDS_LEFT: dict[str, int] = {
 }
 WORDS_LEFT: dict[str, int] = {
     **{"batch": 30, "config": 89, "deploy/cluster": 7, "deploy/jobs": 7, "host": 40, "launch": 3, "model": 19},
-    **{"pictures": 20, "plan/binding": 41, "plan/doctor": 26, "plan/jobs": 2, "plan/views": 2, "sim": 1},
-    **{"spill/devices": 1, "topology": 18, "units": 2},
+    **{"pictures": 20, "plan/binding": 41, "plan/doctor": 26, "plan/jobs": 2, "plan/views": 2},
+    **{"topology": 18, "units": 2},
 }
 PHRASES_LEFT: dict[str, int] = {
     **{"batch": 3, "deploy/cluster": 2, "deploy/jobs": 1, "host": 6, "model": 4, "pictures": 3, "plan/binding": 3},
-    **{"plan/jobs": 2, "plan/views": 3, "sim": 1, "spill/devices": 1, "spill/proxies": 1, "topology": 4},
+    **{"plan/jobs": 2, "plan/views": 3, "topology": 4},
 }
 LONG_NAMES_LEFT: dict[str, int] = {
     **{"gpu/spill": 1, "lab": 17, "pbs": 1, "process/deploy": 18, "process/launch": 3, "unit/batch": 7, "unit/cli": 1},
     **{"unit/config": 11, "unit/deploy": 19, "unit/host": 11, "unit/launch": 5, "unit/model": 1, "unit/pictures": 3},
-    **{"unit/plan": 17, "unit/sim": 2, "unit/spill": 39, "unit/topology": 5},
+    **{"unit/plan": 17, "unit/sim": 2, "unit/spill": 33, "unit/topology": 5},
 }
 
 
